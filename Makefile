@@ -1,0 +1,38 @@
+# make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests.
+# Both create .venv first. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: demo test quick lint bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -q --upgrade pip
+	@# torch first and by its tested version: a range would take the newest build and what comes with it
+	$(BIN)/python -m pip install $(PIP_FLAGS) -q "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[test]"
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	rm -rf outputs/demo
+	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config recipes/prompts/tiny_cpu.yaml --output_dir outputs/demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(STAMP) lint
+	$(EXPORT) $(BIN)/python -m pytest -q
+
+quick: $(STAMP) lint
+	$(EXPORT) $(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(STAMP)
+	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) outputs build dist *.egg-info

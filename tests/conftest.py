@@ -1,0 +1,23 @@
+"""A toy task and one-layer models, made on the spot: no test downloads anything."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+import pytest
+import torch
+
+from tests.toy import ToyTask
+from trl_grpo_tasks.models import save_tiny
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory):
+    """A one-layer Llama over the letters of the toy task, saved as a folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(ToyTask().tiny(), folder, seed=1)
+    return str(folder)

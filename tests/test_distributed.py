@@ -1,0 +1,74 @@
+"""Two processes (gloo) do what one does, also where groups straddle them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = """
+import json, sys, torch
+from tests.test_trainer import FixedTrainer
+from tests.test_controllers import record_masks
+from tests.toy import ToyTask
+from tests.training import config
+model, output_dir, options = json.loads(sys.argv[1])
+trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
+
+# Every completion is a function of its prompt, the step and its place in the gathered batch.
+def place(prompt_ids):
+    first = trainer.accelerator.process_index * len(prompt_ids)
+    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a", "dd", "d", "ca", "abc"]
+    chosen = [texts[(first + i + 5 * trainer.state.global_step) % len(texts)] for i in range(len(prompt_ids))]
+    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in chosen], None
+
+FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: place(prompt_ids)
+record_masks(trainer)
+trainer.train()
+if trainer.accelerator.is_main_process:
+    torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, output_dir + "/weights.pt")
+"""
+
+
+def run(model, output_dir, processes, options):
+    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
+    script = Path(output_dir).parent / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, *(launch if processes > 1 else []), str(script)]
+    command.append(json.dumps([model, str(output_dir), options]))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
+    return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["maxk", "grpo"])
+def test_two_processes_equal_one(tiny_path, tmp_path, estimator):
+    """Groups of 4 in batches of 6 a process: the middle group lies half on each."""
+    options = {
+        "num_generations": 4,
+        "max_steps": 3,
+        "beta": 0.1,
+        "constrain": True,
+        "advantage_estimator": estimator,
+        "pass_k": 2,
+        "advantage_clip": 0.5,
+        "kl_target": 0.01,
+        "curriculum": True,
+        "curriculum_window": 4,
+    }
+    one, one_log = run(tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
+    two, two_log = run(tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
+    same = ("reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta",
+            "constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy")  # fmt: skip
+    for a, b in zip(one_log, two_log, strict=True):
+        for key in same:
+            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key

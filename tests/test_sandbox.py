@@ -1,0 +1,426 @@
+"""The sandbox: one attack per property. Where the kernel refuses what a property needs, its test is skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_tasks.rewards import sandbox
+from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
+
+
+def active(*names: str) -> bool:
+    return any(sandbox_layers()[name] == "" for name in names)
+
+
+def needs(*names: str) -> None:
+    if not active(*names):
+        pytest.skip("; ".join(f"{name}: {sandbox_layers()[name]}" for name in names))
+
+
+def dedent_run(code: str, **options):
+    return run_python(textwrap.dedent(code), **options)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch, tmp_path):
+    """No folder, no process and no zombie after any of these tests (`tmp_path`: so that pytest has made its own)."""
+    sandbox_layers()
+    before = children_of(os.getpid())
+    scratch = Path(tempfile.mkdtemp())
+    scratch.chmod(0o755)  # pytest's own folders cannot be entered by another user
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    yield
+    left = list(scratch.iterdir())
+    shutil.rmtree(scratch)
+    assert left == []
+    assert children_of(os.getpid()) <= before
+
+
+def children_of(pid: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    found.add(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+@pytest.fixture(params=["as probed", "without namespaces"])
+def each_way(request, monkeypatch):
+    """Every layer of this machine, and what is left of them where namespaces and a change of user are refused."""
+    if request.param == "without namespaces":
+        kept = {
+            name: reason if name in ("landlock", "seccomp") else "left out"
+            for name, reason in sandbox_layers().items()
+        }
+        monkeypatch.setattr(sandbox, "_probed_layers", lambda: kept)
+    return request.param
+
+
+def test_an_ordinary_program(each_way):
+    result = run_python("import sys; print(input()); print('é', file=sys.stderr); sys.exit(3)", stdin="hello\n")
+    assert (result.stdout, result.stderr, result.exit_code) == ("hello\n", "é\n", 3)
+    assert not result.timed_out and result.killed_reason == "" and 0 < result.seconds < 30
+
+
+def test_a_program_that_fails_shows_its_traceback():
+    result = run_python("x = 1\nprint(1 / 0)")
+    assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr and "print(1 / 0)" in result.stderr
+
+
+def test_the_same_program_writes_the_same_text():
+    code = "print({str(i) for i in range(20)})"
+    assert run_python(code).stdout == run_python(code).stdout
+
+
+def test_infinite_loop():
+    started = time.monotonic()
+    result = run_python("print('begun', flush=True)\nwhile True: pass", timeout=0.5)
+    assert result.timed_out and result.exit_code is None and "timed out after 0.5 s" in result.killed_reason
+    assert result.stdout == "begun\n"
+    assert time.monotonic() - started < 15
+
+
+def test_cpu_time_is_limited_for_children_too():
+    limits = dedent_run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", timeout=3).stdout
+    assert limits == "(4, 4)\n"
+
+
+def test_ignoring_sigterm_and_everything_else(each_way):
+    result = dedent_run(
+        """
+        import signal, time
+        for number in range(1, 64):
+            try:
+                signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError):
+                pass
+        time.sleep(1000)
+        """,
+        timeout=0.5,
+    )
+    assert result.timed_out
+
+
+def test_fork_bomb():
+    if os.geteuid() == 0:
+        needs("uid")  # the limit on processes does not bind root
+    result = dedent_run(
+        """
+        import os, time
+        made = 0
+        try:
+            for _ in range(100):
+                if os.fork() == 0:
+                    time.sleep(1000)
+                    os._exit(0)
+                made += 1
+        except OSError as error:
+            print(made, type(error).__name__)
+        """,
+        processes=5,
+        timeout=20,
+    )
+    assert result.stdout == "4 BlockingIOError\n"
+
+
+def test_an_exponential_fork_bomb_is_ended(each_way):
+    result = run_python("import os\nfor _ in range(6): os.fork()\nwhile True: pass", timeout=1, processes=8)
+    assert result.timed_out or result.exit_code == 1
+
+
+def test_two_sandboxes_do_not_count_each_others_processes():
+    if os.geteuid() == 0:
+        needs("uid")
+    fill = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\nprint('full')\n"
+    probe = f"""
+        import sys, threading
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+        sandbox_layers()
+        results = []
+        def run(): results.append(run_python({fill + "time.sleep(1)"!r}, processes=4, timeout=20))
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print([r.stdout for r in results])
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(probe)], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "['full\\n', 'full\\n']\n", ended.stderr
+
+
+def test_memory_bomb(each_way):
+    result = run_python("block = bytearray(300 * 2**20)\nprint('fine')", memory_mb=200)
+    assert result.exit_code == 1 and "MemoryError" in result.stderr and result.stdout == ""
+
+
+def test_a_gigabyte_of_output(each_way):
+    code = "import sys\nfor _ in range(1000): sys.stdout.write('x' * 1_000_000)\nopen('reached', 'w')"
+    result = run_python(code, max_output=1000, timeout=60)
+    assert result.stdout == "x" * 1000
+    assert result.killed_reason == "wrote too much output" and result.exit_code is None
+    assert result.seconds < 30
+
+
+def test_a_file_is_limited_in_size(each_way):
+    code = """
+        try:
+            with open("big", "wb") as file:
+                for _ in range(40):
+                    file.write(bytes(2**20))
+        except OSError as error:
+            print(error.strerror)
+        """
+    assert dedent_run(code).stdout in ("File too large\n", "No space left on device\n")
+
+
+def test_the_parents_environment_cannot_be_read(monkeypatch, each_way):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    result = dedent_run(
+        """
+        import glob, os
+        print(sorted(os.environ))
+        for path in glob.glob("/proc/*/environ"):
+            try:
+                print(open(path, "rb").read())
+            except OSError:
+                pass
+        """
+    )
+    assert "SECRET" not in result.stdout and "hunter2" not in result.stdout
+    if "LD_LIBRARY_PATH" not in os.environ:
+        assert result.stdout.startswith("['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR']")
+
+
+def test_nothing_of_the_package_or_its_descriptors_is_there():
+    result = dedent_run(
+        """
+        import os, sys
+        found = []
+        for fd in range(256):
+            try:
+                os.fstat(fd)
+                found.append(fd)
+            except OSError:
+                pass
+        print(found)
+        try:
+            import numpy
+        except ImportError:
+            print("no packages")
+        """
+    )
+    assert result.stdout == "[0, 1, 2]\nno packages\n"
+
+
+def test_writing_outside(tmp_path, each_way):
+    needs("files", "landlock", "uid")
+    target = tmp_path / "open_to_all"
+    target.mkdir()
+    target.chmod(0o777)
+    (target / "precious").write_text("precious")
+    (target / "precious").chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    result = dedent_run(
+        f"""
+        import os
+        for path in ("{target}/new", "{target}/precious", "/tmp/of-a-sandbox", "/etc/of-a-sandbox", "/of-a-sandbox"):
+            try:
+                with open(path, "w") as file:
+                    file.write("written")
+            except OSError:
+                pass
+        try:
+            os.remove("{target}/precious")
+        except OSError:
+            pass
+        with open("inside", "w") as file:
+            file.write("allowed")
+        print(open("inside").read())
+        """
+    )
+    assert result.stdout == "allowed\n", result.stderr
+    assert [path.name for path in target.iterdir()] == ["precious"]
+    assert (target / "precious").read_text() == "precious"
+    assert not any(Path(folder, "of-a-sandbox").exists() for folder in ("/tmp", "/etc", "/"))
+
+
+def test_reading_outside(tmp_path, each_way):
+    needs("files", "landlock")
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    secret.chmod(0o666)
+    code = (
+        f"for path in ({str(secret)!r}, '/etc/passwd'):\n    try: print(open(path).read())\n    except OSError: pass"
+    )
+    assert run_python(code).stdout == ""
+
+
+def test_the_interpreter_cannot_be_changed(each_way):
+    needs("files", "landlock", "uid")
+    code = "import os\ntry: open(os.__file__, 'a')\nexcept OSError as error: print('refused')"
+    assert run_python(code).stdout == "refused\n"
+
+
+def test_opening_a_socket(each_way):
+    needs("network", "seccomp", "landlock")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        result = dedent_run(
+            f"""
+            import socket
+            try:
+                socket.create_connection(("127.0.0.1", {port}), timeout=2)
+                print("connected")
+            except OSError as error:
+                print("refused")
+            """
+        )
+        assert result.stdout == "refused\n", result.stderr
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_seccomp_refuses_what_a_program_does_not_need():
+    needs("seccomp")
+    result = dedent_run(
+        """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        def refused(result):
+            return result == -1 and ctypes.get_errno() == 1
+        print(refused(libc.unshare(0x10000000)), refused(libc.ptrace(0, 0, 0, 0)), refused(libc.socket(1, 1, 0)))
+        """
+    )
+    assert result.stdout == "True True True\n", result.stderr
+
+
+def test_killing_its_parent(each_way):
+    needs("pids", "uid", "landlock")
+    marker = subprocess.Popen(["sleep", "60"])  # somebody else on this machine
+    try:
+        result = dedent_run(
+            f"""
+            import os, signal
+            refused = 0
+            for pid in (os.getppid(), {os.getpid()}, {marker.pid}):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    refused += 1
+            print("alive", refused)
+            """
+        )
+        assert marker.poll() is None
+        # Its own init (process 1 of the namespace) may be signalled, to no effect, where both have the same user id.
+        assert result.stdout in ("alive 3\n", "alive 2\n"), result
+    finally:
+        marker.kill()
+        marker.wait()
+
+
+def test_a_child_that_outlives_it(each_way, tmp_path):
+    result = dedent_run(
+        """
+        import os, sys, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(1000)
+            os._exit(0)
+        os.wait()
+        print("done")
+        """,
+        timeout=20,
+    )
+    # The grandchild holds stdout: that the run has ended, long before the timeout, means that it is dead.
+    assert result.stdout == "done\n" and result.exit_code == 0 and not result.timed_out and result.seconds < 15
+
+
+def test_the_sandbox_dies_with_its_host(tmp_path):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+        sandbox_layers()
+        print("ready", flush=True)
+        run_python("import time; time.sleep(1000) #unique-{os.getpid()}", timeout=1000)
+    """
+    host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert host.stdout.readline() == "ready\n"
+    launchers: list[int] = []
+    deadline = time.monotonic() + 20
+    while not launchers and time.monotonic() < deadline:
+        launchers = [pid for pid in descendants(host.pid) if "main.py" in command_of(pid)]
+        time.sleep(0.02)
+    family = descendants(host.pid)
+    assert launchers and len(family) >= 3
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in family if command_of(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == []
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def command_of(pid: int) -> str:
+    """Empty for one that has ended, zombies included."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_a_folder_without_permissions_is_removed_too(each_way):
+    assert run_python("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nprint(1)").stdout == "1\n"
+
+
+def test_odd_code_is_a_result():
+    for code in ("", "\0", "é = 'ü'; print(é)", "def", "\ud800"):
+        assert isinstance(run_python(code).exit_code, int)
+
+
+def test_layers_are_told():
+    layers = sandbox_layers()
+    assert set(layers) == {"userns", "network", "pids", "files", "landlock", "uid", "seccomp"}
+    assert all(isinstance(reason, str) for reason in layers.values())
+
+
+def test_a_run_is_quick():
+    """Well under 100 ms on an idle machine; the bound here is for a busy one."""
+    sandbox_layers()
+    assert min(run_python("print(1)").seconds for _ in range(5)) < 1.0

@@ -1,0 +1,152 @@
+"""Masked log-probs, entropies and gradients against the reference step and a dense float64 softmax."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_tasks.constraints import scoring
+from trl_grpo_tasks.constraints.base import pack, unpack
+from trl_grpo_tasks.constraints.scoring import HeadScale, masked_logps_and_entropies
+from trl_grpo_tasks.constraints.table import FREE, MaskTable
+
+STEP = json.loads((Path(__file__).parent / "reference" / "masked_policy.json").read_text())["single_step"]
+
+
+def dense(hidden, weight, bias, targets, allowed, scale: HeadScale):
+    """The definition, in float64, over the whole vocabulary."""
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    logits = logits * scale.logit_scale
+    if scale.softcap is not None:
+        logits = torch.tanh(logits / scale.softcap) * scale.softcap
+    logps = (logits / scale.temperature).masked_fill(~allowed, -torch.inf).log_softmax(1)
+    entropy = -(logps.exp() * logps.masked_fill(~allowed, 0)).sum(1)
+    return logps.gather(1, targets[:, None])[:, 0], entropy
+
+
+def problem(seed, positions=40, vocab=70, hidden=12, counts=(1, 2, 5, 30, 69, 70), dtype=torch.float64, bias=False):
+    """Random hidden states, a head, and masks with between one and all tokens allowed."""
+    rng = np.random.default_rng(seed)
+    table = MaskTable(vocab)
+    masks = []
+    for count in counts:
+        allowed = np.zeros(vocab, dtype=bool)
+        allowed[rng.choice(vocab, count, replace=False)] = True
+        masks.append(allowed)
+    chosen = rng.integers(len(masks), size=positions)
+    allowed = np.stack([masks[i] for i in chosen])
+    numbers = np.array([table.number_of(pack(masks[i])) for i in chosen])
+    targets = torch.tensor([rng.choice(np.flatnonzero(row)) for row in allowed])
+    make = torch.Generator().manual_seed(seed)
+    h = torch.randn(positions, hidden, generator=make, dtype=dtype, requires_grad=True)
+    w = torch.randn(vocab, hidden, generator=make, dtype=dtype, requires_grad=True)
+    b = torch.randn(vocab, generator=make, dtype=dtype, requires_grad=True) if bias else None
+    return h, w, b, targets, numbers, table, torch.from_numpy(allowed)
+
+
+@pytest.mark.parametrize("as_wide", [False, True])
+def test_the_reference_step(as_wide, monkeypatch):
+    """One step worked out elsewhere: log-probs, entropy and both gradients, with the logits as an identity head."""
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0 if as_wide else 100)
+    monkeypatch.setattr(scoring, "WIDE", 0.0)
+    monkeypatch.setattr(scoring, "FEW_WIDE_MASKS", 0)
+    table = MaskTable(6)
+    numbers = np.array([table.number_of(pack(np.array(STEP["mask"])))])
+    logits = torch.tensor([STEP["logits"]], dtype=torch.float64, requires_grad=True)
+    scale = HeadScale(temperature=STEP["temperature"])
+    head = torch.eye(6, dtype=torch.float64)
+    logp, entropy = masked_logps_and_entropies(
+        logits, head, None, torch.tensor([STEP["action"]]), numbers, table, scale
+    )
+    assert logp.item() == pytest.approx(STEP["masked_logp"][STEP["action"]], abs=1e-12)
+    assert entropy.item() == pytest.approx(STEP["masked_entropy"], abs=1e-12)
+    gradient = torch.autograd.grad(logp.sum(), logits, retain_graph=True)[0][0]
+    torch.testing.assert_close(
+        gradient, torch.tensor(STEP["grad_masked_logp"], dtype=torch.float64), atol=1e-7, rtol=0
+    )
+    gradient = torch.autograd.grad(entropy.sum(), logits)[0][0]
+    expected = torch.tensor(STEP["grad_entropy_masked"], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, atol=1e-7, rtol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([HeadScale(), HeadScale(0.7), HeadScale(1.3, 0.5), HeadScale(0.9, 2.0, 3.0)]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.25, 1.0]),
+    st.sampled_from([64, 2**20]),
+)
+def test_against_a_dense_softmax(seed, scale, bias, wide, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "WIDE", wide)
+        patch.setattr(scoring, "WIDE_TOKENS", 0)
+        patch.setattr(scoring, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(scoring, "FEW_WIDE_MASKS", 0)
+        h, w, b, targets, numbers, table, allowed = problem(seed, bias=bias, counts=(1, 2, 5, 30, 69))
+        actual = masked_logps_and_entropies(h, w, b, targets, numbers, table, scale)
+    expected = dense(h, w, b, targets, allowed, scale)
+    leaves = [h, w] + ([b] if bias else [])
+    mix = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    for got, want in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, want)
+    got_grads = torch.autograd.grad((actual[0] * mix + 0.3 * actual[1] * mix).sum(), leaves)
+    want_grads = torch.autograd.grad((expected[0] * mix + 0.3 * expected[1] * mix).sum(), leaves)
+    for got, want in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("few", [0, 8])
+def test_all_paths_in_low_precision(dtype, few, monkeypatch):
+    monkeypatch.setattr(scoring, "FEW_WIDE_MASKS", few)
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
+    h, w, _, targets, numbers, table, allowed = problem(3, dtype=dtype)
+    logps, entropies = masked_logps_and_entropies(h, w, None, targets, numbers, table, HeadScale(0.8))
+    expected = dense(h, w, None, targets, allowed, HeadScale(0.8))
+    tolerance = 2e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(logps.double(), expected[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(entropies.double(), expected[1], atol=tolerance, rtol=tolerance)
+    got = torch.autograd.grad((logps - entropies).sum(), [h, w])
+    want = torch.autograd.grad((expected[0] - expected[1]).sum(), [h, w])
+    for g, e in zip(got, want, strict=True):
+        torch.testing.assert_close(g.double(), e.double(), atol=4 * tolerance, rtol=4 * tolerance)
+
+
+@pytest.mark.parametrize("few", [0, 8])
+def test_what_is_never_allowed_gets_exactly_zero_gradient(few, monkeypatch):
+    monkeypatch.setattr(scoring, "FEW_WIDE_MASKS", few)
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
+    h, w, _, targets, numbers, table, allowed = problem(5, counts=(1, 3, 40), dtype=torch.float32)
+    logps, entropies = masked_logps_and_entropies(h, w, None, targets, numbers, table, HeadScale())
+    (gradient,) = torch.autograd.grad((logps + entropies).sum(), w)
+    never = ~allowed[allowed.sum(1) > 1].any(0)
+    assert never.any() and (gradient[never] == 0).all() and (gradient[~never] != 0).any()
+
+
+def test_forced_tokens_are_certain_and_move_nothing():
+    h, w, _, targets, numbers, table, _ = problem(1, counts=(1,))
+    logps, entropies = masked_logps_and_entropies(h, w, None, targets, numbers, table, HeadScale())
+    assert (logps == 0).all() and (entropies == 0).all()
+    gradients = torch.autograd.grad((logps + entropies).sum(), [h, w], allow_unused=True)
+    assert all(g is None or (g == 0).all() for g in gradients)
+
+
+def test_the_table_keeps_each_mask_once_and_survives_saving():
+    table = MaskTable(70)
+    mask = np.zeros(60, dtype=bool)  # a tokenizer with fewer tokens than the model has outputs
+    mask[[0, 31, 32, 59]] = True
+    number = table.number_of(pack(mask))
+    assert table.number_of(pack(mask).copy()) == number and len(table) == 2
+    assert table.number_of(None) == FREE and table.counts(np.array([number, FREE])).tolist() == [4, 70]
+    again = MaskTable.from_state_dict(table.state_dict())
+    wide = np.zeros(70, dtype=bool)
+    wide[:60] = mask
+    assert (unpack(again.words(np.array([number]))[0], 70) == wide).all()
+    assert again.number_of(pack(np.ones(70, dtype=bool))) == FREE

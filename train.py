@@ -1,0 +1,8 @@
+"""Train a language model on a task with GRPO:  accelerate launch train.py --task prompts  (--help lists all options)"""
+
+import sys
+
+from trl_grpo_tasks.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Advantage estimators: pure functions from the rewards of a group to what each completion is worth.
+
+`estimate` works on rewards_P_G (P prompts, G generations each). NaN marks a completion that could not be scored: it is
+left out of the group's baseline and gets advantage 0. Which estimator for what:
+
+    grpo               (r - mean) / (std + 1e-4): TRL's own
+    mean               r - mean
+    rloo               r minus the mean of the others
+    passk              binary rewards: makes "at least one of k samples succeeds" likelier (arXiv 2508.10751)
+    maxk               any rewards: makes the best of k samples better (arXiv 2505.15201, leave-one-out baseline)
+    best_minus_second  only the best completion is pushed, by its lead over the second
+    topk               r - mean for the k best completions, 0 for the others
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+ESTIMATORS = ("grpo", "mean", "rloo", "passk", "maxk", "best_minus_second", "topk")
+NEEDS_K = ("passk", "maxk", "topk")
+
+
+def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: bool = False) -> torch.Tensor:
+    """Advantages of the shape of `rewards_P_G`. `k` is needed by passk, maxk and topk. `scale` divides
+    best_minus_second by the group's standard deviation; the other estimators define their own scale."""
+    if rewards_P_G.ndim != 2:
+        raise ValueError(f"rewards must have the shape (prompts, generations), got {tuple(rewards_P_G.shape)}")
+    check_estimator(estimator, k, rewards_P_G.shape[1])
+    function: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "grpo": _grpo,
+        "mean": lambda r: r - r.mean(),
+        "rloo": lambda r: (r - r.mean()) * (len(r) / (len(r) - 1)),
+        "passk": partial(_passk, k=k or 0),
+        "maxk": partial(_maxk, k=k or 0),
+        "best_minus_second": partial(_best_minus_second, scale=scale),
+        "topk": partial(_topk, k=k or 0),
+    }
+    advantages_P_G = torch.zeros_like(rewards_P_G)
+    for group, advantages in zip(rewards_P_G, advantages_P_G, strict=True):
+        scored = ~torch.isnan(group)
+        if scored.sum() >= 2:
+            advantages[scored] = function[estimator](group[scored].double()).to(group.dtype)
+    return advantages_P_G
+
+
+def check_estimator(estimator: str, k: int | None, group_size: int) -> None:
+    """ValueError for an estimator that does not exist or a k that makes no sense for groups of `group_size`."""
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"unknown advantage estimator {estimator!r}; estimators are: {', '.join(ESTIMATORS)}")
+    if estimator not in NEEDS_K:
+        return
+    if k is None:
+        raise ValueError(f"advantage estimator {estimator!r} needs pass_k (1 <= pass_k <= num_generations)")
+    lowest = 2 if estimator == "maxk" else 1
+    # At k = n every completion is in the only subset, so Pass@k credits none of them more than another.
+    highest = group_size - 1 if estimator == "passk" else group_size
+    if not lowest <= k <= highest:
+        raise ValueError(
+            f"pass_k={k} makes no sense for advantage estimator {estimator!r} with groups of {group_size}: "
+            f"choose {lowest} <= pass_k <= {highest}, or more generations"
+        )
+
+
+def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:
+    """The unbiased estimate of the best of k samples, from n >= k rewards: max@k, or pass@k where they are 0 and 1."""
+    ordered = rewards.double().sort().values
+    n = len(ordered)
+    weights = torch.tensor([math.comb(i, k - 1) / math.comb(n, k) for i in range(n)], dtype=torch.float64)
+    return (weights.to(ordered.device) * ordered).sum()
+
+
+def expected_best_curve(rewards_P_G: torch.Tensor) -> dict[int, float]:
+    """{k: mean over groups of the unbiased best of k} for k = 1, 2, 4, ... n; groups with unscored members count
+    for the k they still allow."""
+    group_size = rewards_P_G.shape[1]
+    ks = [2**e for e in range(group_size.bit_length()) if 2**e <= group_size]
+    if ks[-1] != group_size:
+        ks.append(group_size)
+    curve = {}
+    for k in ks:
+        groups = [group[~torch.isnan(group)] for group in rewards_P_G]
+        values = [expected_best(group, k) for group in groups if len(group) >= k]
+        if values:
+            curve[k] = torch.stack(values).mean().item()
+    return curve
+
+
+def _grpo(rewards: torch.Tensor) -> torch.Tensor:
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def _passk(rewards: torch.Tensor, k: int) -> torch.Tensor:
+    is_success = rewards == 1
+    if not (is_success | (rewards == 0)).all():
+        odd = rewards[~(is_success | (rewards == 0))][0].item()
+        raise ValueError(
+            f"advantage estimator 'passk' needs rewards that are 0 or 1, got {odd:g}; "
+            "use 'maxk' for graded rewards, or weight only the success component"
+        )
+    n, failures = len(rewards), int((~is_success).sum())
+    if k >= n:  # unscored completions made this group too small
+        return torch.zeros_like(rewards)
+    mean = 1 - math.comb(failures, k) / math.comb(n, k)
+    std = math.sqrt(mean * (1 - mean))
+    if std == 0:
+        return torch.zeros_like(rewards)
+    positive = (1 - mean) / std
+    negative = (1 - mean - math.comb(failures - 1, k - 1) / math.comb(n - 1, k - 1)) / std if failures else 0.0
+    return torch.full_like(rewards, negative).masked_fill(is_success, positive)
+
+
+def _maxk(rewards: torch.Tensor, k: int) -> torch.Tensor:
+    n = len(rewards)
+    if k > n:  # unscored completions made this group too small
+        return torch.zeros_like(rewards)
+    ordered, order = rewards.sort(stable=True)
+    subsets = math.comb(n, k)
+    # s_i: the mean over all k-subsets of (its maximum if i is in it). With i at rank j (from 0), i is the maximum of
+    # C(j, k-1) subsets; rank m > j is the maximum of C(m-1, k-2) subsets that hold i.
+    as_maximum = torch.tensor([math.comb(j, k - 1) for j in range(n)], dtype=ordered.dtype, device=ordered.device)
+    as_member = torch.tensor(
+        [math.comb(m - 1, k - 2) if m else 0 for m in range(n)], dtype=ordered.dtype, device=ordered.device
+    )
+    above = (as_member * ordered).flip(0).cumsum(0).flip(0) - as_member * ordered
+    credit = (as_maximum * ordered + above) / subsets
+    # The baseline of i: what the other k-1 would have reached without it.
+    baseline = torch.stack([expected_best(torch.cat([ordered[:j], ordered[j + 1 :]]), k - 1) for j in range(n)])
+    advantages = torch.empty_like(rewards)
+    advantages[order] = credit - (k / n) * baseline
+    return advantages
+
+
+def _best_minus_second(rewards: torch.Tensor, scale: bool) -> torch.Tensor:
+    advantages = torch.zeros_like(rewards)
+    best, second = rewards.topk(2).values
+    advantages[rewards.argmax()] = (best - second) / ((rewards.std() + 1e-6) if scale else 1.0)
+    return advantages
+
+
+def _topk(rewards: torch.Tensor, k: int) -> torch.Tensor:
+    chosen = torch.sort(rewards, descending=True, stable=True).indices[:k]
+    advantages = torch.zeros_like(rewards)
+    advantages[chosen] = rewards[chosen] - rewards.mean()
+    return advantages

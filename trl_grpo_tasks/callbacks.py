@@ -1,0 +1,119 @@
+"""What a run says for itself: metrics as JSON lines, and hints in plain words when training cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+METRICS_FILE = "training_metrics.jsonl"
+PERFORMANCE_FILE = "performance.jsonl"
+# Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
+PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
+
+
+class MetricsFile(TrainerCallback):
+    """One JSON line a log step. Lines after the step a run resumes from are dropped: they will be written again."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        for name in (METRICS_FILE, PERFORMANCE_FILE):
+            path = Path(args.output_dir) / name
+            if path.is_file():
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
+                path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        performance = {k: v for k, v in logs.items() if k.removeprefix("eval_").startswith(PERFORMANCE_KEYS)}
+        metrics = {k: v for k, v in logs.items() if k not in performance}
+        head = {"step": state.global_step}
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, values in ((METRICS_FILE, metrics), (PERFORMANCE_FILE, performance)):
+            if values and set(values) - {"epoch", "total_flos"}:
+                with open(folder / name, "a") as file:
+                    file.write(json.dumps(head | values) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):  # the line that was being written when the run was killed
+        return math.inf
+
+
+class StepLine(TrainerCallback):
+    """A short line for each log step: how far the run is, and the metrics that matter."""
+
+    def __init__(self, title: str, names: Sequence[str]):
+        self._title = title
+        self._names = names
+        self._start = (0, time.monotonic())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start = (state.global_step, time.monotonic())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        shown = {name: (logs or {}).get(name) for name in self._names}
+        if not state.is_world_process_zero or all(value is None for value in shown.values()):
+            return
+        first, since = self._start
+        pace = (time.monotonic() - since) / max(1, state.global_step - first)
+        left = pace * (state.max_steps - state.global_step)
+        values = "  ".join(f"{_short(name)} {value:.3g}" for name, value in shown.items() if value is not None)
+        print(f"{self._title} {state.global_step}/{state.max_steps}  {values}  ({left:.0f} s left)", flush=True)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("rewards/").removeprefix("completions/").removesuffix("/mean").removeprefix("constraint/")
+
+
+class Hints(TrainerCallback):
+    """One line, once a stretch, for each way in which a run can be going nowhere."""
+
+    def __init__(self, patience: int = 5, say: Any = print):
+        self._patience = patience
+        self._say = say
+        self._streaks: dict[str, int] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs or "reward" not in logs:
+            return
+        kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
+        self._watch(
+            "no signal",
+            logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0)) == 1,
+            "every group has had equal rewards for {n} logs, so nothing can be learned: "
+            "use an easier level, a higher temperature, more num_generations, or a reward with partial marks",
+        )
+        self._watch(
+            "nothing valid",
+            logs.get("rewards/valid/mean") == 0,
+            "no completion has been valid for {n} logs: turn on --constrain, run --cold_start_steps, "
+            "or show the format in the prompt",
+        )
+        self._watch(
+            "kl",
+            (logs.get("kl") or 0) > kl_limit,
+            f"the KL divergence has been above {kl_limit:g} for {{n}} logs: lower learning_rate, raise beta, "
+            "or set kl_target",
+        )
+        self._watch(
+            "truncated",
+            logs.get("completions/clipped_ratio") == 1,
+            "every completion has been cut off at max_completion_length for {n} logs: raise it, "
+            "or ask for shorter answers",
+        )
+
+    def _watch(self, name: str, is_bad: bool, message: str) -> None:
+        self._streaks[name] = self._streaks.get(name, 0) + 1 if is_bad else 0
+        if self._streaks[name] and self._streaks[name] % self._patience == 0:
+            self._say(f"hint: {message.format(n=self._streaks[name])}")

@@ -1,0 +1,165 @@
+"""The command `trl-grpo-tasks`: tasks, train, eval, score, check, new."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from .task import TASKS, find_task_class, get_task
+
+USAGE = """usage: trl-grpo-tasks COMMAND ...
+
+  tasks                           list the tasks
+  train --task NAME ...           cold start, GRPO, evaluation, report (the options of train.py; --help lists them)
+  eval  --task NAME ...           evaluate a model on held-out rows (the same options)
+  score --task NAME --input FILE  score completions from a .jsonl file; needs no model
+  check --task NAME               prove with no model that a task keeps the contract
+  new   NAME                      write a commented task of your own, which works as it is
+
+NAME is one of the tasks, a path to a .py file, or a module such as my_package.my_task.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = {"tasks": tasks, "train": train, "eval": evaluate, "score": score, "check": check, "new": new}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if arguments[0] not in commands:
+        print(f"error: unknown command {arguments[0]!r}; commands are: {', '.join(commands)}", file=sys.stderr)
+        return 2
+    try:
+        return commands[arguments[0]](arguments[1:])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def tasks(arguments: Sequence[str]) -> int:
+    """List the tasks, with their versions."""
+    for name in sorted(TASKS):
+        task_class = find_task_class(name)
+        print(f"{name:<10} {task_class.version:<5} {task_class.description}")
+    return 0
+
+
+def train(arguments: Sequence[str]) -> int:
+    from .run import main as run_main
+
+    return run_main(list(arguments))
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    return train([*arguments, "--eval_only", "true"])
+
+
+def score(arguments: Sequence[str]) -> int:
+    """Score lines of {"row": {...}, "completion": "..."}. A line that cannot be read is reported by its number, on
+    standard error; the others are still scored."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks score", description=score.__doc__, allow_abbrev=False)
+    parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
+    parser.add_argument("--input", required=True, help="a .jsonl file, or - for standard input")
+    known, rest = parser.parse_known_args(arguments)
+    task = get_task(known.task, _task_options(known.task, rest))
+    if known.input != "-" and not Path(known.input).is_file():
+        raise ValueError(f"--input {known.input}: there is no such file")
+    from .rewards.executor import RewardExecutor
+
+    bad = 0
+    source: Any = nullcontext(sys.stdin) if known.input == "-" else open(known.input, errors="replace")  # noqa: SIM115
+    with source as lines, RewardExecutor(task) as executor:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row, completion = _read_scored_line(line)
+            except ValueError as error:
+                print(f"line {number}: {error}", file=sys.stderr)
+                bad += 1
+                continue
+            (outcome,) = executor.submit([json.dumps(row)], [completion]).result()
+            if outcome.score is not None:
+                print(json.dumps(outcome.score.as_dict(), ensure_ascii=False))
+            else:
+                nothing: dict[str, Any] = {
+                    "components": {},
+                    "total": None,
+                    "valid": False,
+                    "success": False,
+                    "info": {},
+                }
+                print(json.dumps(nothing | {"reason": outcome.reason}, ensure_ascii=False))
+    return 1 if bad else 0
+
+
+def _read_scored_line(line: str) -> tuple[dict, str]:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict):
+        raise ValueError('must be an object with "row" (an object) and "completion" (text)')
+    if not isinstance(entry.get("completion"), str):
+        raise ValueError('"completion" must be text')
+    return entry["row"], entry["completion"]
+
+
+def _task_options(spec: str, flags: Sequence[str]) -> object:
+    """The options of a task alone, from its flags."""
+    options_class = find_task_class(spec).Options
+    if not flags:
+        return options_class()
+    from trl import TrlParser
+
+    parser = TrlParser((options_class,), allow_abbrev=False)
+    options, rest = parser.parse_args_and_config(list(flags), return_remaining_strings=True)
+    if rest:
+        raise ValueError(f"task {spec!r} has no option {rest[0]}")
+    return options
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Prove with no model that a task keeps the contract."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks check", description=check.__doc__, allow_abbrev=False)
+    parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
+    known, rest = parser.parse_known_args(arguments)
+    from .contract import check_task
+
+    task = get_task(known.task, _task_options(known.task, rest))
+    try:
+        check_task(task)
+    except AssertionError as error:
+        print(f"task {task.name!r} does not keep the contract: {error}", file=sys.stderr)
+        return 1
+    print(f"task {task.name!r} keeps the contract")
+    return 0
+
+
+def new(arguments: Sequence[str]) -> int:
+    """Write a commented task of your own, which works as it is."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks new", description=new.__doc__)
+    parser.add_argument("name", help="its name, such as my_task; the file is NAME.py in this folder")
+    name = parser.parse_args(arguments).name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} cannot be a module's name; use letters, digits and _, such as my_task")
+    path = Path(f"{name}.py")
+    if path.exists():
+        raise ValueError(f"{path} is there already; choose another name, or move it away")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    text = (Path(__file__).parent / "skeleton.py").read_text()
+    for old, given in (("my_task", name), ("MyTask", f"{title}Task"), ("MyOptions", f"{title}Options")):
+        text = text.replace(old, given)
+    path.write_text(text)
+    print(f"wrote {path}; try: trl-grpo-tasks check --task {path}, then trl-grpo-tasks train --task {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

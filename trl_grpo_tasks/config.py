@@ -1,0 +1,173 @@
+"""Options of TaskGRPOTrainer, beside those of TRL's GRPOConfig. At their defaults the trainer is TRL's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from .advantages import ESTIMATORS, check_estimator
+
+REFERENCE_MODES = ("static", "ema", "periodic")
+REWARD_BACKENDS = ("process", "ray")
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass
+class TaskGRPOConfig(GRPOConfig):
+    """GRPOConfig with advantages, constraints, moving references, replay, curriculum and parallel rewards.
+
+    Every field says what it does in its help text (`train.py --help`). What makes no sense is refused here, before a
+    model is loaded.
+    """
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "component_weights"]
+
+    # Data and rewards of a task
+    train_rows: int | None = _option(None, "Rows of the task's training split; as many as the task has if not given.")
+    eval_rows: int | None = _option(None, "Rows of the task's held-out split; as many as the task has if not given.")
+    component_weights: dict | str | None = _option(
+        None,
+        'Weights of reward components by name, as JSON: {"format": 0.2}. Others keep the weight the task gives them. '
+        "'success' and 'valid' are components too, with weight 0.",
+    )
+    reward_workers: int | None = _option(
+        None,
+        "Processes that score completions, per training process. 0: none, score in this one. Not given: by cores.",
+    )
+    reward_timeout: float = _option(30.0, "Seconds a worker may take for one completion before it is replaced.")
+    reward_memory_mb: int | None = _option(None, "Memory limit of a reward worker in MB.")
+    reward_backend: str = _option("process", "Where rewards are computed: 'process' (this machine) or 'ray'.")
+
+    # Advantages
+    advantage_estimator: str = _option(
+        "grpo", f"How rewards become advantages: {', '.join(ESTIMATORS)}. 'grpo' is TRL's own."
+    )
+    pass_k: int | None = _option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
+    advantage_clip: float | None = _option(
+        None, "Clamp advantages to [-x, x], after normalisation. Not the clip of the PPO ratio, which is epsilon."
+    )
+
+    # Constraint
+    constrain: bool = _option(
+        False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
+    )
+
+    # Reference policy and KL
+    reference_mode: str = _option(
+        "static",
+        "Reference policy: 'static', 'ema' (an average of past policies) or 'periodic' (a copy now and then).",
+    )
+    ema_alpha: float = _option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
+    reference_update_freq: int = _option(100, "Iterations between the copies of reference mode 'periodic'.")
+    kl_target: float | None = _option(None, "Adapt beta so that the KL divergence stays near this value.")
+    kl_horizon: float = _option(1000.0, "Completions over which beta adapts; larger is slower.")
+
+    # Replay
+    replay_size: int = _option(0, "Groups kept to replace groups without signal. 0: no replay.")
+    replay_max_age: int = _option(50, "Optimizer steps after which a kept group is dropped.")
+    replay_fraction: float = _option(0.5, "Largest share of a batch's groups that replay may replace.")
+    replay_alpha: float = _option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
+    replay_beta: float = _option(0.4, "How much importance weights make up for that preference; 1: fully.")
+
+    # Curriculum
+    curriculum: bool = _option(False, "Train on one of the task's levels at a time, by success rate.")
+    curriculum_window: int = _option(128, "Completions of a level that are judged before it changes.")
+    curriculum_advance: float = _option(0.7, "Success rate from which the next level begins.")
+    curriculum_fall_back: float = _option(0.1, "Success rate at which training goes back a level.")
+    curriculum_review: float = _option(0.2, "Share of prompts that come from lower levels.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
+        if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"advantage_estimator={self.advantage_estimator!r} works on the weighted sum of the components; "
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} goes with 'grpo' only"
+            )
+        _check_range("advantage_clip", self.advantage_clip, above=0)
+        _check_range("reward_timeout", self.reward_timeout, above=0)
+        _check_range("reward_workers", self.reward_workers, least=0)
+        _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
+        _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
+        _check_range("ema_alpha", self.ema_alpha, least=0, most=1)
+        _check_range("reference_update_freq", self.reference_update_freq, least=1)
+        _check_range("kl_target", self.kl_target, above=0)
+        _check_range("kl_horizon", self.kl_horizon, above=0)
+        _check_range("replay_size", self.replay_size, least=0)
+        _check_range("replay_max_age", self.replay_max_age, least=1)
+        for name in ("replay_fraction", "curriculum_advance", "curriculum_fall_back", "curriculum_review"):
+            _check_range(name, getattr(self, name), least=0, most=1)
+        _check_range("curriculum_window", self.curriculum_window, least=1)
+        if self.curriculum and self.curriculum_fall_back >= self.curriculum_advance:
+            raise ValueError(
+                f"curriculum_fall_back={self.curriculum_fall_back} must be below "
+                f"curriculum_advance={self.curriculum_advance}, or the level would swing"
+            )
+        self._check_reference()
+        self._check_replay()
+        if self.constrain:
+            self._check_sampling()
+
+    def _check_reference(self) -> None:
+        moving = self.reference_mode != "static"
+        if self.beta == 0 and (moving or self.kl_target is not None):
+            option = f"reference_mode={self.reference_mode!r}" if moving else f"kl_target={self.kl_target}"
+            raise ValueError(f"{option} needs beta > 0: with beta=0 there is no reference; try beta=0.04")
+        if moving and self.sync_ref_model:
+            raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
+        sharded = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        if (moving or self.replay_size or self.constrain) and (sharded or self.fsdp):
+            raise ValueError(
+                "moving references, replay and constraints need whole weights on each process; "
+                "use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
+            )
+
+    def _check_replay(self) -> None:
+        local_batch = self.per_device_train_batch_size * self.steps_per_generation
+        if self.replay_size and local_batch % self.num_generations:
+            raise ValueError(
+                f"replay keeps whole groups on each process: per_device_train_batch_size * steps_per_generation "
+                f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
+            )
+
+    def _check_sampling(self) -> None:
+        """Settings that change the sampled distribution in ways that scoring would not see."""
+        neutral = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
+        asked = {name: getattr(self, name) for name in neutral} | (self.generation_kwargs or {})
+        for name, values in neutral.items():
+            if asked[name] not in values:
+                raise ValueError(
+                    f"constrain=True with {name}={asked[name]}: log-probs could not follow that sampling exactly; "
+                    f"leave {name} at {values[0]} (temperature is fine)"
+                )
+        unknown = sorted(set(self.generation_kwargs or {}) - set(neutral) - {"cache_implementation"})
+        if unknown:
+            raise ValueError(
+                f"constrain=True with generation_kwargs {unknown}: log-probs could not follow them exactly"
+            )
+        for name in ("use_vllm", "use_transformers_continuous_batching"):
+            if getattr(self, name):
+                raise ValueError(f"constrain=True samples with transformers' generate; {name} must be off")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
+
+
+def _check_range(
+    name: str, value: float | None, above: float | None = None, least: float | None = None, most: float | None = None
+) -> None:
+    if value is None:
+        return
+    if above is not None and not value > above:
+        raise ValueError(f"{name}={value} must be above {above}")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value} must be at most {most}")

@@ -1,0 +1,21 @@
+"""What may come next: grammars and choice trees behind one interface. Importing it loads no torch, no xgrammar."""
+
+from .base import Constraint, State, pack, pack_ids, replay, unpack, words_for
+from .choices import ChoiceTreeConstraint
+from .grammar import Grammar, GrammarConstraint
+from .vocabulary import Vocabulary, token_bytes
+
+__all__ = [
+    "ChoiceTreeConstraint",
+    "Constraint",
+    "Grammar",
+    "GrammarConstraint",
+    "State",
+    "Vocabulary",
+    "pack",
+    "pack_ids",
+    "replay",
+    "token_bytes",
+    "unpack",
+    "words_for",
+]

@@ -1,0 +1,84 @@
+"""What may be written next: the interface that grammars and choice trees share.
+
+A constraint is compiled once for a tokenizer. `start(row)` gives a state; the state says which tokens may come next
+and is moved on by the token that was chosen. Masks depend on the row and the tokens so far and on nothing else, so
+they can be rebuilt at any time by replaying a completion.
+
+Masks are packed: one bit a token, 32 tokens an int32 word, token t is bit t % 32 of word t // 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+# Where a text is forced for ever, `forced` has to stop somewhere.
+FORCED_LIMIT = 512
+
+
+class State(Protocol):
+    """Where one completion stands."""
+
+    @property
+    def finished(self) -> bool:
+        """The end-of-sequence token has been accepted: nothing more may follow."""
+
+    def mask(self) -> np.ndarray:
+        """The allowed tokens as packed int32 words. At least one bit is set until the state is finished. A token is
+        allowed if and only if the text so far followed by it can still become an allowed text; the tokenizer's
+        end-of-sequence token is allowed where the text may end. All zero once finished. Do not write into the array,
+        and copy it to keep it: it may be filled anew after the next `accept`."""
+
+    def accept(self, token: int) -> None:
+        """Move on by one token; ValueError if it is not allowed here."""
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow from here, as far as there is exactly one at each step (up to and including
+        the end-of-sequence token, and at most FORCED_LIMIT of them). Moves nothing."""
+
+
+class Constraint(Protocol):
+    """What may be written for any row, compiled for one tokenizer."""
+
+    vocab_size: int
+
+    def start(self, row: Mapping[str, Any]) -> State | None:
+        """The state before the first token; None for a row that is not constrained."""
+
+
+def words_for(vocab_size: int) -> int:
+    """How many int32 words a mask over `vocab_size` tokens takes."""
+    return (vocab_size + 31) // 32
+
+
+def pack(allowed_V: np.ndarray) -> np.ndarray:
+    """A boolean vector over the vocabulary as packed int32 words."""
+    padded = np.zeros(words_for(len(allowed_V)) * 32, dtype=bool)
+    padded[: len(allowed_V)] = allowed_V
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def pack_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    """A list of token ids as packed int32 words."""
+    allowed_V = np.zeros(vocab_size, dtype=bool)
+    allowed_V[list(token_ids)] = True
+    return pack(allowed_V)
+
+
+def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Packed words as a boolean vector over the vocabulary."""
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+
+
+def replay(constraint: Constraint, row: Mapping[str, Any], token_ids: Sequence[int]) -> list[np.ndarray | None]:
+    """The mask in front of each token of a completion; None for every token of a row that is not constrained."""
+    state = constraint.start(row)
+    if state is None:
+        return [None] * len(token_ids)
+    masks: list[np.ndarray | None] = []
+    for token in token_ids:
+        masks.append(state.mask().copy())
+        state.accept(token)
+    return masks

@@ -1,0 +1,78 @@
+"""Curriculum: trains on the hardest level the model can learn from, and goes back when it cannot.
+
+The learning signal of a task that is passed or failed is largest where success is neither rare nor sure. TRL's sampler
+stays as it is: it says which rows are due, and the curriculum puts a row of the right level in the place of each. The
+choice depends on the row's index and the step alone, so every process makes the same one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Curriculum:
+    """`rows` are the training rows, each with a `level` that is one of `levels` (easy to hard).
+
+    Once `window` completions of the current level were judged, it moves up where the success rate is at least
+    `advance`, and down where it is at most `fall_back`. A share `review` of the prompts comes from lower levels.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        levels: Sequence[str],
+        window: int = 128,
+        advance: float = 0.7,
+        fall_back: float = 0.1,
+        review: float = 0.2,
+        seed: int = 0,
+    ):
+        by_level: dict[str, list[int]] = {str(level): [] for level in levels}
+        for index, row in enumerate(rows):
+            level = str(row.get("level"))
+            if level not in by_level:
+                raise ValueError(
+                    f"row {index} has level {row.get('level')!r}; the task's levels are: {list(by_level)}"
+                )
+            by_level[level].append(index)
+        empty = [level for level, indices in by_level.items() if not indices]
+        if empty:
+            raise ValueError(f"curriculum: no training row of level {', '.join(empty)}; make the training set larger")
+        self.levels = list(by_level)
+        self._indices = list(by_level.values())
+        self._window, self._advance, self._fall_back = window, advance, fall_back
+        self._review, self._seed = review, seed
+        self.level = 0
+        self._recent: deque[float] = deque(maxlen=window)
+
+    def select(self, index: int, step: int) -> int:
+        """The index of the row to train on where the sampler chose `index`."""
+        draw = random.Random(f"{self._seed}-{step}-{index}")
+        level = self.level
+        if level > 0 and draw.random() < self._review:
+            level = draw.randrange(level)
+        return draw.choice(self._indices[level])
+
+    def observe(self, levels: Sequence[str], successes: Sequence[float]) -> None:
+        """Success (0 or 1; NaN is left out) of each completion, with the level its row had."""
+        current = self.levels[self.level]
+        self._recent.extend(s for level, s in zip(levels, successes, strict=True) if level == current and s == s)
+        if len(self._recent) < self._window:
+            return
+        rate = sum(self._recent) / len(self._recent)
+        if rate >= self._advance and self.level + 1 < len(self.levels):
+            self.level += 1
+            self._recent.clear()
+        elif rate <= self._fall_back and self.level > 0:
+            self.level -= 1
+            self._recent.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.level = state["level"]
+        self._recent = deque(state["recent"], maxlen=self._window)

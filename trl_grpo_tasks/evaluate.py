@@ -1,0 +1,161 @@
+"""Evaluation on held-out rows: sample, score, add up. Works on any causal language model, with or without a
+constraint."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from .advantages import expected_best_curve
+from .constraints.base import Constraint
+from .constraints.sampling import ConstraintProcessor
+from .constraints.table import MaskTable
+from .rewards.executor import RewardExecutor
+from .task import Row, Task
+
+
+@dataclass
+class Sample:
+    """One completion of a held-out row, and what the task said of it."""
+
+    row: dict[str, Any]
+    completion: str
+    tokens: int
+    score: dict[str, Any] | None
+    reason: str = ""
+
+
+@dataclass
+class Evaluation:
+    """`metrics` by name, and the samples behind them: row after row, `num_samples` of each."""
+
+    name: str
+    metrics: dict[str, float]
+    samples: list[Sample] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Evaluation:
+        return cls(values["name"], values["metrics"], [Sample(**sample) for sample in values["samples"]])
+
+
+def evaluate(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    rows: Sequence[Row],
+    *,
+    executor: RewardExecutor,
+    num_samples: int = 4,
+    temperature: float = 1.0,
+    max_completion_length: int = 256,
+    batch_size: int = 64,
+    constraint: Constraint | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Sample `num_samples` completions of each row and score them. The random state outside is left as it was."""
+    start = time.monotonic()
+    repeated = [row for row in rows for _ in range(num_samples)]
+    completions: list[tuple[str, int]] = []
+    pending = []
+    was_training = model.training
+    model.eval()
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
+        torch.manual_seed(seed)
+        for first in range(0, len(repeated), batch_size):
+            batch = repeated[first : first + batch_size]
+            written = _generate(model, tokenizer, batch, temperature, max_completion_length, constraint)
+            completions += written
+            texts = [text for text, _ in written]
+            pending.append(executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], texts))
+    model.train(was_training)
+    outcomes = [outcome for part in pending for outcome in part.result()]
+    samples = []
+    for row, (text, tokens), outcome in zip(repeated, completions, outcomes, strict=True):
+        score = outcome.score
+        reason = outcome.reason if score is None else score.reason
+        samples.append(Sample(dict(row), text, tokens, None if score is None else score.as_dict(), reason))
+    metrics = summarise(samples, num_samples, max_completion_length)
+    metrics["seconds"] = round(time.monotonic() - start, 2)
+    return Evaluation(name, metrics, samples)
+
+
+def summarise(samples: Sequence[Sample], num_samples: int, max_completion_length: int) -> dict[str, float]:
+    """Means over samples (those that could not be scored are left out), and unbiased pass@k over each row's."""
+    scored = [sample.score for sample in samples if sample.score is not None]
+    metrics = {
+        "success": _mean([float(score["success"]) for score in scored]),
+        "valid": _mean([float(score["valid"]) for score in scored]),
+        "reward": _mean([score["total"] for score in scored]),
+    }
+    for component in sorted({key for score in scored for key in score["components"]}):
+        metrics[component] = _mean([s["components"][component] for s in scored if component in s["components"]])
+    nan = float("nan")
+    success_P_G = torch.tensor([nan if s.score is None else float(s.score["success"]) for s in samples])
+    metrics |= {f"pass@{k}": value for k, value in expected_best_curve(success_P_G.view(-1, num_samples)).items()}
+    metrics["unscored"] = 1 - len(scored) / len(samples)
+    metrics["tokens"] = _mean([sample.tokens for sample in samples])
+    metrics["cut_off"] = _mean([float(sample.tokens >= max_completion_length) for sample in samples])
+    return metrics
+
+
+def table(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> str:
+    """The metrics of several evaluations side by side, as text."""
+    if names is None:
+        names = [name for name in evaluations[0].metrics if name not in ("seconds", "unscored")]
+    width = max(len(name) for name in names)
+    columns = [(evaluation, max(9, len(evaluation.name))) for evaluation in evaluations]
+    lines = [" " * width + "".join(f"  {e.name:>{w}}" for e, w in columns)]
+    for name in names:
+        values = "".join(f"  {e.metrics.get(name, float('nan')):>{w}.3f}" for e, w in columns)
+        lines.append(f"{name:<{width}}{values}")
+    return "\n".join(lines)
+
+
+def _generate(
+    model: Any, tokenizer: Any, rows: Sequence[Row], temperature: float, max_length: int, constraint: Constraint | None
+) -> list[tuple[str, int]]:
+    prompts = [row["prompt"] for row in rows]
+    if isinstance(prompts[0], str):
+        ids = tokenizer(text=prompts)["input_ids"]
+    else:
+        tokenized = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)
+        ids = tokenized["input_ids"]
+    width = max(map(len, ids))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    input_ids = torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=model.device)
+    attention_mask = torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=model.device)
+    processors = []
+    if constraint is not None:
+        processors = [ConstraintProcessor(constraint, rows, MaskTable(model.get_output_embeddings().weight.shape[0]))]
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    output = model.generate(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        max_new_tokens=max_length,
+        pad_token_id=pad,
+        logits_processor=processors,
+        **sampling,
+    )[:, width:]
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    written = []
+    for row in output.tolist():
+        length = next((t + 1 for t, token in enumerate(row) if token in ends), len(row))
+        written.append((tokenizer.decode(row[:length], skip_special_tokens=True), length))
+    return written
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,130 @@
+"""Models from a Hub id, a local folder, a GGUF file, or `tiny`: a small Llama made on the spot for a task.
+
+Whatever it comes from, TRL gets a Hub id or a folder: it loads the reference model from there a second time.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .task import Task, TinySpec
+
+TINY = "tiny"
+# For models that have no chat template of their own: a line a message, and the end of the text after an answer.
+PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
+)
+
+
+def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: int = 0) -> str:
+    """A Hub id or folder that transformers can load, for whatever the user named; None is `tiny`."""
+    folder = Path(output_dir) / "base_model"
+    if name is None or name == TINY:
+        spec = task.tiny()
+        if spec is None:
+            raise ValueError(f"task {task.name!r} has no embedded tiny model; give --model_name_or_path")
+        if not (folder / "config.json").is_file():
+            save_tiny(spec, folder, seed)
+        return str(folder)
+    if name.endswith(".gguf"):
+        if not (folder / "config.json").is_file():
+            convert_gguf(name, folder)
+        return str(folder)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    path = Path(name).expanduser()
+    if looks_local and not path.is_dir():
+        raise ValueError(f"model folder {name!r} does not exist; give a folder, a .gguf file, a Hub id, or 'tiny'")
+    if path.is_dir() and not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
+        raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
+    return str(path) if path.is_dir() else name
+
+
+def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
+    """A freshly initialised Llama with a tokenizer over `spec.tokens`, saved like any model."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, set_seed
+
+    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden_size,
+        intermediate_size=3 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=spec.context,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    set_seed(seed)
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_tokenizer(tokens: Any, context: int) -> Any:
+    """A tokenizer that cuts text into the longest of `tokens` that match and puts it together again exactly."""
+    from tokenizers import Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<eos>", "<unk>"]
+    # The newline ends a chat message in the template.
+    ordered = list(dict.fromkeys([*special, "\n", *tokens]))
+    clash = set(special) & set(tokens)
+    if clash or "" in ordered:
+        raise ValueError(f"tiny model: tokens must not be empty or one of {special}")
+    backend = Tokenizer(WordLevel({token: i for i, token in enumerate(ordered)}, unk_token="<unk>"))
+    longest_first = sorted(ordered[len(special) :], key=len, reverse=True)
+    pattern = "|".join(re.escape(token) for token in longest_first)
+    backend.pre_tokenizer = Split(Regex(pattern), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=context,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+    return tokenizer
+
+
+def convert_gguf(file: str, folder: str | Path) -> None:
+    """A GGUF file as an ordinary folder, dequantised. transformers marks such a model as quantised and then refuses to
+    save it, so the weights go into a fresh model of the same configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ValueError(f"model file {file!r} does not exist")
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(**where)
+    model = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def is_bf16_fast() -> bool:
+    """Whether this machine is fast in bf16: NVIDIA GPUs from Ampere on and other accelerators that say so. CPUs are
+    not: without special units they emulate it, up to forty times slower, and with them casting eats the gain for
+    models small enough to train there."""
+    if torch.cuda.is_available():
+        return torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8
+    return hasattr(torch, "xpu") and torch.xpu.is_available()

@@ -1,0 +1,148 @@
+"""Prioritised replay: groups worth learning from again, with the log-probs of the policy that sampled them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trl.trainer.utils import pad
+
+
+@dataclass
+class StoredGroup:
+    """The completions of one prompt, as tensors on the CPU without padding. `behaviour_logps` are of the policy that
+    sampled them, so the importance ratio of a replayed group is against the right policy."""
+
+    row: str
+    prompt_ids: torch.Tensor
+    completion_ids: list[torch.Tensor]
+    behaviour_logps: list[torch.Tensor]
+    advantages: torch.Tensor
+    priority: float
+    step: int
+
+
+class ReplayBuffer:
+    """Groups are drawn with probability P_i ~ priority_i ** alpha; their importance weights are (N P_i) ** -beta,
+    divided by the largest in the buffer. Groups older than `max_age` steps are dropped; the oldest go first."""
+
+    def __init__(self, capacity: int, max_age: int, alpha: float = 0.6, beta: float = 0.4, seed: int = 0):
+        self._groups: deque[StoredGroup] = deque(maxlen=capacity)
+        self._max_age, self._alpha, self._beta = max_age, alpha, beta
+        self._random = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: StoredGroup) -> None:
+        self._groups.append(group)
+
+    def drop_older(self, step: int) -> None:
+        """Forget what was sampled more than `max_age` steps before `step`."""
+        while self._groups and step - self._groups[0].step > self._max_age:
+            self._groups.popleft()
+
+    def sample(self, count: int) -> list[tuple[StoredGroup, float]]:
+        """Up to `count` different groups, each with its importance weight."""
+        chosen: list[tuple[StoredGroup, float]] = []
+        probabilities, weights = probabilities_and_weights([g.priority for g in self._groups], self._alpha, self._beta)
+        left = list(range(len(self._groups)))
+        for _ in range(min(count, len(left))):
+            index = self._random.choices(left, weights=[probabilities[i] for i in left])[0]
+            left.remove(index)
+            chosen.append((self._groups[index], weights[index]))
+        return chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": [vars(group) for group in self._groups], "random": self._random.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._groups.clear()
+        self._groups.extend(StoredGroup(**group) for group in state["groups"])
+        self._random.setstate(state["random"])
+
+
+def probabilities_and_weights(
+    priorities: Sequence[float], alpha: float, beta: float
+) -> tuple[list[float], list[float]]:
+    """How likely each item is drawn, and the importance weight that makes up for it."""
+    if not priorities:
+        return [], []
+    powers = [p**alpha for p in priorities]
+    total = sum(powers)
+    probabilities = [p / total for p in powers]
+    raw = [(len(powers) * p) ** -beta for p in probabilities]
+    largest = max(raw)
+    return probabilities, [w / largest for w in raw]
+
+
+def unpadded(rollout: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The prompts and the completions of a rollout as TRL returns it, without padding."""
+    prompts = [ids[mask.bool()] for ids, mask in zip(rollout["prompt_ids"], rollout["prompt_mask"], strict=True)]
+    completions = [
+        ids[mask.bool()] for ids, mask in zip(rollout["completion_ids"], rollout["completion_mask"], strict=True)
+    ]
+    return prompts, completions
+
+
+def groups_of(
+    rollout: dict[str, Any], rows: Sequence[str], groups: Sequence[int], group_size: int, step: int
+) -> list[StoredGroup]:
+    """These groups of a rollout, ready to be stored. Their `old_per_token_logps` are the behaviour policy's."""
+    prompts, completions = unpadded(rollout)
+    stored = []
+    for group in groups:
+        members = range(group * group_size, (group + 1) * group_size)
+        advantages = rollout["advantages"][list(members)].cpu()
+        logps = rollout["old_per_token_logps"]
+        stored.append(
+            StoredGroup(
+                row=rows[members[0]],
+                prompt_ids=prompts[members[0]].cpu(),
+                completion_ids=[completions[i].cpu() for i in members],
+                behaviour_logps=[logps[i, : len(completions[i])].cpu() for i in members],
+                advantages=advantages,
+                priority=advantages.abs().mean().item() + 0.01,
+                step=step,
+            )
+        )
+    return stored
+
+
+def put_groups(
+    rollout: dict[str, Any], chosen: Sequence[tuple[int, StoredGroup, float]], group_size: int, pad_id: int
+) -> list[int]:
+    """Write stored groups, with their importance weights, over groups of a rollout. Padding is done anew, as lengths
+    change. Returns the rows that were replaced; their reference log-probs and masks are the caller's to renew."""
+    device = rollout["prompt_ids"].device
+    prompts, completions = unpadded(rollout)
+    # Padded on the right by tensors of the old width; cut to each completion's own length.
+    per_token = {
+        name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
+        for name, values in rollout.items()
+        if name in ("old_per_token_logps", "ref_per_token_logps", "mask_numbers")
+    }
+    replaced = []
+    for group, stored, weight in chosen:
+        for j in range(group_size):
+            i = group * group_size + j
+            replaced.append(i)
+            prompts[i] = stored.prompt_ids.to(device)
+            completions[i] = stored.completion_ids[j].to(device)
+            for name, values in per_token.items():
+                values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
+            per_token["old_per_token_logps"][i] = stored.behaviour_logps[j].to(device)
+            rollout["advantages"][i] = weight * stored.advantages[j].to(device)
+    for name, tensors, value, side in (
+        ("prompt", prompts, pad_id, "left"),
+        ("completion", completions, pad_id, "right"),
+    ):
+        rollout[f"{name}_ids"] = pad(tensors, value, side)
+        rollout[f"{name}_mask"] = pad([torch.ones_like(ids) for ids in tensors], 0, side)
+    for name, values in per_token.items():
+        rollout[name] = pad(values, 0, "right")
+    return replaced

@@ -1,0 +1,123 @@
+"""A GRPO trainer that can be killed at any moment and resumed bit for bit.
+
+TRL and transformers keep some things in memory only: rollouts that are still in use, the position within them, metrics
+and loss since the last log, the order of later epochs. They go into the checkpoint here, with whatever `_parts` names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers import TrainerCallback
+from transformers.trainer_utils import rotate_checkpoints
+from trl import GRPOTrainer
+
+from . import checkpoints
+
+
+class ResumableGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer whose checkpoints are complete or known not to be, and hold all that a run needs to go on."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._resumed: dict[str, Any] | None = None
+        self.add_callback(_RestoreCounters(self))
+
+    def _parts(self) -> dict[str, Any]:
+        """What else changes during training: name -> something with state_dict and load_state_dict."""
+        return {}
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; `resume_from_checkpoint=True` finds the newest complete checkpoint and says what it skips."""
+        if resume_from_checkpoint is True:
+            found, skipped = checkpoints.newest_complete(self.args.output_dir)
+            for path in skipped:
+                print(f"skipping {path}: it is half-written")
+            if found is None:
+                raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
+            print(f"resuming from {found}")
+            resume_from_checkpoint = str(found)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            checkpoints.mark_incomplete(folder)
+        # Old checkpoints go only when the new one is complete, so that there is always one to resume from.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        torch.save(self._state_dict(), folder / f"task_state_{self.accelerator.process_index}.pt")
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            checkpoints.mark_complete(folder)
+            rotate_checkpoints(
+                output_dir=str(folder.parent),
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # Where an adapter lies in a sub-folder (TRL's "ref"), transformers loads that one and not the trained one.
+        model = self.model if model is None else model
+        if is_peft_model(model) and len(model.peft_config) > 1:
+            model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        path = Path(checkpoint or "") / f"task_state_{self.accelerator.process_index}.pt"
+        if checkpoint is not None and path.is_file():
+            self._resumed = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+            self._load_state_dict(self._resumed)
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "micro_step": self._step,
+            "buffered_inputs": self._buffered_inputs,
+            "metrics": {mode: dict(metrics) for mode, metrics in self._metrics.items()},
+            "loss_since_log": self._tr_loss,
+            "last_logged_step": self._globalstep_last_logged,
+        }
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts().items():
+            if name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
+        self._step = state["micro_step"]
+        self._buffered_inputs = state["buffered_inputs"]
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].update(metrics)
+
+    def _restore_counters(self) -> None:
+        if self._resumed is None:
+            return
+        self._tr_loss.copy_(self._resumed["loss_since_log"])
+        self._globalstep_last_logged = self._resumed["last_logged_step"]
+        # The sampler draws one permutation an epoch from a generator of its own, which has started anew.
+        sampler = self._train_sampler
+        if sampler.shuffle:
+            for _ in range(int(self.state.epoch or 0)):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        self._resumed = None
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+
+class _RestoreCounters(TrainerCallback):
+    """transformers sets its counters to zero after loading a checkpoint, just before this is called."""
+
+    def __init__(self, trainer: ResumableGRPOTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._restore_counters()

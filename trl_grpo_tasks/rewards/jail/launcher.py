@@ -1,0 +1,245 @@
+"""Sets a sandbox up, runs one program in it, ends everything the program left, and reports how it went.
+
+Three processes: a supervisor (outside the new process tree; it holds the clock), an init (process 1 of the new tree:
+when it ends, everything in there is killed), and the program. Descriptors are given by number: the order comes in on
+`orders`, whose end of file means "stop now" (the host has died, or has seen enough); the report goes out on `report`;
+`results` is handed to the program as descriptor 3.
+"""
+
+from __future__ import annotations
+
+import ctypes  # noqa: F401 - loaded here, before limits are set and the file system is exchanged
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+
+from . import layers
+
+TYPE_CHECKING = False  # the typing and signal modules would be a fifth of the time that a short program takes
+if TYPE_CHECKING:
+    from typing import Any
+
+SIGKILL = 9
+
+
+def main() -> None:
+    orders, report, results = (int(argument) for argument in sys.argv[1:4])
+    order = marshal.loads(_read_message(orders))
+    outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "seconds": 0.0}
+    try:
+        _supervise(order, orders, report, results, outcome)
+    except _Refused as refusal:
+        outcome["failed"] = (refusal.layer, refusal.reason)
+    os.write(report, marshal.dumps(outcome))
+
+
+class _Refused(Exception):
+    def __init__(self, layer: str, reason: str):
+        super().__init__(layer, reason)
+        self.layer = layer
+        self.reason = reason
+
+
+def _supervise(order: dict[str, Any], orders: int, report: int, results: int, outcome: dict[str, Any]) -> None:
+    wanted = order["layers"]
+    order["uid"] = _unused_uid() if "uid" in wanted else None
+    order["limits"]["NPROC"] = order["processes"] + _processes_counted_already(wanted)
+    layers.prctl(layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name, enter in (
+        ("userns", layers.enter_user_namespace),
+        ("network", lambda: layers.unshare(layers.NEWNET)),
+        ("pids", lambda: layers.unshare(layers.NEWPID | layers.NEWIPC)),
+        ("files", lambda: layers.unshare(layers.NEWNS)),
+    ):
+        if name in wanted:
+            _try(name, enter)
+    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # not to be traced or read by the program
+
+    status_read, status_write = os.pipe()
+    started = time.monotonic()
+    init = os.fork()
+    if init == 0:
+        for fd in (orders, report, status_read):
+            os.close(fd)
+        _as_init(order, results, status_write)
+    os.close(status_write)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    if results >= 0:
+        os.close(results)
+
+    said = b""
+    watch = select.poll()
+    watch.register(orders, select.POLLIN | select.POLLHUP)
+    watch.register(status_read, select.POLLIN | select.POLLHUP)
+    while True:
+        left = started + order["timeout"] - time.monotonic()
+        if left <= 0:
+            outcome["timed_out"] = True
+            break
+        ready = [fd for fd, _ in watch.poll(left * 1000 + 1)]
+        if status_read in ready:
+            piece = os.read(status_read, 65536)
+            said += piece
+            if not piece:
+                break
+        if orders in ready:  # end of file
+            break
+    outcome["seconds"] = time.monotonic() - started
+    os.kill(init, SIGKILL)
+    os.waitpid(init, 0)
+    _end_descendants()
+    message = marshal.loads(said) if said else {}
+    if "refused" in message:
+        raise _Refused(*message["refused"])
+    outcome["status"] = message.get("status")
+
+
+def _as_init(order: dict[str, Any], results: int, status: int) -> None:
+    """Process 1: prepare the file system, start the program, collect orphans, tell how the program ended."""
+    try:
+        layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        uid = order["uid"]
+        folder = order["folder"]
+        if "files" in order["layers"]:
+            _try("files", lambda: layers.enter_own_root(folder, order["prefixes"], uid))
+            folder = layers.INNER_FOLDER
+        else:
+            os.chdir(folder)
+            if uid is not None:
+                _try("uid", lambda: os.chown(folder, uid, uid))
+        for name, text in order["files"].items():
+            with open(name, "wb") as file:
+                file.write(text)
+        program = os.fork()
+        if program == 0:
+            _as_program(order, folder, uid, results, status)
+        for fd in (0, 1, 2, results):
+            if fd >= 0:
+                os.close(fd)
+        ended, code = -1, 0
+        while ended != program:
+            ended, code = os.waitpid(-1, 0)
+        os.write(status, marshal.dumps({"status": os.waitstatus_to_exitcode(code)}))
+    except _Refused as refusal:
+        os.write(status, marshal.dumps({"refused": (refusal.layer, refusal.reason)}))
+    except Exception as error:  # noqa: BLE001 - there is no one else to tell
+        os.write(status, marshal.dumps({"refused": ("files", f"{type(error).__name__}: {error}")}))
+    finally:
+        os._exit(0)
+
+
+def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: int, status: int) -> None:
+    step = "limits"
+    try:
+        os.setsid()
+        if results >= 0 and results != 3:
+            status = os.dup(status) if status == 3 else status
+            os.dup2(results, 3)
+        os.set_inheritable(status, False)
+        first = 4 if results >= 0 else 3
+        os.closerange(first, status)
+        os.closerange(status + 1, 4096)
+        if results >= 0:
+            os.set_inheritable(3, True)
+        if "landlock" in order["layers"]:
+            step = "landlock"
+            own_root = "files" in order["layers"]
+            readable = ["/"] if own_root else [*layers.SYSTEM_FOLDERS, *order["prefixes"], *layers.DEVICES]
+            layers.restrict_with_landlock(readable, [folder, "/dev/null"] + (["/dev/shm"] if own_root else []))
+        step = "limits"
+        for name, amount in order["limits"].items():
+            kind = getattr(resource, f"RLIMIT_{name}")
+            hard = resource.getrlimit(kind)[1]
+            amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+            resource.setrlimit(kind, (amount, amount))
+        if uid is not None:
+            step = "uid"
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a change of user would have undone it
+        layers.prctl(layers.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if "seccomp" in order["layers"]:
+            step = "seccomp"
+            layers.refuse_system_calls()
+        step = "interpreter"
+        os.execve(order["command"][0], order["command"], {**order["environment"], "HOME": folder, "TMPDIR": folder})
+    except Exception as error:  # noqa: BLE001 - told to the supervisor
+        os.write(status, marshal.dumps({"refused": (step, f"{type(error).__name__}: {error}")}))
+    finally:
+        os._exit(126)
+
+
+def _try(name: str, enter: Any) -> None:
+    try:
+        enter()
+    except OSError as error:
+        raise _Refused(name, f"{type(error).__name__}: {error}") from error
+
+
+def _unused_uid() -> int:
+    """A user id that no one has, not even another sandbox (above what systemd gives to containers); else nobody's."""
+    uid = 1_900_000_000 + os.getpid()
+    with open("/proc/self/uid_map") as lines:
+        mapped = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
+    return uid if any(first <= uid < first + count for first, count in mapped) else 65534
+
+
+def _processes_counted_already(wanted: list[str]) -> int:
+    """What the kernel counts against the limit before the program runs: it counts by user id, in a user namespace."""
+    if "uid" in wanted or os.geteuid() == 0:
+        return 0  # an id that nobody else has; the limit does not bind root at all
+    version = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if "userns" in wanted and version >= (5, 14):
+        return 2  # the supervisor and init
+    count = 2
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if os.stat(f"/proc/{entry}").st_uid == os.getuid():
+                    count += len(os.listdir(f"/proc/{entry}/task"))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return count
+
+
+def _end_descendants() -> None:
+    """Kill whatever outlived init: without a process namespace, orphans come to this process, their reaper."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    with open(f"/proc/{entry}/stat", "rb") as stat:
+                        parent = int(stat.read().rpartition(b")")[2].split()[1])
+                    if parent == os.getpid():
+                        os.kill(int(entry), SIGKILL)
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    continue
+        time.sleep(0.001)
+
+
+def _read_message(fd: int) -> bytes:
+    size = int.from_bytes(_read_exactly(fd, 8), "big")
+    return _read_exactly(fd, size)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    pieces = []
+    while size:
+        piece = os.read(fd, min(size, 1 << 20))
+        if not piece:
+            os._exit(1)  # the host has died
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

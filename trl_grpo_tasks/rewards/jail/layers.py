@@ -1,0 +1,176 @@
+"""The protections that the kernel may grant a sandboxed process, one function each; OSError where it does not.
+
+Plain system calls through ctypes: `os.unshare` needs Python 3.12, and seccomp and Landlock have no module at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+# In the order in which they are set up. `sandbox_layers` of the host side finds out which of them work here.
+LAYERS = ("userns", "network", "pids", "files", "landlock", "uid", "seccomp")
+
+NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048, 4096, 16384, 1 << 18, 1 << 21
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+INNER_FOLDER = "/sandbox"
+# Everything written inside lives here, in memory, and goes away with the sandbox.
+SCRATCH_MB = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, *arguments: object) -> None:
+    _check(_libc.prctl(option, *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)))
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags))
+
+
+def enter_user_namespace() -> None:
+    """For a normal user: a user namespace, in which the other namespaces may be made. The uid stays what it is."""
+    uid, gid = os.getuid(), os.getgid()
+    unshare(NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def enter_own_root(mount_point: str, prefixes: list[str], uid: int | None) -> None:
+    """A file system of our own: the interpreter and the system libraries, read only, and a scratch folder in memory.
+
+    No /proc, no /home, no /etc: what is not mounted cannot be read.
+    """
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", mount_point, "tmpfs", MS_NOSUID | MS_NODEV, f"size={SCRATCH_MB}m,mode=755")
+    os.umask(0o022)
+    shown: list[str] = []
+    for path in (*SYSTEM_FOLDERS, *prefixes):
+        if os.path.lexists(path) and not any(path == p or path.startswith(p + "/") for p in shown):
+            _show(path, mount_point + path, read_only=True)
+            shown.append(path)
+    for path in DEVICES:
+        _show(path, mount_point + path, read_only=False)
+    for folder in ("/dev/shm", INNER_FOLDER):
+        os.makedirs(mount_point + folder)
+        if uid is not None:
+            os.chown(mount_point + folder, uid, uid)
+    os.chdir(mount_point)
+    # Both names for the same place: the old root ends up below the new one, and is then taken away.
+    _check(_libc.syscall(_SYSCALLS["pivot_root"], b".", b"."))
+    _check(_libc.umount2(b".", MNT_DETACH))
+    os.chdir(INNER_FOLDER)
+
+
+def restrict_with_landlock(readable: list[str], writable: list[str]) -> None:
+    """Reading only below `readable`, writing only below `writable`; on newer kernels no TCP, no signals to others."""
+    create, add_rule, restrict = 444, 445, 446
+    abi = _libc.syscall(create, None, ctypes.c_size_t(0), 1)
+    _check(abi)
+    bits = 13 + (abi >= 2) + (abi >= 3)  # the first 13 rights, then moving between folders, then truncation
+    everything = (1 << bits) - 1
+    read = 0b1101  # execute, read a file, read a folder
+    file_only = everything & (0b111 | 1 << 14)
+    fields = [everything] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])  # TCP; then sockets and signals
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = _libc.syscall(create, attributes, ctypes.c_size_t(len(attributes)), 0)
+    _check(ruleset)
+    for paths, access in ((readable, read), (writable, everything)):
+        for path in paths:
+            if not os.path.exists(path):
+                continue
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            allowed = access if os.path.isdir(path) else access & file_only
+            _check(_libc.syscall(add_rule, ruleset, 1, struct.pack("=Qi", allowed, fd), 0))
+            os.close(fd)
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _check(_libc.syscall(restrict, ruleset, 0))
+    os.close(ruleset)
+
+
+def refuse_system_calls() -> None:
+    """A seccomp filter: no sockets, no tracing, no namespaces or mounts, nothing exotic. They fail with EPERM."""
+    if not _AUDIT_ARCH:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {os.uname().machine}")
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    load, jump_equal, jump_at_least, give = 0x20, 0x15, 0x35, 0x06
+    numbers = sorted(_SYSCALLS.values())
+    program = [
+        (load, 0, 0, 4),  # the architecture: another one has other numbers
+        (jump_equal, 1, 0, _AUDIT_ARCH),
+        (give, 0, 0, refuse),
+        (load, 0, 0, 0),  # the number of the call
+        # A jump counts from the next instruction; the last instruction of all refuses, the one before allows.
+        (jump_at_least, len(numbers) + 1, 0, 0x40000000),  # the x32 calls of x86-64
+        *((jump_equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)),
+        (give, 0, 0, allow),
+        (give, 0, 0, refuse),
+    ]
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code)
+    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    prctl(PR_SET_SECCOMP, 2, header)
+
+
+def _show(path: str, target: str, read_only: bool) -> None:
+    if os.path.islink(path):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    _mount(path, target, None, MS_BIND | MS_REC)
+    if read_only:
+        # A user namespace may add flags to a mount but not take any away.
+        kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+        relative = MS_RELATIME if os.statvfs(target).f_flag & os.ST_RELATIME else 0
+        _mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept | relative)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    encoded = [None if text is None else text.encode() for text in (source, target, kind, options)]
+    _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]))
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+_NUMBERS = {  # x86-64, 64-bit ARM
+    "socket": (41, 198),
+    "ptrace": (101, 117),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "open_by_handle_at": (304, 265),
+    "io_uring_setup": (425, 425),
+    "pidfd_getfd": (438, 438),
+}
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_column, _AUDIT_ARCH = _MACHINES.get(os.uname().machine, (0, 0))
+_SYSCALLS = {name: numbers[_column] if _AUDIT_ARCH else -1 for name, numbers in _NUMBERS.items()}

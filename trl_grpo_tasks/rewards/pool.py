@@ -1,0 +1,287 @@
+"""A pool of reward workers that may hang, crash or be killed: one thread feeds, times and replaces them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+
+from ..task import Task
+from .worker import COMMAND, HEADER, Reply, TaskRecipe, frame, score_one
+
+START_SECONDS = 300.0  # to import a task; heavy simulators on a slow disk need a while
+START_ATTEMPTS = 3  # in a row, before a worker that dies while starting is taken for a broken task
+
+CLOSED = "the reward executor was closed before this completion was scored"
+
+
+class RewardWorkerError(RuntimeError):
+    """The task cannot be loaded in a reward worker: an error of the set-up, not of a completion."""
+
+
+@dataclass
+class Job:
+    """One completion on its way through the pool; `done` is called once, with a reply or with a RewardWorkerError."""
+
+    row: str
+    completion: str
+    done: Callable[[Reply | RewardWorkerError], None]
+
+
+class InlinePool:
+    """No workers: jobs wait until somebody asks for a result, and are then scored in that thread."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._queue: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        self._queue.append(job)
+
+    def drain(self) -> None:
+        while self._queue:
+            job = self._queue.popleft()
+            job.done(score_one(self._task, job.row, job.completion))
+
+    def close(self) -> None:
+        while self._queue:
+            self._queue.popleft().done(RewardWorkerError(CLOSED))
+
+
+class ProcessPool:
+    """Scores jobs in `workers` processes. Only the feeding thread touches workers; others hand it jobs and wake it."""
+
+    def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
+        self._setup = frame((recipe, memory_mb))
+        self._timeout = timeout
+        self._size = workers
+        self._workers: list[_Worker] = []
+        self._queue: deque[Job] = deque()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._broken: RewardWorkerError | None = None
+        self._failed_starts = 0
+        self._owner = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        # Workers are started by this thread and no other: Linux kills them when the *thread* that started them ends.
+        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self._lock:
+            broken = RewardWorkerError(CLOSED) if self._closing else self._broken
+            if broken is None:
+                self._queue.append(job)
+        if broken is not None:
+            job.done(broken)
+        else:
+            self._wake()
+
+    def drain(self) -> None:
+        """Nothing to do: the workers are at it already."""
+
+    def close(self) -> None:
+        """Kill every worker and wait for it; jobs still open end with an error. Safe to call twice or after a fork."""
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            self._closing = True
+        self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # The rest runs in the feeding thread.
+
+    def _run(self) -> None:
+        try:
+            for _ in range(self._size):
+                self._workers.append(self._start_worker())
+            while not self._closing:
+                self._feed()
+                for key, _ in self._selector.select(self._seconds_to_next_deadline()):
+                    if key.fd == self._wake_read:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_read, 4096)
+                    elif key.data in self._workers:
+                        self._hear(key.data)
+                self._end_overdue()
+        except BaseException as error:
+            self._give_up(RewardWorkerError(f"the reward pool failed: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._give_up(RewardWorkerError(CLOSED))
+            for worker in self._workers:
+                self._selector.unregister(worker.replies)
+                worker.kill()
+            self._workers = []
+            self._selector.close()
+            for end in (self._wake_read, self._wake_write):
+                os.close(end)
+
+    def _wake(self) -> None:
+        # A full pipe wakes as well; a closed one means that the thread has already ended.
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"!")
+
+    def _start_worker(self) -> _Worker:
+        worker = _Worker.start(time.monotonic() + START_SECONDS)
+        self._selector.register(worker.replies, selectors.EVENT_READ, worker)
+        with contextlib.suppress(BrokenPipeError):  # it died at once: reading from it will tell
+            worker.send(self._setup)
+        return worker
+
+    def _feed(self) -> None:
+        for worker in self._workers:
+            if worker.ready and worker.job is None:
+                with self._lock:
+                    if not self._queue:
+                        return
+                    job = self._queue.popleft()
+                try:
+                    message = frame((job.row, job.completion))
+                    worker.send(message)
+                except BrokenPipeError:  # died while idle; the job never began, so another worker takes it
+                    with self._lock:
+                        self._queue.appendleft(job)
+                    worker.ready = False
+                    continue
+                worker.job = job
+                worker.deadline = time.monotonic() + self._timeout
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            messages, alive = worker.receive()
+        except Exception as error:  # noqa: BLE001 - unpickling runs user code
+            self._replace(worker, f"the worker's answer cannot be read: {type(error).__name__}: {error}")
+            return
+        for message in messages:
+            if not worker.loaded:
+                if message is not None:
+                    self._give_up(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
+                    return
+                worker.loaded = worker.ready = True
+                worker.deadline = None
+                self._failed_starts = 0
+            else:
+                worker.ready = not message.retire
+                self._finish(worker, message)
+        if not alive:
+            self._replace(worker, f"the worker {worker.last_words()}")
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if worker.deadline is not None and worker.deadline <= now:
+                limit = self._timeout if worker.loaded else START_SECONDS
+                self._replace(worker, f"timed out after {limit:g} s")
+
+    def _replace(self, worker: _Worker, reason: str) -> None:
+        self._selector.unregister(worker.replies)
+        worker.kill()
+        self._workers.remove(worker)
+        if worker.job is not None:
+            self._finish(worker, Reply(None, reason, time.monotonic() - worker.since))
+        if not worker.loaded:
+            self._failed_starts += 1
+            if self._failed_starts >= START_ATTEMPTS:
+                self._give_up(RewardWorkerError(f"reward workers end while loading the task: {reason}"))
+        if self._broken is None:
+            self._workers.append(self._start_worker())
+
+    def _finish(self, worker: _Worker, reply: Reply) -> None:
+        job, worker.job, worker.deadline = worker.job, None, None
+        if job is not None:
+            job.done(reply)
+
+    def _give_up(self, error: RewardWorkerError) -> None:
+        with self._lock:
+            self._broken = self._broken or error
+            abandoned = list(self._queue)
+            self._queue.clear()
+        abandoned += [worker.job for worker in self._workers if worker.job is not None]
+        for worker in self._workers:
+            worker.job, worker.ready, worker.deadline = None, False, None
+        for job in abandoned:
+            job.done(error)
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    requests: IO[bytes]
+    replies: IO[bytes]
+    deadline: float | None  # of the start, then of the job in hand
+    since: float = field(default_factory=time.monotonic)
+    job: Job | None = None
+    loaded: bool = False
+    ready: bool = False
+    heard: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    def start(cls, deadline: float) -> _Worker:
+        # In a session of its own: Ctrl-C does not reach it, and its process group can be killed as one.
+        process = subprocess.Popen(
+            [*COMMAND, "\n".join(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        return cls(process, cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout), deadline)
+
+    def send(self, message: bytes) -> None:
+        self.since = time.monotonic()
+        rest = memoryview(message)
+        while rest:
+            rest = rest[self.requests.write(rest) :]
+
+    def receive(self) -> tuple[list[Any], bool]:
+        """The complete messages that have arrived, and whether the worker still has its end open."""
+        piece = os.read(self.replies.fileno(), 1 << 20)
+        self.heard += piece
+        messages = []
+        while len(self.heard) >= HEADER.size:
+            (size,) = HEADER.unpack_from(self.heard)
+            end = HEADER.size + size
+            if len(self.heard) < end:
+                break
+            messages.append(pickle.loads(self.heard[HEADER.size : end]))
+            del self.heard[:end]
+        return messages, bool(piece)
+
+    def last_words(self) -> str:
+        """How a worker whose pipe has closed ended."""
+        try:
+            code = self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with status {code}"
+
+    def kill(self) -> None:
+        """End the worker with everything it started, and leave no zombie."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.requests, self.replies):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

@@ -1,0 +1,169 @@
+"""run_python: model-written Python in a fresh interpreter, kept away from the machine as far as the kernel allows.
+
+What it does everywhere on Linux: a new interpreter without site-packages and with a scrubbed environment, in an empty
+temporary folder; limits on CPU time, wall clock, memory of a process, number of processes, size and number of files,
+and output; everything the program started is ended with it. Where the kernel allows (`sandbox_layers()` tells): no
+network, its own process tree, a file system that shows only the interpreter and the system libraries (read only), a
+user id of its own when started as root, Landlock, and a seccomp filter without sockets, tracing, mounts or namespaces.
+
+What it does not stop:
+- a bug in the kernel: this is not a virtual machine. Against code that is written to attack, use one.
+- use of the machine within the limits: `processes` x `memory_mb` of memory for `timeout` seconds, 64 MB of files.
+- learning about the machine: kernel version, CPU, time, the contents of the system's library folders.
+- where a layer is refused, what that layer is for. As a normal user with no layer at all, the program can read and
+  write what the user can, reach the network, and signal the user's processes.
+- side channels: timing, load.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .jail.layers import LAYERS
+from .sandbox_process import SandboxError, SandboxResult, run_launcher
+
+__all__ = ["SandboxError", "SandboxResult", "TestsResult", "run_python", "run_tests", "sandbox_layers"]
+
+FILE_MB = 16  # the largest single file that the program may write
+
+
+@dataclass(frozen=True)
+class TestsResult:
+    """How many tests passed; `failures` has one line for each that did not, with its text."""
+
+    __test__ = False  # pytest: not a class of tests
+
+    passed: int
+    total: int
+    failures: list[str]
+    result: SandboxResult
+
+
+def run_python(
+    code: str,
+    *,
+    stdin: str = "",
+    timeout: float = 5,
+    memory_mb: int = 512,
+    max_output: int = 64_000,
+    processes: int = 8,
+) -> SandboxResult:
+    """Run `code` as a program. Never raises for what the code does.
+
+    `memory_mb` is for each process, `max_output` bytes for each of stdout and stderr (more ends the program),
+    `processes` counts threads too. The hash seed is fixed, so the same program writes the same text.
+
+    >>> run_python("print(6 * 7)").stdout
+    '42\\n'
+    """
+    order = _order({"main.py": code}, timeout, memory_mb, processes)
+    return run_launcher(order, sandbox_layers(), stdin, max_output)[0]
+
+
+def run_tests(
+    code: str,
+    tests: Sequence[str],
+    *,
+    setup: str = "",
+    timeout: float = 5,
+    memory_mb: int = 512,
+    max_output: int = 64_000,
+    processes: int = 8,
+) -> TestsResult:
+    """Run `code`, then each test (such as `assert add(1, 2) == 3`) in one sandbox; a test that raises fails.
+
+    The tests run in a process that the code cannot reach. Calls to what the code defines are passed over as plain
+    values (numbers, text, lists, ...; objects of the code's own classes stay there and are referred to), and what is
+    asserted is decided on the tests' side. So printing a result, ending the interpreter, patching builtins or
+    returning an object that equals everything gains nothing: a test passes only if the right values come back. The
+    code does not see the tests, nor the tests' side of a comparison.
+
+    Limits of this: builtins are the real ones in a test even if the code redefines them, and so is what `setup` (run
+    before the tests, on their side) imports; an operator between two objects of the code's own classes is the code's
+    affair; values are passed as copies (lists, dicts, sets and bytearrays given as arguments are updated afterwards).
+
+    >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
+    1
+    """
+    files = {"main.py": (Path(__file__).parent / "jail" / "judge.py").read_text(), "solution.py": code}
+    order = _order(files, timeout, memory_mb, processes + 1)
+    job = json.dumps({"setup": setup, "tests": list(tests)})
+    result, verdicts = run_launcher(order, sandbox_layers(), job, max_output, with_results=True)
+    judged = [json.loads(line) for line in verdicts.split(b"\n")[:-1]]  # a half-written last line is not a verdict
+    reasons = judged[: len(tests)]
+    missing = result.killed_reason or "not reached: the code ended the interpreter"
+    reasons += [missing] * (len(tests) - len(reasons))
+    failures = [f"{test}: {reason}" for test, reason in zip(tests, reasons, strict=True) if reason]
+    return TestsResult(len(tests) - len(failures), len(tests), failures, result)
+
+
+def sandbox_layers() -> Mapping[str, str]:
+    """Which protections are active on this machine: name -> "" where active, or why not. Found out once.
+
+    userns: a user namespace, for a normal user to make the next three. network: no interfaces. pids: a process tree of
+    its own. files: a file system of its own. landlock: file, TCP and signal rules. uid: an unused user id instead of
+    root. seccomp: dangerous system calls refused. Limits and the clean environment are always active.
+    """
+    return _probed_layers()
+
+
+@functools.lru_cache(maxsize=1)
+def _probed_layers() -> dict[str, str]:
+    refused = {"userns": "not needed by root"} if os.geteuid() == 0 else {"uid": "needs root"}
+    while True:
+        wanted = [name for name in LAYERS if name not in refused]
+        problem = _problem_with(wanted)
+        if problem is None:
+            return {name: refused.get(name, "") for name in LAYERS}
+        layer, reason = problem.layer, problem.reason
+        if layer not in wanted:
+            # The interpreter does not start: some layer hides a file from it. Give up one, the right one if it is one.
+            hiding = [name for name in ("files", "landlock", "uid", "seccomp") if name in wanted]
+            if not hiding:
+                raise problem
+            alone = [name for name in hiding if _problem_with([one for one in wanted if one != name]) is None]
+            layer = (alone or hiding)[0]
+        refused[layer] = reason
+        if layer == "userns":
+            refused.update(dict.fromkeys(("network", "pids", "files"), f"needs a user namespace: {reason}"))
+
+
+def _problem_with(layers: list[str]) -> SandboxError | None:
+    order = _order({"main.py": "import ctypes, json; print(1)"}, 30, 512, 8)
+    try:
+        result, _ = run_launcher(order, dict.fromkeys(layers, ""), "", 1000)
+    except SandboxError as error:
+        return error
+    if result.stdout == "1\n":
+        return None
+    return SandboxError("interpreter", f"it did not start: {result.stderr[-500:]}{result.killed_reason}")
+
+
+def _order(files: Mapping[str, str], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
+    executable = os.path.realpath(sys.executable)
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    if "LD_LIBRARY_PATH" in os.environ:  # some clusters' interpreters do not start without it
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    return {
+        "files": {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()},
+        "command": [executable, "-P", "-s", "-S", "-B", "-X", "utf8", "main.py"],
+        "environment": environment,
+        "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),
+        "timeout": float(timeout),
+        "processes": processes,
+        "limits": {
+            "CPU": math.ceil(timeout) + 1,
+            "AS": memory_mb * 2**20,
+            "FSIZE": FILE_MB * 2**20,
+            "NOFILE": 256,
+            "CORE": 0,
+        },
+    }

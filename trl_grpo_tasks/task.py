@@ -1,0 +1,204 @@
+"""Task: the one contract between a pack (a domain whose answers a program can check) and everything else."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from .constraints.base import Constraint
+
+# The packs that come with the toolkit. A new one is a folder under tasks/ and one line here.
+TASKS: dict[str, str] = {
+    "prompts": "trl_grpo_tasks.tasks.prompts",
+}
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a task says of one completion. `total` is the weighted sum of `components`; `Task.make_score` adds it up.
+
+    `reason` says in words why a completion is not valid or not a success; `info` holds facts for people to read.
+    """
+
+    components: dict[str, float]
+    total: float
+    valid: bool
+    success: bool
+    reason: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a task that has none."""
+
+
+@dataclass(frozen=True)
+class TinySpec:
+    """The embedded model of a pack: the tokens it reads and writes, and how large it is.
+
+    `tokens` are strings; text is cut into the longest ones that match, so single characters and whole words mix.
+    """
+
+    tokens: Sequence[str]
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    context: int = 512
+
+
+class Task:
+    """A domain whose answers a program can check. Subclass it; everything below that raises must be given.
+
+    Class attributes: `name`, `version` (bump it whenever a score can change: scores are cached by it), `description`
+    (one line), `weights` (component name -> weight in the total), `levels` (names, easy to hard; rows then carry a
+    `level`), `defaults` (training options that suit the pack, below any recipe or flag), `Options` (a dataclass whose
+    fields become command-line flags).
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    description: ClassVar[str]
+    weights: Mapping[str, float]
+    levels: Sequence[str] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    Options: ClassVar[type] = NoOptions
+
+    # How a worker process finds this task again: what was given to `get_task`; None for a task made by hand.
+    spec: str | None = None
+
+    def __init__(self, options: Any = None):
+        self.options = self.Options() if options is None else options
+
+    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        """`size` rows (None: as many as there are) of "train" or "test", each with a `prompt`: a list of chat
+        messages, or text that the model continues. Rows hold what JSON can hold. The same seed gives the same rows;
+        the two splits never share one; nothing is downloaded unless the user named a Hub data set."""
+        raise NotImplementedError(f"task {self.name!r} must define dataset(split, size, seed)")
+
+    def score(self, row: Row, completion: str) -> Score | None:
+        """Judge one completion. Pure, and never an exception for what a model may write: bad text is a Score with
+        valid=False and a reason. None means that it could not be judged (a solver that died), which is not 0."""
+        raise NotImplementedError(f"task {self.name!r} must define score(row, completion)")
+
+    def gold(self, row: Row) -> str:
+        """A completion of `row` that succeeds."""
+        raise NotImplementedError(f"task {self.name!r} must define gold(row)")
+
+    def bad(self, row: Row) -> str:
+        """A completion of `row` that does not succeed."""
+        raise NotImplementedError(f"task {self.name!r} must define bad(row)")
+
+    def constraint(self, tokenizer: Any) -> Constraint | None:
+        """What may be written next for a given row, compiled for `tokenizer`, or None."""
+        return None
+
+    def tiny(self) -> TinySpec | None:
+        """The embedded model of this pack, or None where a pack is only for pretrained ones."""
+        return None
+
+    def render(self, row: Row, completion: str) -> str | bytes:
+        """What a person would rather look at than read: PNG bytes, or HTML as text."""
+        import html
+
+        return f"<pre>{html.escape(completion)}</pre>"
+
+    def judges(self) -> dict[str, Any]:
+        """Frozen models scored in batches on the accelerator: component name -> model id, folder, or a loaded
+        sequence-classification model. Their components also appear in `weights`."""
+        return {}
+
+    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
+        """Components that depend on the whole group (novelty, say), for the completions of one prompt together."""
+        return {}
+
+    def make_score(
+        self,
+        components: Mapping[str, float],
+        valid: bool,
+        success: bool,
+        reason: str = "",
+        info: Mapping[str, Any] | None = None,
+    ) -> Score:
+        """A Score whose total is the weighted sum of `components`."""
+        total = math.fsum(self.weights[name] * value for name, value in components.items())
+        return Score(dict(components), total, valid, success, reason, dict(info or {}))
+
+
+def get_task(spec: str, options: Any = None) -> Task:
+    """The task named `spec`: a name from `TASKS`, a path to a .py file, or an importable module.
+
+    `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
+    """
+    task_class = find_task_class(spec)
+    if options is None or isinstance(options, Mapping):
+        options = task_class.Options(**(options or {}))
+    elif not is_dataclass(options):
+        raise TypeError(
+            f"options of task {spec!r} must be a mapping or {task_class.Options.__name__}, got {options!r}"
+        )
+    task = task_class(options)
+    task.spec = spec
+    return task
+
+
+def find_task_class(spec: str) -> type[Task]:
+    """The Task subclass behind a name, a .py file or a module."""
+    module = _load_module(spec)
+    declared = getattr(module, "TASK", None)
+    if declared is not None:
+        return declared
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
+    ]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(cls.__name__ for cls in found) or "none"
+    raise ValueError(
+        f"task {spec!r}: the module must define one subclass of Task, or TASK = TheOne where there are several; "
+        f"found: {names}"
+    )
+
+
+def _load_module(spec: str) -> Any:
+    if spec in TASKS:
+        return importlib.import_module(TASKS[spec])
+    if spec.endswith(".py"):
+        path = Path(spec).expanduser().resolve()
+        if not path.is_file():
+            raise ValueError(f"task file {spec!r} does not exist (looked at {path})")
+        name = f"_task_file_{path.stem}"
+        loader = importlib.util.spec_from_file_location(name, path)
+        assert loader is not None and loader.loader is not None  # a .py path always has a loader
+        module = importlib.util.module_from_spec(loader)
+        sys.modules[name] = module  # dataclasses look their module up there
+        loader.loader.exec_module(module)
+        return module
+    if "." in spec:
+        if importlib.util.find_spec(spec.split(".")[0]) is None:
+            raise ValueError(
+                f"task module {spec!r} cannot be found; is its package installed or its folder on the path?"
+            )
+        return importlib.import_module(spec)
+    near = difflib.get_close_matches(spec, TASKS, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(
+        f"unknown task {spec!r}{hint}; tasks are: {', '.join(sorted(TASKS))}; "
+        "or give a path to a .py file, or a module such as my_package.my_task"
+    )

@@ -1,0 +1,344 @@
+"""Rows from a user's file or a Hub data set: reading them, checking them, and cutting them into train and test.
+
+Everything that can be wrong with a row is found here, with its place, before any model is loaded.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .reward import REWARDS, read_number, validator
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+PlacedRow = tuple[str, dict[str, Any]]  # where a row stands ("prompts.jsonl, line 3") and what it holds
+
+
+def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
+    """The rows of a file under "all", or those of a Hub data set under "train" and "test" where it has both."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() in SUFFIXES:
+        if not path.is_file():
+            raise ValueError(f"prompts file {source!r} does not exist (looked at {path.resolve()})")
+        parts = {"all": _read_file(path, prompt_column)}
+    elif path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", source):
+        raise ValueError(
+            f"prompts file {source!r} is neither a file that ends in {', '.join(SUFFIXES)} nor a Hub data set "
+            "(owner/name, or owner/name:configuration)"
+        )
+    else:
+        parts = _read_hub(source)
+    if not any(parts.values()):
+        raise ValueError(f"{source}: there is no prompt in it")
+    return parts
+
+
+def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
+    if path.suffix.lower() == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path.name} is not a Parquet file: {error}") from error
+        return [(f"{path.name}, row {i}", row) for i, row in enumerate(table.to_pylist(), 1)]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is not UTF-8 text: {error}") from error
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows = []
+        try:
+            for row in reader:
+                if None in row:
+                    raise ValueError(f"{path.name}, line {reader.line_num}: more cells than the header has columns")
+                rows.append((f"{path.name}, line {reader.line_num}", {k: v for k, v in row.items() if k and v}))
+        except csv.Error as error:
+            raise ValueError(f"{path.name}, line {reader.line_num}: {error}") from error
+        return rows
+    if path.suffix.lower() == ".jsonl":
+        placed = [(f"{path.name}, line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        return [(place, _as_row(_parse(line, place), place, prompt_column)) for place, line in placed]
+    entries = _parse(text, path.name)
+    if isinstance(entries, dict):
+        if not isinstance(entries.get("prompts"), list):
+            raise ValueError(f'{path.name} must hold a list, or an object with a list under "prompts"')
+        entries = entries["prompts"]
+    if not isinstance(entries, list):
+        raise ValueError(f"{path.name} must hold a list of prompts, got {type(entries).__name__}")
+    places = [f"{path.name}, row {i}" for i in range(1, len(entries) + 1)]
+    return [(place, _as_row(entry, place, prompt_column)) for place, entry in zip(places, entries, strict=True)]
+
+
+def _read_hub(source: str) -> dict[str, list[PlacedRow]]:
+    from datasets import load_dataset
+
+    name, _, configuration = source.partition(":")
+    try:
+        splits = load_dataset(name, configuration or None)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the Hub data set {source!r} cannot be loaded: {error}") from error
+    wanted = [key for key in ("train", "test") if key in splits]
+    if not wanted:
+        raise ValueError(f"the Hub data set {source!r} has no split 'train' or 'test', only: {', '.join(splits)}")
+    parts = {key: [(f"{source} {key}, row {i}", dict(row)) for i, row in enumerate(splits[key], 1)] for key in wanted}
+    return parts if len(parts) == 2 else {"all": parts[wanted[0]]}
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f", line {error.lineno}" if "line" not in place else ""
+        raise ValueError(f"{place}{line}: not JSON: {error.msg} (column {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError(f"{place}: JSON nested too deeply") from error
+
+
+def _as_row(entry: Any, place: str, prompt_column: str) -> dict[str, Any]:
+    if isinstance(entry, str):
+        return {prompt_column: entry}
+    if isinstance(entry, dict):
+        return entry
+    raise ValueError(f"{place}: a prompt must be text or an object with a {prompt_column!r}, got {entry!r:.60}")
+
+
+# ---- one row
+
+
+def clean_row(
+    row: Mapping[str, Any], place: str, prompt_column: str, answer_column: str, fallback: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The row with its columns under our names and checked; `fallback` gives columns that it lacks."""
+    if row.get(prompt_column) in (None, "", []):
+        raise ValueError(f"{place}: column {prompt_column!r} is missing or empty; columns are: {', '.join(row)}")
+    renamed = {
+        key: value for key, value in row.items() if key not in ("prompt", prompt_column, answer_column, "reward")
+    }
+    renamed["answer"] = row.get(answer_column)
+    renamed["rewards"] = row.get("rewards") or row.get("reward")
+    cleaned: dict[str, Any] = {"prompt": row[prompt_column]}
+    # A missing value is None, or NaN in tables that pandas wrote.
+    for key, value in {**fallback, **{k: v for k, v in renamed.items() if v is not None and v == v}}.items():
+        try:
+            cleaned[key] = COLUMNS[key](value) if key in COLUMNS else json.loads(json.dumps(value))
+        except (TypeError, ValueError) as error:
+            if key in COLUMNS:
+                raise ValueError(f"{place}: column {key!r} {error}") from error
+            _warn_once(f"{place.split(',')[0]}: column {key!r} is left out, as JSON cannot hold it: {error}")
+    return cleaned
+
+
+@functools.lru_cache(maxsize=100)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def check_row(row: Mapping[str, Any], place: str) -> None:
+    """ValueError where a reward that the row chooses lacks a column, or a column does not suit it."""
+    for name in row["rewards"]:
+        for column in REWARDS[name].columns if name in REWARDS else ():
+            if row.get(column) in (None, "", []):
+                has = ", ".join(key for key in row if key != "rewards")
+                raise ValueError(f"{place}: reward {name!r} needs a column {column!r}; the row has: {has}")
+        if name == "numeric" and read_number(row["answer"]) is None:
+            raise ValueError(f"{place}: reward 'numeric' needs a number in 'answer', got {row['answer']!r:.60}")
+
+
+def messages(prompt: Any, system_prompt: str | None, place: str) -> list[dict[str, str]]:
+    """A prompt as chat messages that end with the user's."""
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    well_made = isinstance(chat, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in chat
+    )
+    if not well_made or not chat or chat[-1]["role"] != "user":
+        raise ValueError(
+            f"{place}: a prompt must be text, or chat messages with 'role' and 'content' of which the last is the "
+            f"user's; got {prompt!r:.80}"
+        )
+    chat = [{"role": m["role"], "content": m["content"]} for m in chat]
+    if system_prompt and chat[0]["role"] != "system":
+        chat.insert(0, {"role": "system", "content": system_prompt})
+    return chat
+
+
+def parse_rewards(chosen: Any) -> dict[str, float]:
+    """{name: weight} from that, from ["numeric", "length=0.2"], or from the text "numeric length=0.2"."""
+    if isinstance(chosen, str):
+        chosen = _parsed(chosen) if chosen.lstrip().startswith(("{", "[")) else chosen.split()
+    if isinstance(chosen, Mapping):
+        pairs: list[tuple[Any, Any]] = [(name, weight) for name, weight in chosen.items() if weight is not None]
+    elif isinstance(chosen, Sequence) and all(isinstance(entry, str) for entry in chosen):
+        pairs = [(name, weight or "1") for name, _, weight in (entry.partition("=") for entry in chosen)]
+    else:
+        raise ValueError(f"must be names, or names with weights, got {chosen!r:.60}")
+    weights = {}
+    for name, weight in pairs:
+        check_reward_name(name)
+        try:
+            weights[name] = float(weight)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"gives reward {name!r} the weight {weight!r}, which is not a number") from error
+        if not math.isfinite(weights[name]) or isinstance(weight, bool):
+            raise ValueError(f"gives reward {name!r} the weight {weight!r}, which is not a finite number")
+    return weights
+
+
+def check_reward_name(name: str) -> None:
+    if name not in REWARDS and not re.search(r"\w[.:]\w", name):
+        near = difflib.get_close_matches(name, REWARDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"names an unknown reward {name!r}{hint}; rewards are: {', '.join(REWARDS)}; or give your own as "
+            "my_module:my_function"
+        )
+
+
+def user_reward(name: str) -> Callable[..., Any]:
+    """The callable behind `my_module:my_function` or `my_module.my_function`."""
+    module_name, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"reward {name!r}: module {module_name!r} cannot be imported ({error}); is its folder on PYTHONPATH?"
+        ) from error
+    judge = getattr(module, attribute, None)
+    if not callable(judge):
+        found = "nothing" if judge is None else repr(judge)
+        raise ValueError(f"reward {name!r}: {module_name} must define a function {attribute!r}, found {found}")
+    try:
+        inspect.signature(judge).bind({}, "")
+    except TypeError as error:
+        raise ValueError(f"reward {name!r} must be callable as f(row, completion): {error}") from error
+    return judge
+
+
+# ---- columns: each function gives the value in the form that rewards read, or says what is wrong
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"must be text, got {value!r:.60}")
+    return value
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"must be text or a number, got {value!r:.60}")
+    return _text(str(value))
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        value = _parsed(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, list) or not all(isinstance(entry, str) and entry for entry in value):
+        raise ValueError(f"must be a list of texts, got {value!r:.60}")
+    return value
+
+
+def _tags(value: Any) -> list[str]:
+    names = _texts(value)
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[A-Za-z_][\w.-]*", name) for name in names):
+        raise ValueError(f"must be different tag names such as ['think', 'answer'], got {value!r:.60}")
+    return names
+
+
+def _json_object(value: Any) -> str:
+    parsed = _parsed(value) if isinstance(value, str) else value
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError(f"must be a JSON object, or the text of one, got {value!r:.60}")
+    return json.dumps(parsed)
+
+
+def _schema(value: Any) -> str:
+    from jsonschema.exceptions import SchemaError
+
+    text = _json_object(value)
+    try:
+        validator(text)
+    except SchemaError as error:
+        raise ValueError(f"is not a JSON schema: {error.message}") from error
+    return text
+
+
+def _pattern(value: Any) -> str:
+    import regex
+
+    try:
+        regex.compile(_text(value))
+    except regex.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return value
+
+
+def _number(value: Any, whole: bool) -> float | int:
+    wanted = "a whole number above 0" if whole else "a number, 0 or more"
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"must be {wanted}, got {value!r:.60}") from error
+    least = 1 if whole else 0
+    if isinstance(value, bool) or not least <= number < math.inf or (whole and number != int(number)):
+        raise ValueError(f"must be {wanted}, got {value!r:.60}")
+    return int(number) if whole else number
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+
+
+COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "answer": _answer,
+    "tolerance": lambda value: _number(value, whole=False),
+    "tests": _texts,
+    "schema": _schema,
+    "fields": _json_object,
+    "pattern": _pattern,
+    "tags": _tags,
+    "target_length": lambda value: _number(value, whole=True),
+    "keywords": _texts,
+    "forbidden": _texts,
+    "rewards": parse_rewards,
+    "gold": _text,
+    "level": lambda value: str(value),
+}
+
+
+# ---- splits
+
+
+def cut(rows: Iterable[dict[str, Any]], test_fraction: float) -> dict[str, list[dict[str, Any]]]:
+    """Train and test. Whether a row is in test depends on a hash of its prompt: equal prompts stay together."""
+    by_prompt: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_prompt.setdefault(prompt_key(row), []).append(row)
+    tested = max(1, round(test_fraction * len(by_prompt))) if test_fraction > 0 and len(by_prompt) > 1 else 0
+    in_test = set(sorted(by_prompt)[:tested])
+    return {
+        "train": [row for key, group in by_prompt.items() if key not in in_test for row in group],
+        "test": [row for key, group in by_prompt.items() if key in in_test for row in group],
+    }
+
+
+def prompt_key(row: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(row["prompt"]).encode()).hexdigest()

@@ -1,0 +1,51 @@
+"""A question, its answer and the verdict as a piece of HTML: everything escaped, nothing that runs."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+from ...task import Row, Score
+from .reward import fenced, read_json
+
+LONGEST_SHOWN = 4_000
+
+
+def to_html(row: Row, completion: str, score: Score | None) -> str:
+    """One card: prompt, completion (JSON laid out, code set as code), verdict and components."""
+    prompt = row["prompt"]
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    parts = [f"<p><b>{_escape(message['role'])}</b>: {_escape(message['content'])}</p>" for message in chat]
+    parts.append(f"<pre style='background:#f6f8fa;padding:8px;white-space:pre-wrap'>{_answer(row, completion)}</pre>")
+    if score is None:
+        parts.append("<p style='color:#9a6700'>could not be scored</p>")
+    else:
+        colour, word = ("#1a7f37", "success") if score.success else ("#cf222e", "no success")
+        validity = "" if score.valid else ", not valid"
+        why = f": {_escape(score.reason)}" if score.reason else ""
+        parts.append(f"<p style='color:{colour}'><b>{word}{validity}</b>{why}</p>")
+        cells = "".join(
+            f"<tr><td>{_escape(name)}</td><td style='text-align:right'>{value:.3f}</td></tr>"
+            for name, value in {**score.components, "total": score.total}.items()
+        )
+        parts.append(f"<table>{cells}</table>")
+    return f"<div style='font-family:sans-serif;border:1px solid #d0d7de;padding:8px'>{''.join(parts)}</div>"
+
+
+def _answer(row: Row, completion: str) -> str:
+    chosen: Any = row.get("rewards") or {}
+    if any(chosen.get(name) is not None for name in ("json", "schema", "fields")):
+        value, problem = read_json(completion)
+        if not problem:
+            return _escape(json.dumps(value, indent=2, ensure_ascii=False))
+    if chosen.get("tests") is not None:
+        code = fenced(completion, ("python", "py", "python3"))
+        return _escape(completion if code is None else code)
+    return _escape(completion)
+
+
+def _escape(text: str) -> str:
+    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + " ..."
+    # Lone surrogates cannot be written to a file.
+    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))

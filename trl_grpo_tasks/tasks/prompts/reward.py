@@ -1,0 +1,386 @@
+"""The rewards of the prompts pack: small pure functions (row, completion) -> Verdict, in one explicit table.
+
+Every reward reads the completion and never the prompt: a number in the question is not an answer to it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+# Longer texts are not read to their end: a reward must stay fast whatever a model writes.
+TAIL_FOR_NUMBERS = 4_000
+LONGEST_TEXT = 100_000
+LONGEST_FOR_REGEX = 10_000
+REGEX_SECONDS = 2.0
+
+
+class Verdict(NamedTuple):
+    """What one reward says: a value in [0, 1], why it is not full, and whether an answer could be read at all."""
+
+    value: float
+    reason: str = ""
+    readable: bool = True
+
+
+class CannotJudgeError(Exception):
+    """The reward itself failed (a sandbox that did not start, a regular expression that ran away), not the answer."""
+
+
+class Reward(NamedTuple):
+    """One line of the table: the function, the columns a row must have for it, and what role it plays.
+
+    `checks`: its full value is part of a row's success. `rules`: it decides success only where nothing checks.
+    """
+
+    judge: Callable[[Mapping[str, Any], str], Verdict] | None
+    columns: tuple[str, ...]
+    role: str
+    full_marks: str
+
+
+# ---- numbers and exact answers
+
+_NUMBER = re.compile(
+    r"(?:(?<![0-9A-Za-z_)\]}])[-+]|(?<![0-9A-Za-z_]))"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?: ?/ ?[0-9]+)?"
+)
+_MARKER = re.compile(r"####|\\boxed\s?\{|(?<![\w/])answer(?:\s{1,3}is\b)?[\s:=>]", re.IGNORECASE)
+_LEAD = re.compile(r"[\s:=>$*_({\\]*")
+_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,40})\}\{([^{}]{1,40})\}")
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The exact value of a written number (42, -1,234.5, 3/4, 6e3), or None."""
+    text = text.replace(",", "").replace(" ", "")
+    mantissa, _, denominator = text.partition("/")
+    exponent = re.search(r"[eE]([-+]?[0-9]+)$", mantissa)
+    # Fraction("1e999999999") would compute that power of ten.
+    if len(text) > 60 or (exponent and abs(int(exponent[1])) > 300):
+        return None
+    try:
+        return Fraction(mantissa) / Fraction(denominator or 1)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def read_number(text: str) -> Fraction | None:
+    """The final number of a text: after its last `####`, `\\boxed{` or `answer:` (and of `x = 42` there, after the
+    `=`), else the last one written."""
+    text = _FRACTION.sub(r"\1/\2", _plain(text[-TAIL_FOR_NUMBERS:]))
+    for after in _marked(text):
+        after = after.rsplit("=", 1)[-1]
+        found = _NUMBER.match(after, _end_of(_LEAD, after))
+        if found:
+            return parse_number(found[0])
+    written = _NUMBER.findall(text)
+    return parse_number(written[-1]) if written else None
+
+
+def numeric(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The final number equals `answer`: exactly if that is whole, to six digits if not, or within `tolerance`."""
+    expected = read_number(str(row["answer"]))
+    if expected is None:
+        raise CannotJudgeError(f"the row's answer {row['answer']!r} holds no number")
+    given = read_number(completion)
+    if given is None:
+        return Verdict(0.0, "no number in the answer", readable=False)
+    tolerance = row.get("tolerance")
+    if tolerance is None:
+        size: Fraction = max(Fraction(1), abs(expected))
+        tolerance = 0 if expected.denominator == 1 else size / 10**6
+    if abs(given - expected) <= tolerance:
+        return Verdict(1.0)
+    return Verdict(0.0, f"the answer reads {_short(given)}, not {_short(expected)}")
+
+
+def exact(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The completion, or what follows its last answer marker, is `answer` (white space apart)."""
+    expected = " ".join(str(row["answer"]).split())
+    text = _plain(completion[-TAIL_FOR_NUMBERS:])
+    if len(completion) <= TAIL_FOR_NUMBERS and " ".join(text.split()) == expected:
+        return Verdict(1.0)
+    for after in _marked(text):
+        after = after[_end_of(_LEAD, after) :].split("</")[0]
+        if expected in (" ".join(after.split()), " ".join(after.split()).rstrip("*_$. ")):
+            return Verdict(1.0)
+        break
+    return Verdict(0.0, "the answer is not the expected text", readable=bool(completion.strip()))
+
+
+def _plain(text: str) -> str:
+    return text.replace("\u2212", "-").replace("\u00a0", " ").replace("\u202f", " ").replace("{,}", ",")
+
+
+def _marked(text: str) -> list[str]:
+    """What follows each answer marker on its line, the last marker first."""
+    rests = []
+    for marker in reversed(list(_MARKER.finditer(text))):
+        rest = text[marker.end() :].lstrip().split("\n", 1)[0][:200]
+        if "boxed" in marker[0]:
+            rest = rest.split("}", 1)[0]
+        rests.append(rest)
+    return rests
+
+
+def _end_of(pattern: re.Pattern[str], text: str) -> int:
+    found = pattern.match(text)
+    return found.end() if found else 0
+
+
+def _short(number: Fraction) -> str:
+    return str(number) if len(str(number)) < 25 else f"{float(number):g}"
+
+
+# ---- code
+
+_FENCE = re.compile(r"```[ \t]{0,9}([A-Za-z0-9_+.-]{0,20})[ \t]{0,9}\r?\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+def fenced(text: str, languages: Sequence[str]) -> str | None:
+    """The last fenced block in one of the languages, or the last one of all, or None where there is none."""
+    blocks = _FENCE.findall(text)
+    named = [body for language, body in blocks if language.lower() in languages]
+    bodies = named or [body for _, body in blocks]
+    return bodies[-1] if bodies else None
+
+
+def read_code(completion: str) -> str:
+    """The program in a completion: its fenced block, or all of it."""
+    block = fenced(completion, ("python", "py", "python3"))
+    return completion if block is None else block
+
+
+def tests(row: Mapping[str, Any], completion: str, timeout: float = 10.0, memory_mb: int = 512) -> Verdict:
+    """The share of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
+    code = read_code(completion)
+    if not code.strip() or len(code) > LONGEST_TEXT or not _encodes(code):
+        return Verdict(0.0, "no program in the answer", readable=False)
+    from ...rewards.sandbox import SandboxError, run_tests
+
+    try:
+        outcome = run_tests(code, list(row["tests"]), timeout=timeout, memory_mb=memory_mb)
+    except SandboxError as error:
+        raise CannotJudgeError(f"the sandbox failed: {error}") from error
+    if outcome.passed == outcome.total:
+        return Verdict(1.0)
+    first = str(outcome.failures[0])[:200] if outcome.failures else ""
+    return Verdict(outcome.passed / outcome.total, f"{outcome.passed} of {outcome.total} tests pass; {first}")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# ---- JSON
+
+
+def read_json(completion: str) -> tuple[Any, str]:
+    """(the JSON value in a completion, "" or "embedded" or why there is none). Embedded: bare, among other text."""
+    if len(completion) > LONGEST_TEXT:
+        return None, f"longer than {LONGEST_TEXT} characters"
+    block = fenced(completion, ("json",))
+    text = (completion if block is None else block).strip()
+    decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+    try:
+        return decoder.decode(text), ""
+    except (ValueError, RecursionError) as error:
+        problem = str(error) or "nested too deeply"
+    for start in [found.start() for found in re.finditer(r"[\[{]", text)][:5]:
+        try:
+            return decoder.raw_decode(text, start)[0], "embedded"
+        except (ValueError, RecursionError):
+            continue
+    return None, problem
+
+
+def json_text(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The completion is JSON, bare or in a fenced block; half marks for JSON with other text around it."""
+    return _json_verdict(completion, lambda value: (1.0, ""))
+
+
+def schema(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The completion is JSON that the row's `schema` allows; half marks if there is other text around it."""
+    return _json_verdict(completion, lambda value: _conforms(str(row["schema"]), value))
+
+
+def fields(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The share of the row's expected `fields` that the JSON object in the completion has, with equal values."""
+    expected = json.loads(row["fields"])
+
+    def compare(value: Any) -> tuple[float, str]:
+        if not isinstance(value, dict):
+            return 0.0, "the JSON is not an object"
+        wrong = [key for key, wanted in expected.items() if key not in value or not same_json(value[key], wanted)]
+        return 1 - len(wrong) / len(expected), f"wrong or missing: {', '.join(wrong)}"[:200] if wrong else ""
+
+    return _json_verdict(completion, compare)
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Equal as JSON: 1 is 1.0 but not true."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_json(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same_json, left, right))
+    return left == right
+
+
+@lru_cache(maxsize=1024)
+def validator(schema_text: str) -> Any:
+    """A JSON Schema validator that never fetches anything: a reference to somewhere else is an error."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    contents = json.loads(schema_text)
+    kind = validator_for(contents, default=Draft202012Validator)
+    kind.check_schema(contents)
+    return kind(contents, registry=EMPTY_REGISTRY)
+
+
+def _conforms(schema_text: str, value: Any) -> tuple[float, str]:
+    from jsonschema.exceptions import best_match
+    from referencing.exceptions import Unresolvable
+
+    try:
+        error = best_match(validator(schema_text).iter_errors(value))
+    except Unresolvable as unresolvable:
+        raise CannotJudgeError(f"the row's schema refers to what is not in it: {unresolvable}") from unresolvable
+    except (RecursionError, OverflowError):
+        return 0.0, "nested too deeply or too large to check"
+    return (1.0, "") if error is None else (0.0, f"{error.json_path}: {error.message}"[:200])
+
+
+def _json_verdict(completion: str, mark: Callable[[Any], tuple[float, str]]) -> Verdict:
+    value, problem = read_json(completion)
+    if problem not in ("", "embedded"):
+        return Verdict(0.0, f"not JSON: {problem}"[:200], readable=False)
+    share, reason = mark(value)
+    if problem == "embedded":
+        return Verdict(share / 2, reason or "there is other text around the JSON")
+    return Verdict(share, reason)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large")
+    return number
+
+
+# ---- form
+
+
+def tags(row: Mapping[str, Any], completion: str) -> Verdict:
+    """Every one of the row's `tags` stands once, in order, with text inside and nothing outside.
+
+    The share of tags that are written well; half of that if they are out of order or there is text around them.
+    """
+    spans = []
+    for tag in row["tags"]:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        start, end = completion.find(opening), completion.find(closing)
+        once = completion.count(opening) == 1 and completion.count(closing) == 1
+        if once and completion[start + len(opening) : end].strip():
+            spans.append((start, end + len(closing)))
+    share = len(spans) / len(row["tags"])
+    if share < 1:
+        return Verdict(share / 2, "a tag is missing, empty or written twice", readable=bool(spans))
+    edges = [0, *(edge for span in spans for edge in span), len(completion)]
+    between = "".join(completion[left:right] for left, right in zip(edges[::2], edges[1::2], strict=True))
+    if edges != sorted(edges) or between.strip():
+        return Verdict(0.5, "the tags are out of order, or there is text outside them")
+    return Verdict(1.0)
+
+
+def pattern(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The whole completion (white space at its ends apart) matches the row's `pattern`."""
+    import regex  # unlike re, it can be given a time limit
+
+    text = completion.strip()
+    if len(text) > LONGEST_FOR_REGEX:
+        return Verdict(0.0, f"longer than {LONGEST_FOR_REGEX} characters", readable=False)
+    try:
+        matches = regex.fullmatch(row["pattern"], text, timeout=REGEX_SECONDS)
+    except TimeoutError as error:
+        raise CannotJudgeError(f"pattern {row['pattern']!r} took longer than {REGEX_SECONDS:g} s") from error
+    return Verdict(1.0) if matches else Verdict(0.0, "the answer does not match the pattern", readable=False)
+
+
+def length(row: Mapping[str, Any], completion: str) -> Verdict:
+    """Words close to `target_length`: full marks within a tenth of it, falling to nothing at twice or none of it."""
+    words, target = len(completion.split()), row["target_length"]
+    distance = abs(words - target) / target
+    return Verdict(1.0) if distance <= 0.1 else Verdict(max(0.0, 1 - distance), f"{words} words, not about {target}")
+
+
+def keywords(row: Mapping[str, Any], completion: str) -> Verdict:
+    """The share of rules kept: each of `keywords` appears as a word, none of `forbidden` does (case apart)."""
+    text = completion[:LONGEST_TEXT].casefold()
+    rules = [(word, True) for word in row["keywords"]] + [(word, False) for word in row.get("forbidden") or ()]
+    broken = [word for word, wanted in rules if _has_word(text, word.casefold()) != wanted]
+    reason = f"missing or forbidden: {', '.join(broken)}"[:200] if broken else ""
+    return Verdict(1 - len(broken) / len(rules), reason)
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+def novelty(completions: Sequence[str]) -> list[float]:
+    """For each completion of a group, 1 minus its likeness (Jaccard, runs of 4 characters) to the nearest other.
+
+    >>> novelty(["the cat sat", "the cat sat", "a dog ran off"])
+    [0.0, 0.0, 1.0]
+    """
+    texts = [" ".join(completion[:5_000].split()) for completion in completions]
+    runs = [{text[i : i + 4] for i in range(max(1, len(text) - 3))} for text in texts]
+
+    def likeness(left: int, right: int) -> float:
+        return len(runs[left] & runs[right]) / len(runs[left] | runs[right])
+
+    others = [[j for j in range(len(runs)) if j != i] for i in range(len(runs))]
+    nearest = [max((likeness(i, j) for j in others[i]), default=0.0) for i in range(len(runs))]
+    return [1 - near if text else 0.0 for near, text in zip(nearest, texts, strict=True)]
+
+
+REWARDS: dict[str, Reward] = {
+    "numeric": Reward(numeric, ("answer",), "checks", "the final number equals the answer"),
+    "exact": Reward(exact, ("answer",), "checks", "the text, or what follows its last marker, is the answer"),
+    "tests": Reward(tests, ("tests",), "checks", "every test passes in the sandbox"),
+    "json": Reward(json_text, (), "checks", "JSON and nothing else, bare or fenced"),
+    "schema": Reward(schema, ("schema",), "checks", "JSON that the schema allows, and nothing else"),
+    "fields": Reward(fields, ("fields",), "checks", "a JSON object with every expected value"),
+    "regex": Reward(pattern, ("pattern",), "checks", "all of the text matches the pattern"),
+    "tags": Reward(tags, ("tags",), "checks", "each tag once, in order, filled, nothing outside"),
+    "length": Reward(length, ("target_length",), "rules", "a number of words within a tenth of the target"),
+    "keywords": Reward(keywords, ("keywords",), "rules", "every keyword, no forbidden word"),
+    "novelty": Reward(None, (), "group", "unlike every other completion of the same prompt"),
+    "reward_model": Reward(None, (), "judge", "what the model gives"),
+}
+
+
+def call_user_reward(judge: Callable[..., Any], name: str, row: Mapping[str, Any], completion: str) -> Verdict:
+    """The verdict of a user's own callable, which may return a number or (number, reason)."""
+    returned = judge(row, completion)
+    value, reason = returned if isinstance(returned, tuple) else (returned, "")
+    if value is None:
+        raise CannotJudgeError(f"{name} returned None")
+    if not math.isfinite(value):
+        raise CannotJudgeError(f"{name} returned {value!r}, which is not a finite number")
+    return Verdict(float(value), str(reason))

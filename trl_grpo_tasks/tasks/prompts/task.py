@@ -1,0 +1,261 @@
+"""PromptsTask: prompts from a file, the Hub or a generator, judged by rewards that each row chooses."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import random
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...task import Row, Score, Task, TinySpec
+from . import data, generators, reward
+from .reward import REWARDS, CannotJudgeError, Verdict
+
+if TYPE_CHECKING:
+    from ...constraints.base import Constraint
+
+logger = logging.getLogger(__name__)
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class PromptsOptions:
+    """Where prompts come from and how answers to them are judged."""
+
+    prompts_file: str | None = _option(
+        None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). None: use --generator."
+    )
+    generator: str = _option("arithmetic", f"Without a file: {', '.join(generators.GENERATORS)} or mixed.")
+    generator_levels: list[str] = field(
+        default_factory=list, metadata={"help": "Levels of the generator to use, such as 1 2 3. Empty: all."}
+    )
+    rewards: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Rewards of rows that choose none, as name or name=weight; they replace a generator's own. Names: "
+            f"{', '.join(REWARDS)}, or my_module:my_function."
+        },
+    )
+    prompt_column: str = _option("prompt", "The column of the file that holds the prompt: text or chat messages.")
+    answer_column: str = _option("answer", "The column of the file that holds the answer.")
+    system_prompt: str | None = _option(None, "A system message in front of every prompt that has none.")
+    target_length: int | None = _option(None, "Words that reward 'length' wants, in rows without a target_length.")
+    reward_model: str | None = _option(None, "A sequence-classification model (Hub id or folder) that scores answers.")
+    test_fraction: float = _option(0.1, "The share of prompts kept for testing.")
+    constrain_format: bool = _option(
+        False, "Let rows with a schema (or a regex pattern) be written only as that allows, with --constrain."
+    )
+    allow_code_execution: bool = _option(
+        False, "Run programs that the model wrote, in a sandbox that is not a container. Needed by reward 'tests'."
+    )
+    sandbox_timeout: float = _option(10.0, "Seconds that the tests of one program may take.")
+    sandbox_memory_mb: int = _option(512, "Memory that one program may use, in MB.")
+
+
+class PromptsTask(Task):
+    """Rows choose their rewards; a row's weight for a reward scales that component, and raw values are in the info."""
+
+    name: ClassVar[str] = "prompts"
+    version: ClassVar[str] = "1"
+    description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards by row"
+    defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
+    Options: ClassVar[type] = PromptsOptions
+
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        _check_options(self.options)
+        try:
+            given = data.parse_rewards(self.options.rewards)
+        except ValueError as error:
+            raise ValueError(f"--rewards {error}") from error
+        if self.options.reward_model:
+            given.setdefault("reward_model", 1.0)
+        elif "reward_model" in given:
+            raise ValueError("reward 'reward_model' needs a model: give --reward_model with a Hub id or a folder")
+        self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
+        self._rows: dict[str, list[dict[str, Any]]] | None = None
+        if self.options.prompts_file:
+            self._rows = self._read_rows(self.options.prompts_file)
+            known = [row for rows in self._rows.values() for row in rows]
+            self.levels = _levels(known)
+        else:
+            wanted = [str(level) for level in self.options.generator_levels]
+            self.levels = [x for x in generators.levels_of(self.options.generator) if x in wanted or not wanted]
+            known = self._generated("train", 4 * len(self.levels), 0)
+        used = dict.fromkeys(name for row in known for name in row["rewards"])
+        if self.options.reward_model:
+            used["reward_model"] = None
+        self.weights = {name: given.get(name, 1.0) for name in used}
+        self._judges = self._find_judges(used)
+
+    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        """Rows of one split. A file or a generator with fewer than `size` gives those it has."""
+        if split not in ("train", "test"):
+            raise ValueError(f"unknown split {split!r}; splits are: train, test")
+        if self._rows is None:
+            return self._generated(split, size, seed)
+        rows = list(self._rows[split])
+        random.Random(f"{seed}-{split}").shuffle(rows)
+        return rows[:size]
+
+    def score(self, row: Row, completion: str) -> Score | None:
+        """Judge a completion by the rewards its row chose. None where a reward could not be computed. What a user's
+        own reward raises is not caught here: the executor reports it and counts the completion as not scored."""
+        weights = {name: weight for name, weight in row["rewards"].items() if weight is not None}
+        try:
+            verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
+        except CannotJudgeError as error:
+            logger.warning("a completion could not be scored: %s", error)
+            return None
+        deciding = [name for name in verdicts if name in REWARDS and REWARDS[name].role == "checks"] or list(verdicts)
+        valid = bool(completion.strip()) and all(verdict.readable for verdict in verdicts.values())
+        success = valid and bool(deciding) and all(verdicts[name].value >= 1 for name in deciding)
+        reasons = {name: verdict.reason for name, verdict in verdicts.items() if verdict.reason}
+        if not completion.strip():
+            reasons = {"": "the answer is empty"}
+        elif not deciding:
+            reasons = {"": "nothing in this row checks the answer"}
+        return self.make_score(
+            {name: weights[name] * verdict.value for name, verdict in verdicts.items()},
+            valid=valid,
+            success=success,
+            reason="; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items()),
+            info={"raw": {name: verdict.value for name, verdict in verdicts.items()}},
+        )
+
+    def gold(self, row: Row) -> str:
+        """The row's `gold`, or its `answer`; ValueError where it has neither."""
+        gold = row.get("gold") or row.get("answer")
+        if gold is None:
+            raise ValueError("this row has no known good answer; give it a column 'gold' (or 'answer')")
+        return gold
+
+    def bad(self, row: Row) -> str:
+        evasion = "I do not know."
+        score = self.score(row, evasion)
+        return "" if score is None or score.success else evasion  # an empty answer never succeeds
+
+    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
+        """How unlike the others of its group each completion is, where rows ask for that."""
+        if "novelty" not in self.weights:
+            return {}
+        values = reward.novelty(completions)
+        weights = [row["rewards"].get("novelty") for row in rows]
+        return {"novelty": [None if w is None else w * value for w, value in zip(weights, values, strict=True)]}
+
+    def judges(self) -> dict[str, Any]:
+        return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
+
+    def constraint(self, tokenizer: Any) -> Constraint | None:
+        if not self.options.constrain_format:
+            return None
+        from .constraint import format_constraint
+
+        return format_constraint(tokenizer, [row for rows in (self._rows or {}).values() for row in rows])
+
+    def tiny(self) -> TinySpec:
+        """Whole words of the question for arithmetic; single characters for everything else."""
+        characters = set(self.options.system_prompt or "")
+        if self._rows is None and self.options.generator == "arithmetic":
+            return TinySpec([*generators.ARITHMETIC_TOKENS, *sorted(characters - set("0123456789-()"))])
+        characters |= {*string.printable[:-5], "\n"}
+        for row in [row for rows in (self._rows or {}).values() for row in rows]:
+            characters.update(
+                *(message["content"] for message in row["prompt"]), row.get("gold") or row.get("answer") or ""
+            )
+        return TinySpec(sorted(characters), context=2048)
+
+    def render(self, row: Row, completion: str) -> str:
+        from .render import to_html
+
+        return to_html(row, completion, self.score(row, completion))
+
+    # ---- building rows
+
+    def _read_rows(self, source: str) -> dict[str, list[dict[str, Any]]]:
+        options = self.options
+        parts = data.read_source(source, options.prompt_column)
+        ready = {key: [self._ready_row(row, place) for place, row in placed] for key, placed in parts.items()}
+        if "all" in ready:
+            return data.cut(ready["all"], options.test_fraction)
+        tested = {data.prompt_key(row) for row in ready["test"]}
+        return {"train": [row for row in ready["train"] if data.prompt_key(row) not in tested], "test": ready["test"]}
+
+    def _ready_row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
+        fallback = {"target_length": self.options.target_length} if self.options.target_length else {}
+        cleaned = data.clean_row(row, place, self.options.prompt_column, self.options.answer_column, fallback)
+        if "reward_model" in cleaned.get("rewards", ()):
+            raise ValueError(
+                f"{place}: a row cannot choose 'reward_model', which scores every row; use --reward_model and, "
+                "for its weight, --rewards reward_model=0.5"
+            )
+        if not cleaned.get("rewards"):
+            if not self._default_rewards and not self.options.reward_model:
+                raise ValueError(
+                    f"{place}: no reward; give the row a column 'rewards', or give --rewards for all rows"
+                )
+            cleaned["rewards"] = dict(self._default_rewards)
+        return self._finished_row(cleaned, place)
+
+    def _generated(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        options = self.options
+        rows = generators.generate(options.generator, self.levels, split, size, seed, options.test_fraction)
+        extra = {"target_length": options.target_length} if options.target_length else {}
+        own = {"rewards": dict(self._default_rewards)} if self._default_rewards else {}
+        return [self._finished_row({**row, **extra, **own}, f"generator {options.generator!r}") for row in rows]
+
+    def _finished_row(self, row: dict[str, Any], place: str) -> dict[str, Any]:
+        data.check_row(row, place)
+        if "tests" in row["rewards"] and not self.options.allow_code_execution:
+            raise ValueError(
+                f"{place}: reward 'tests' runs programs that the model wrote; read the note on security in the README "
+                "of the prompts pack, then give --allow_code_execution"
+            )
+        return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
+
+    def _find_judges(self, names: Mapping[str, Any]) -> dict[str, Callable[[Row, str], Verdict]]:
+        judges: dict[str, Callable[[Row, str], Verdict]] = {}
+        for name in names:
+            if name not in REWARDS:
+                judges[name] = functools.partial(reward.call_user_reward, data.user_reward(name), name)
+            elif (judge := REWARDS[name].judge) is not None:
+                judges[name] = judge
+        if "tests" in judges:
+            limits = {"timeout": self.options.sandbox_timeout, "memory_mb": self.options.sandbox_memory_mb}
+            judges["tests"] = functools.partial(reward.tests, **limits)
+        return judges
+
+
+def _levels(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The levels of a file, where every row has one: in number order, or else as they come."""
+    if not all("level" in row for row in rows):
+        return ()
+    names = list(dict.fromkeys(row["level"] for row in rows))
+    return tuple(sorted(names, key=float) if all(name.replace(".", "", 1).isdecimal() for name in names) else names)
+
+
+def _check_options(options: PromptsOptions) -> None:
+    kinds = [*generators.GENERATORS, "mixed"]
+    if options.generator not in kinds:
+        near = difflib.get_close_matches(options.generator, kinds, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown generator {options.generator!r}{hint}; generators are: {', '.join(kinds)}")
+    known = generators.levels_of(options.generator)
+    unknown = [str(level) for level in options.generator_levels if str(level) not in known]
+    if unknown:
+        raise ValueError(
+            f"generator {options.generator!r} has no level {', '.join(unknown)}; levels are: {', '.join(known)}"
+        )
+    if not 0 <= options.test_fraction < 1:
+        raise ValueError(f"test_fraction must be from 0 to below 1, got {options.test_fraction}")
+    for name, least in (("sandbox_timeout", 0.1), ("sandbox_memory_mb", 64), ("target_length", 1)):
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,461 @@
+"""TaskGRPOTrainer: TRL's GRPOTrainer with a task. Every override calls super(); at default options nothing differs.
+
+What is added, in the order of a training step:
+
+1. `_generate_and_score_completions`: before the rollout the reference and beta move and the curriculum chooses rows;
+   after it the advantages are replaced, and groups without signal may give way to stored ones.
+2. `_generate_single_turn`: the constraint's logits processor goes into `generate`, and records the masks it used.
+3. `_generate` and `_calculate_rewards`: rewards start to be computed as soon as there are completions, and are awaited
+   after TRL has computed reference log-probs.
+4. `_get_per_token_logps_and_entropies`: current, old and reference log-probs are all under the masks of the rollout.
+5. `_compute_loss`: hands the masks of its rows to 4., and the KL divergence it measured to the controller of beta.
+
+Checkpoints hold all of it: see resume.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import gather, gather_object, is_peft_model, set_seed
+from datasets import Dataset
+from trl.trainer.utils import create_model_from_path, use_adapter
+
+from .advantages import check_estimator, estimate, expected_best_curve
+from .callbacks import Hints, MetricsFile
+from .config import TaskGRPOConfig
+from .constraints.base import Constraint, replay
+from .constraints.sampling import ConstraintProcessor, logits_processor_in
+from .constraints.scoring import MaskedHead
+from .constraints.table import FREE, MaskTables, padded, widened
+from .curriculum import Curriculum
+from .kl import AdaptiveKL
+from .models import PLAIN_CHAT_TEMPLATE
+from .reference import MovingReference
+from .replay import ReplayBuffer, groups_of, put_groups
+from .resume import ResumableGRPOTrainer
+from .rewards.components import TaskRewards, text_of
+from .task import Task
+
+
+class TaskGRPOTrainer(ResumableGRPOTrainer):
+    """`TaskGRPOTrainer(model, args=TaskGRPOConfig(...), task=task)`; or as GRPOTrainer, with reward functions and a
+    data set. `constraint` stands in for the task's own; either is used when `args.constrain` is set."""
+
+    _tag_names = ["trl", "grpo", "trl_grpo_tasks"]
+    args: TaskGRPOConfig
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: TaskGRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *more: Any,
+        task: Task | None = None,
+        constraint: Constraint | None = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ):
+        args = TaskGRPOConfig() if args is None else args
+        if not isinstance(args, TaskGRPOConfig):
+            raise TypeError(
+                f"args must be a TaskGRPOConfig (it takes all options of {type(args).__name__}), got {args!r}"
+            )
+        self.task = task
+        self._rewards: TaskRewards | None = None
+        if task is not None:
+            if reward_funcs is not None or args.reward_weights is not None:
+                raise ValueError("a task brings its own rewards; to weight them use component_weights")
+            self._rewards = TaskRewards(task, args, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            reward_funcs = self._rewards.functions()
+            train_dataset = task_dataset(task, "train", args.train_rows, args.seed, train_dataset)
+            if eval_dataset is not None or args.eval_strategy != "no":
+                eval_dataset = task_dataset(task, "test", args.eval_rows, args.seed, eval_dataset)
+        if peft_config is not None and args.reference_mode != "static":
+            # TRL keeps a frozen adapter "ref", which can be moved, only for a model that is wrapped already.
+            model = _with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
+            peft_config = None
+        super().__init__(
+            model, reward_funcs, args, train_dataset, eval_dataset, *more, peft_config=peft_config, **kwargs
+        )
+        if self._rewards is not None:
+            self.reward_func_names = self._rewards.names
+            self.reward_weights = torch.tensor(self._rewards.weights, dtype=torch.float32)
+            if self._tokenizer.chat_template is None:
+                self._tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+        self._inputs: list[dict[str, Any]] = []  # the examples of the rollout under way
+        self._set_up_constraint(constraint)
+        self._set_up_controllers()
+        self.add_callback(MetricsFile())
+        self.add_callback(Hints())
+
+    def _set_up_constraint(self, constraint: Constraint | None) -> None:
+        self._constraint: Constraint | None = None
+        self._tables = MaskTables()  # of the rollouts in use, in training and in evaluation
+        self._masks: torch.Tensor | None = None  # mask numbers of the rows being scored
+        if not self.args.constrain:
+            return
+        if constraint is None and self.task is not None:
+            constraint = self.task.constraint(self._tokenizer)
+        if constraint is None:
+            why = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
+            raise ValueError(f"constrain=True needs a constraint, but {why}")
+        if self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled:
+            raise ValueError(
+                "constrain=True does not go with tools, rollout_func, vision-language models or a router loss "
+                "(for the last, set router_aux_loss_coef=0)"
+            )
+        self._constraint = constraint
+        self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
+        self._head.add_to(self.model.get_base_model() if is_peft_model(self.model) else self.model)
+        if self.ref_model is not None:
+            self._head.add_to(self.accelerator.unwrap_model(self.ref_model))
+
+    def _set_up_controllers(self) -> None:
+        args, task = self.args, self.task
+        self._moved_at: int | None = None  # the optimizer step at which reference and beta last moved
+        self._reference: MovingReference | None = None
+        self._kl: AdaptiveKL | None = None
+        self._replay: ReplayBuffer | None = None
+        self._curriculum: Curriculum | None = None
+        if args.reference_mode != "static":
+            policy = self.accelerator.unwrap_model(self.model)
+            ref_model = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
+            frequency = args.reference_update_freq
+            self._reference = MovingReference(args.reference_mode, policy, ref_model, args.ema_alpha, frequency)
+        if args.kl_target is not None:
+            self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
+        if args.replay_size:
+            if task is None:
+                raise ValueError("replay_size needs a task: what is replayed belongs to a row of it")
+            seed = args.seed + self.accelerator.process_index
+            self._replay = ReplayBuffer(
+                args.replay_size, args.replay_max_age, args.replay_alpha, args.replay_beta, seed
+            )
+        if args.curriculum:
+            if task is None or not task.levels:
+                raise ValueError("curriculum=True needs a task with levels, and this one has none")
+            self._curriculum = Curriculum(
+                [json.loads(row) for row in self.train_dataset["row"]],
+                task.levels,
+                args.curriculum_window,
+                args.curriculum_advance,
+                args.curriculum_fall_back,
+                args.curriculum_review,
+                args.seed,
+            )
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    # ---- 1. around a rollout
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        is_training = self.model.training
+        if is_training:
+            self._move_controllers()
+            if self._curriculum is not None:
+                chosen = [self._curriculum.select(example["index"], self.state.global_step) for example in inputs]
+                inputs = [self.train_dataset[index] for index in chosen]
+        self._inputs = inputs
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            masks, self._masks = self._masks, None
+        if masks is not None:
+            output["mask_numbers"] = widened(masks, output["completion_ids"].shape[1])
+            self._log_constraint(output)
+        if self._rewards is not None or self.args.advantage_estimator != "grpo" or self.args.advantage_clip:
+            self._replace_advantages(output)
+        if is_training and self._curriculum is not None:
+            self._metrics["train"]["curriculum/level"].append(float(self._curriculum.level))
+            levels = gather_object([str(json.loads(example["row"]).get("level")) for example in inputs])
+            self._curriculum.observe(levels, self._column("success").tolist())
+        if is_training and self._replay is not None:
+            self._replay_groups(output)
+        return output
+
+    def _move_controllers(self) -> None:
+        """Once an iteration, before its rollout: the reference follows the policy, beta follows the KL divergence."""
+        if self._moved_at is not None and self._moved_at != self.state.global_step:
+            if self._reference is not None:
+                self._reference.update()
+            if self._kl is not None:
+                self.beta = self._kl.update(self.args.generation_batch_size)
+                self._metrics["train"]["beta"].append(self.beta)
+        self._moved_at = self.state.global_step
+
+    # ---- 2. sampling under a constraint
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._constraint is None:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        table = self._tables.start(self._mode, model.get_output_embeddings().weight.shape[0])
+        rows = [json.loads(example["row"]) if "row" in example else example for example in self._inputs]
+        processor = ConstraintProcessor(self._constraint, rows, table)
+        with logits_processor_in(model, processor):
+            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self._masks = padded([m[: len(ids)] for m, ids in zip(processor.masks, completion_ids, strict=True)])
+        return completion_ids, logprobs
+
+    # ---- 3. rewards and advantages
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        generated = super()._generate(prompts)
+        if self._rewards is not None:
+            completions = generated[3]
+            self._rewards.begin([example["row"] for example in self._inputs], [text_of(c) for c in completions])
+        return generated
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._rewards is not None:
+            outcomes = self._rewards.finish()
+            self._log_completion_extra("reason", [o.reason or (o.score.reason if o.score else "") for o in outcomes])
+            self._log_metric("reward_failures", sum(o.score is None for o in outcomes) / len(outcomes))
+            self._log_metric("perf/reward_seconds", sum(o.seconds for o in outcomes) / len(outcomes))
+            self._log_metric("perf/reward_cache_hit_rate", self._rewards.executor.stats.hit_rate)
+        rewards_N_F = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
+        if self._rewards is not None:
+            if self._rewards.has_group_components:
+                rows = gather_object([example["row"] for example in inputs])
+                texts = gather_object([text_of(completion) for completion in completions])
+                self._rewards.fill_group_components(rewards_N_F, rows, texts, self._group_size)
+            rewards_N_F = self._rewards.unscored_to_nan(rewards_N_F)
+        self._rewards_N_F = rewards_N_F
+        return rewards_N_F
+
+    def _column(self, name: str) -> torch.Tensor:
+        """One component of all completions of the rollout, over all processes."""
+        return self._rewards_N_F[:, self.reward_func_names.index(name)]
+
+    def _replace_advantages(self, output: dict[str, Any]) -> None:
+        """Advantages of whole groups, from rewards gathered over all processes; this process keeps its slice."""
+        args, size, metrics = self.args, self._group_size, self._metrics[self._mode]
+        totals_N = (self._rewards_N_F * self.reward_weights.to(self._rewards_N_F.device)).nansum(1)
+        totals_N[torch.isnan(self._rewards_N_F).all(1)] = torch.nan
+        totals_P_G = totals_N.view(-1, size)
+        advantages_N = gather(output["advantages"])
+        if args.advantage_estimator != "grpo" and (self.model.training or _k_fits(args, size)):
+            scale = args.scale_rewards == "group"
+            advantages_N = estimate(totals_P_G, args.advantage_estimator, args.pass_k, scale=scale).flatten()
+            if args.advantage_estimator == "maxk":
+                advantages_N = advantages_N * size  # the estimator is for a sum over the group, the loss is a mean
+        if args.advantage_clip is not None:
+            clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
+            metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
+            advantages_N = clipped
+        filled = totals_P_G.nan_to_num(nan=0.0)
+        spread = torch.where(totals_P_G.isnan(), -torch.inf, filled).amax(1)
+        spread = spread - torch.where(totals_P_G.isnan(), torch.inf, filled).amin(1)
+        self._without_signal_P = (advantages_N.view(-1, size) == 0).all(1) | ~(spread > 1e-6)
+        metrics["groups_without_signal"].append(self._without_signal_P.float().mean().item())
+        if self._rewards is not None:
+            for name, values_P_G in (("pass", self._column("success").view(-1, size)), ("max", totals_P_G)):
+                for k, value in expected_best_curve(values_P_G).items():
+                    metrics[f"{name}@{k}"].append(value)
+        if args.advantage_estimator == "grpo" and args.advantage_clip is None:
+            return
+        local = len(output["advantages"])
+        first = self.accelerator.process_index * local
+        output["advantages"] = advantages_N[first : first + local].to(output["advantages"].dtype)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(advantages_N))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+
+    # ---- 4. and 5. scoring under the masks that were sampled under
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        logits_to_keep: int,
+        batch_size: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        score = super()._get_per_token_logps_and_entropies
+        if self._masks is None:
+            return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+        masks = widened(self._masks, logits_to_keep)
+        batch_size = batch_size or len(input_ids)
+        logps, entropies = [], []
+        for start in range(0, len(input_ids), batch_size):
+            rows = slice(start, start + batch_size)
+            with self._head.masks(masks[rows], self._tables[self._mode]):
+                scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
+            logps.append(scored[0])
+            entropies.append(scored[1])
+        return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        metrics = self._metrics[self._mode]
+        self._masks = inputs.get("mask_numbers")
+        if self._masks is None:
+            loss = super()._compute_loss(model, inputs)
+        else:
+            try:
+                with self._head.measuring():
+                    loss = super()._compute_loss(model, inputs)
+            finally:
+                self._masks = None
+            mass = torch.tensor(self._head.allowed_mass, device=loss.device)
+            metrics["constraint/allowed_mass"].append(self.accelerator.gather(mass).mean().item())
+        if self._kl is not None and self.model.training:
+            self._kl.observe(metrics["kl"][-1])
+        return loss
+
+    def _log_constraint(self, output: dict[str, Any]) -> None:
+        numbers = output["mask_numbers"][output["completion_mask"].bool().cpu()].numpy()
+        counts = self._tables[self._mode].counts(numbers[numbers != FREE])
+        sums = torch.tensor([counts.sum(), (counts == 1).sum(), len(counts)], dtype=torch.float32)
+        allowed, forced, total = gather(sums.to(self.accelerator.device)).view(-1, 3).sum(0).tolist()
+        if total:
+            self._metrics[self._mode]["constraint/allowed_tokens"].append(allowed / total)
+            self._metrics[self._mode]["constraint/forced_fraction"].append(forced / total)
+
+    # ---- replay
+
+    @torch.no_grad()
+    def _replay_groups(self, output: dict[str, Any]) -> None:
+        """Groups without signal give way to stored ones; groups with signal are stored."""
+        assert self._replay is not None
+        step, size = self.state.global_step, self.num_generations
+        groups = len(output["advantages"]) // size
+        first = self.accelerator.process_index * groups
+        is_empty = self._without_signal_P[first : first + groups].tolist()
+        empty = [group for group in range(groups) if is_empty[group]]
+        self._replay.drop_older(step)
+        drawn = self._replay.sample(min(len(empty), int(self.args.replay_fraction * groups)))
+        chosen = [(group, stored, weight) for group, (stored, weight) in zip(empty, drawn, strict=False)]
+        if "old_per_token_logps" not in output:
+            # TRL leaves them out where they equal the current ones, which those of a stored group do not.
+            output["old_per_token_logps"] = self._score(output, of_reference=False)
+        rows = [example["row"] for example in self._inputs]
+        for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step):
+            self._replay.add(group)
+        if chosen:
+            replaced = put_groups(output, chosen, size, self._tokenizer.pad_token_id)
+            if self._constraint is not None:
+                self._rebuild_masks(output, replaced, [json.loads(s.row) for _, s, _ in chosen for _ in range(size)])
+            if "ref_per_token_logps" in output:
+                part = {
+                    key: value[replaced]
+                    for key, value in output.items()
+                    if isinstance(value, torch.Tensor) and value.ndim == 2
+                }
+                output["ref_per_token_logps"][replaced] = self._score(part, of_reference=True)
+        output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
+        ages = [float(step - stored.step) for _, stored, _ in chosen]
+        sums = torch.tensor([len(ages), sum(ages), len(self._replay)], device=self.accelerator.device)
+        replaced_groups, age, stored_groups = gather(sums.float()).view(-1, 3).sum(0).tolist()
+        self._metrics["train"]["replay/size"].append(stored_groups)
+        self._metrics["train"]["replay/replaced_groups"].append(replaced_groups)
+        if replaced_groups:
+            self._metrics["train"]["replay/age"].append(age / replaced_groups)
+
+    def _rebuild_masks(self, output: dict[str, Any], replaced: list[int], rows: list[dict[str, Any]]) -> None:
+        assert self._constraint is not None
+        for i, row in zip(replaced, rows, strict=True):
+            ids = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
+            masks = replay(self._constraint, row, ids)
+            numbers = [self._tables["train"].number_of(mask) for mask in masks]
+            output["mask_numbers"][i, : len(ids)] = torch.tensor(numbers, dtype=output["mask_numbers"].dtype)
+
+    def _score(self, output: dict[str, Any], of_reference: bool) -> torch.Tensor:
+        """Log-probs of a rollout's completions under the policy or the reference as they are now."""
+        model, adapter = self.model, nullcontext()
+        if of_reference and self.ref_model is not None:
+            model = self.ref_model
+        elif of_reference:
+            policy = self.accelerator.unwrap_model(self.model)
+            adapter = use_adapter(policy, "ref" if "ref" in policy.peft_config else None)
+        self._masks = output.get("mask_numbers")
+        try:
+            with adapter:
+                return self._get_per_token_logps_and_entropies(
+                    model,
+                    torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                    torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                    output["completion_ids"].shape[1],
+                    batch_size=self.args.per_device_train_batch_size,
+                )[0]
+        finally:
+            self._masks = None
+
+    # ---- checkpoints
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {
+            "reference": self._reference,
+            "kl": self._kl,
+            "replay": self._replay,
+            "curriculum": self._curriculum,
+            "tables": self._tables,
+            "rewards": self._rewards.executor if self._rewards is not None else None,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _state_dict(self) -> dict[str, Any]:
+        return super()._state_dict() | {"moved_at": self._moved_at}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        super()._load_state_dict(state)
+        self._moved_at = state["moved_at"]
+        if self._kl is not None:
+            self.beta = self._kl.beta
+        for batch in self._buffered_inputs or []:
+            if "mask_numbers" in batch:
+                batch["mask_numbers"] = batch["mask_numbers"].cpu()
+
+
+def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any = None) -> Dataset:
+    """Rows of a task (or `rows`, if given) as TRL wants them: the prompt, and the whole row as JSON. Columns of Arrow
+    would merge the keys of nested rows."""
+    if isinstance(rows, Dataset) and {"prompt", "row", "index"} <= set(rows.column_names):
+        return rows
+    rows = task.dataset(split, size, seed) if rows is None else list(rows)
+    if not rows:
+        raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
+    return Dataset.from_dict(
+        {
+            "prompt": [row["prompt"] for row in rows],
+            "row": [json.dumps(row, ensure_ascii=False) for row in rows],
+            "index": list(range(len(rows))),
+        }
+    )
+
+
+def _k_fits(args: TaskGRPOConfig, group_size: int) -> bool:
+    try:
+        check_estimator(args.advantage_estimator, args.pass_k, group_size)
+    except ValueError:
+        return False  # groups of evaluation are too small for k: TRL's own advantages stay, only the loss shows them
+    return True
+
+
+def _with_adapter(model: Any, peft_config: Any, args: TaskGRPOConfig, quantization_config: Any) -> Any:
+    """`model` (or the one at that path) with a new adapter, made as TRL would make it."""
+    from peft import get_peft_model
+
+    set_seed(args.seed)
+    if isinstance(model, str):
+        init = dict(args.model_init_kwargs or {})
+        if quantization_config is not None:
+            init["quantization_config"] = quantization_config
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+            init["device_map"] = None
+        model = create_model_from_path(model, **init)
+    return get_peft_model(model, peft_config)
