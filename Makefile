@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	rm -rf outputs/demo
-	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config recipes/prompts/tiny_cpu.yaml --output_dir outputs/demo
+	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config recipes/demo.yaml
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.advantages import check_estimator, estimate, expected_best, expected_best_curve
+from trl_grpo_tasks.advantages import check_estimator, estimate, expected_best, expected_best_curve, without_signal
 
 CASES = json.loads((Path(__file__).parent / "reference" / "advantages.json").read_text())["cases"]
 # the name in the reference file, our name
@@ -132,3 +132,11 @@ def test_curve_counts_only_scored_completions():
     nan = float("nan")
     curve = expected_best_curve(torch.tensor([[0.0, 1, 0, 0], [1, nan, nan, 0]]))
     assert curve == {1: pytest.approx((0.25 + 0.5) / 2), 2: pytest.approx((0.5 + 1) / 2), 4: 1.0}
+
+
+def test_groups_without_signal():
+    nan = float("nan")
+    rewards = torch.tensor([[0.1, 0.1, 0.1], [0.0, 1, nan], [nan, nan, nan], [0.3, nan, 0.3]])
+    advantages = estimate(rewards, "grpo") + 1e-9  # rounding leaves a trace
+    assert without_signal(rewards, advantages).tolist() == [True, False, True, True]
+    assert without_signal(rewards[1:2], torch.zeros(1, 3)).tolist() == [True]

@@ -54,17 +54,17 @@ def run(model, output_dir, options, resume=False, peft=False, kill_at=None):
     """Train in a process of its own; `kill_at` is a file whose appearance means: SIGKILL now."""
     argument = json.dumps([model, str(output_dir), options, resume, peft])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    log = open(Path(output_dir).parent / f"{Path(output_dir).name}.log", "a")
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, argument], env=environment, stdout=log, stderr=log)
+    log = Path(output_dir).parent / f"{Path(output_dir).name}.log"
+    with open(log, "a") as file:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, argument], env=environment, stdout=file, stderr=file)
     deadline = time.monotonic() + 240
     while kill_at is not None and not kill_at() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     if kill_at is not None:
         process.send_signal(signal.SIGKILL)
     code = process.wait(240)
-    log.close()
     if kill_at is None:
-        assert code == 0, Path(log.name).read_text()[-3000:]
+        assert code == 0, log.read_text()[-3000:]
 
 
 def lines_written(output_dir, count):

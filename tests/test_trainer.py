@@ -14,6 +14,8 @@ from tests.toy import LETTERS, LettersConstraint, ToyTask
 from tests.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.advantages import estimate
+from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.table import padded, widened
 from trl_grpo_tasks.task import Score
 
 OURS = ("reward_workers",)
@@ -262,10 +264,6 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
     exact = torch.autograd.grad((probabilities * rewards).sum(), list(model.parameters()), allow_unused=True)
 
     # Ours: one batch that holds every sequence; each weighs its probability times its reward.
-    FixedTrainer.fixed = texts
-    from trl_grpo_tasks.constraints.base import replay
-    from trl_grpo_tasks.constraints.table import padded, widened
-
     table = trainer._tables.start("train", len(tokenizer))
     ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
     numbers = padded([[table.number_of(mask) for mask in replay(constraint, row, i)] for i in ids])

@@ -20,7 +20,7 @@ class LettersState:
         return pack_ids(ids, self._vocab_size)
 
     def accept(self, token):
-        if self.finished or not (token == self._eos and self._any or token in self._ids and self._left):
+        if self.finished or not ((token == self._eos and self._any) or (token in self._ids and self._left)):
             raise ValueError(f"token {token} is not allowed here")
         self.finished = token == self._eos
         self._left -= 1

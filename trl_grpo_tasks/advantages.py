@@ -47,22 +47,40 @@ def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *,
     return advantages_P_G
 
 
+def k_range(estimator: str, group_size: int) -> tuple[int, int]:
+    """The smallest and the largest k that makes sense for an estimator that needs one."""
+    lowest = 2 if estimator == "maxk" else 1
+    # At k = n every completion is in the only subset, so Pass@k credits none of them more than another.
+    highest = group_size - 1 if estimator == "passk" else group_size
+    return lowest, highest
+
+
+def k_fits(estimator: str, k: int | None, group_size: int) -> bool:
+    lowest, highest = k_range(estimator, group_size)
+    return estimator not in NEEDS_K or (k is not None and lowest <= k <= highest)
+
+
 def check_estimator(estimator: str, k: int | None, group_size: int) -> None:
     """ValueError for an estimator that does not exist or a k that makes no sense for groups of `group_size`."""
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}; estimators are: {', '.join(ESTIMATORS)}")
-    if estimator not in NEEDS_K:
+    if k_fits(estimator, k, group_size):
         return
+    lowest, highest = k_range(estimator, group_size)
     if k is None:
-        raise ValueError(f"advantage estimator {estimator!r} needs pass_k (1 <= pass_k <= num_generations)")
-    lowest = 2 if estimator == "maxk" else 1
-    # At k = n every completion is in the only subset, so Pass@k credits none of them more than another.
-    highest = group_size - 1 if estimator == "passk" else group_size
-    if not lowest <= k <= highest:
-        raise ValueError(
-            f"pass_k={k} makes no sense for advantage estimator {estimator!r} with groups of {group_size}: "
-            f"choose {lowest} <= pass_k <= {highest}, or more generations"
-        )
+        raise ValueError(f"advantage estimator {estimator!r} needs pass_k, between {lowest} and {highest} here")
+    raise ValueError(
+        f"pass_k={k} makes no sense for advantage estimator {estimator!r} with groups of {group_size}: "
+        f"choose {lowest} <= pass_k <= {highest}, or more generations"
+    )
+
+
+def without_signal(rewards_P_G: torch.Tensor, advantages_P_G: torch.Tensor) -> torch.Tensor:
+    """Which groups teach nothing: all advantages are 0, or all rewards are equal up to rounding."""
+    unscored = rewards_P_G.isnan()
+    highest = rewards_P_G.masked_fill(unscored, -torch.inf).amax(1)
+    lowest = rewards_P_G.masked_fill(unscored, torch.inf).amin(1)
+    return (advantages_P_G == 0).all(1) | ~(highest - lowest > 1e-6)
 
 
 def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:

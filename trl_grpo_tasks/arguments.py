@@ -10,6 +10,8 @@ from typing import Any
 
 from .task import Task, find_task_class, get_task
 
+NEWEST = "newest"  # the value of --resume_from_checkpoint that stands for the newest complete checkpoint
+
 
 @dataclass
 class RunArguments:
@@ -38,14 +40,17 @@ class RunArguments:
 def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, Any]:
     """(task, run, TaskGRPOConfig, ModelConfig) from the command line. Raises ValueError in words for a person."""
     import torch
-    from trl import ModelConfig, TrlParser
+    from trl import ModelConfig
 
     from .config import TaskGRPOConfig
     from .models import is_bf16_fast
 
-    argv = _with_resume_value(list(sys.argv[1:] if argv is None else argv))
-    task_class = find_task_class(_first_value(argv, "task") or RunArguments.task)
-    parser = TrlParser((RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options), allow_abbrev=False)
+    argv = _with_resume_value(
+        _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
+    )
+    recipe = _read_recipe(_value_of(argv, "--config"))
+    task_class = find_task_class(_value_of(argv, "--task") or str(recipe.get("task", RunArguments.task)))
+    parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
     on_accelerator = is_bf16_fast() or torch.cuda.is_available()
     # Below the task's defaults, which are below the recipe, which is below the flags.
     defaults = {
@@ -57,49 +62,92 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "save_steps": 50,
         "save_total_limit": 2,
         "eval_rows": 64,
+        "hub_strategy": "end",
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:
         raise ValueError(f"task {task_class.name!r}: its defaults name options that do not exist: {unknown}")
+    for action in parser._actions:
+        _check_recipe_value(action, recipe.get(action.dest))
     *parsed, from_file, from_flags = parser.parse_args_and_config(
         argv, return_remaining_strings=True, separate_remaining_strings=True
     )
-    known = {option for action in parser._actions for option in action.option_strings}
-    for text in [*from_file, *from_flags]:
-        raise ValueError(_unknown_option(text, known))
+    refuse_unknown([*from_file, *from_flags], parser)
     run, args, model, options = parsed
+    if args.resume_from_checkpoint in ("true", "True", True):
+        args.resume_from_checkpoint = NEWEST
     return get_task(run.task, options), run, args, model
 
 
-def _unknown_option(text: str, known: set[str]) -> str:
-    if not text.startswith("--"):
-        return f"{text!r} does not belong to any option"
-    name = text.split("=")[0]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "; --help lists all of them")
+def make_parser(*option_classes: type) -> Any:
+    """TRL's parser, with mistakes as one line rather than after the usage of several hundred options."""
+    from trl import TrlParser
+
+    def refuse(message: str) -> None:
+        raise ValueError(message.removeprefix("argument "))
+
+    parser = TrlParser(option_classes, allow_abbrev=False)
+    parser.error = refuse
+    return parser
 
 
-def _first_value(argv: Sequence[str], name: str) -> str | None:
-    """The value of an option before the parser exists: from the flags, or from the recipe that --config names."""
-    for i, text in enumerate(argv):
-        if text == f"--{name}" and i + 1 < len(argv):
-            return argv[i + 1]
-        if text.startswith(f"--{name}="):
-            return text.split("=", 1)[1]
-    if name != "config" and (recipe := _first_value(argv, "config")):
-        import yaml
+def refuse_unknown(left_over: Sequence[str], parser: Any) -> None:
+    """ValueError for the first of the words that no option took, with the nearest option there is."""
+    for text in left_over:
+        if not text.startswith("--"):
+            raise ValueError(f"{text!r} does not belong to any option")
+        name = text.split("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise ValueError(
+            f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "; --help lists all of them")
+        )
 
-        try:
-            with open(recipe) as file:
-                values = yaml.safe_load(file)
-        except OSError as error:
-            raise ValueError(f"--config {recipe}: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise ValueError(f"--config {recipe} is not YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"--config {recipe} must hold options as 'name: value' lines")
-        return values.get(name)
-    return None
+
+def _with_separate_values(argv: list[str], *names: str) -> list[str]:
+    """`--name=value` as two words, which is how TRL's parser looks for a recipe."""
+    words = [part for text in argv for part in (text.split("=", 1) if text.split("=")[0] in names else [text])]
+    for name in names:
+        if words and words[-1] == name:
+            raise ValueError(f"{name} needs a value")
+    return words
+
+
+def _value_of(argv: Sequence[str], name: str) -> str | None:
+    return argv[argv.index(name) + 1] if name in argv else None
+
+
+def _read_recipe(path: str | None) -> dict[str, Any]:
+    """The options in the recipe file, before the parser exists that will read it again: the task may be in it."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--config {path} must hold options as 'name: value' lines")
+    return values
+
+
+def _check_recipe_value(action: Any, value: Any) -> None:
+    """argparse converts and checks text only; numbers, lists and truth values from YAML would pass as they are."""
+    if value is None or (isinstance(value, str) and action.nargs != "+"):
+        return
+    kinds = {"int": (int, "a whole number"), "float": ((int, float), "a number"), "string_to_bool": (bool, "a bool")}
+    kind: Any
+    kind, words = kinds.get(getattr(action.type, "__name__", ""), (object, "anything"))
+    if action.nargs == "+":
+        fits, words = isinstance(value, list), "a list"
+    else:
+        fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
+    if not fits:
+        raise ValueError(f"--config: {action.dest}: {value!r} must be {words}")
 
 
 def _with_resume_value(argv: list[str]) -> list[str]:
@@ -108,5 +156,5 @@ def _with_resume_value(argv: list[str]) -> list[str]:
     if flag in argv:
         after = argv.index(flag) + 1
         if after == len(argv) or argv[after].startswith("--"):
-            argv.insert(after, "newest")
+            argv.insert(after, NEWEST)
     return argv

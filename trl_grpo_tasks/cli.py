@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from .run import import_from_here
 from .task import TASKS, find_task_class, get_task
 
 USAGE = """usage: trl-grpo-tasks COMMAND ...
@@ -35,9 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] not in commands:
         print(f"error: unknown command {arguments[0]!r}; commands are: {', '.join(commands)}", file=sys.stderr)
         return 2
+    if arguments[0] in ("train", "eval"):  # which say themselves what is wrong
+        return commands[arguments[0]](arguments[1:])
+    import_from_here()
     try:
         return commands[arguments[0]](arguments[1:])
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -73,8 +77,7 @@ def score(arguments: Sequence[str]) -> int:
     from .rewards.executor import RewardExecutor
 
     bad = 0
-    source: Any = nullcontext(sys.stdin) if known.input == "-" else open(known.input, errors="replace")  # noqa: SIM115
-    with source as lines, RewardExecutor(task) as executor:
+    with _lines_of(known.input) as lines, RewardExecutor(task) as executor:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -85,24 +88,20 @@ def score(arguments: Sequence[str]) -> int:
                 bad += 1
                 continue
             (outcome,) = executor.submit([json.dumps(row)], [completion]).result()
-            if outcome.score is not None:
-                print(json.dumps(outcome.score.as_dict(), ensure_ascii=False))
-            else:
-                nothing: dict[str, Any] = {
-                    "components": {},
-                    "total": None,
-                    "valid": False,
-                    "success": False,
-                    "info": {},
-                }
-                print(json.dumps(nothing | {"reason": outcome.reason}, ensure_ascii=False))
+            unscored: dict[str, Any] = {"components": {}, "total": None, "valid": False, "success": False, "info": {}}
+            told = outcome.score.as_dict() if outcome.score else {**unscored, "reason": outcome.reason}
+            print(json.dumps(told, default=str), flush=True)  # in ASCII: a completion may hold lone surrogates
     return 1 if bad else 0
+
+
+def _lines_of(path: str) -> Any:
+    return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
 def _read_scored_line(line: str) -> tuple[dict, str]:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict):
         raise ValueError('must be an object with "row" (an object) and "completion" (text)')
@@ -116,12 +115,11 @@ def _task_options(spec: str, flags: Sequence[str]) -> object:
     options_class = find_task_class(spec).Options
     if not flags:
         return options_class()
-    from trl import TrlParser
+    from .arguments import make_parser, refuse_unknown
 
-    parser = TrlParser((options_class,), allow_abbrev=False)
+    parser = make_parser(options_class)
     options, rest = parser.parse_args_and_config(list(flags), return_remaining_strings=True)
-    if rest:
-        raise ValueError(f"task {spec!r} has no option {rest[0]}")
+    refuse_unknown(rest, parser)
     return options
 
 

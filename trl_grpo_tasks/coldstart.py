@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from .checkpoints import is_complete, mark_complete
+from .models import is_made_from, making, origin_of
 from .task import Row, Task
 
 
@@ -18,6 +20,7 @@ def cold_start(
     rows: list[dict[str, Any]],
     folder: str | Path,
     *,
+    tokenizer: Any = None,
     steps: int,
     learning_rate: float,
     batch_size: int,
@@ -25,14 +28,24 @@ def cold_start(
     **settings: Any,
 ) -> str:
     """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
-    `peft_config` an adapter is trained and merged. What is there already and complete is taken as it is."""
+    `peft_config` an adapter is trained and merged. What was made there before in the same way is taken as it is."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
     from .callbacks import StepLine
 
     folder = Path(folder)
-    if is_complete(folder):
+    golds = gold_dataset(task, rows)
+    origin = {
+        "model": origin_of(model) or model,
+        "answers": hashlib.sha256(json.dumps(golds.to_list()).encode()).hexdigest(),
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "adapter": peft_config is not None,
+        "seed": settings.get("seed"),
+    }
+    if is_made_from(folder, origin):
         return str(folder)
     args = SFTConfig(
         output_dir=str(folder),
@@ -44,9 +57,10 @@ def cold_start(
         logging_steps=max(1, steps // 10),
         save_strategy="no",
         report_to="none",
+        ddp_find_unused_parameters=False,
         **settings,
     )
-    trainer = SFTTrainer(model, args=args, train_dataset=gold_dataset(task, rows), peft_config=peft_config)
+    trainer = SFTTrainer(model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config)
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepLine("cold start", ("loss", "mean_token_accuracy")))
@@ -55,10 +69,10 @@ def cold_start(
     if trainer.accelerator.is_main_process:
         if peft_config is not None:
             trained = trained.merge_and_unload()
-        trained.save_pretrained(folder)
-        trainer.processing_class.save_pretrained(folder)
+        with making(folder, origin):
+            trained.save_pretrained(folder)
+            trainer.processing_class.save_pretrained(folder)
         shutil.rmtree(folder / "runs", ignore_errors=True)
-        mark_complete(folder)
     trainer.accelerator.wait_for_everyone()
     return str(folder)
 

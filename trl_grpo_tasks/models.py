@@ -5,7 +5,11 @@ Whatever it comes from, TRL gets a Hub id or a folder: it loads the reference mo
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 from .task import Task, TinySpec
 
 TINY = "tiny"
+ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
 # For models that have no chat template of their own: a line a message, and the end of the text after an answer.
 PLAIN_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
@@ -28,12 +33,19 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
         spec = task.tiny()
         if spec is None:
             raise ValueError(f"task {task.name!r} has no embedded tiny model; give --model_name_or_path")
-        if not (folder / "config.json").is_file():
-            save_tiny(spec, folder, seed)
+        origin = {"task": task.name, "seed": seed, **asdict(spec), "tokens": list(spec.tokens)}
+        if not is_made_from(folder, origin):
+            with making(folder, origin):
+                save_tiny(spec, folder, seed)
         return str(folder)
     if name.endswith(".gguf"):
-        if not (folder / "config.json").is_file():
-            convert_gguf(name, folder)
+        file = Path(name).expanduser()
+        if not file.is_file():
+            raise ValueError(f"model file {name!r} does not exist")
+        origin = {"file": str(file.resolve()), "bytes": file.stat().st_size}
+        if not is_made_from(folder, origin):
+            with making(folder, origin):
+                convert_gguf(file, folder)
         return str(folder)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     path = Path(name).expanduser()
@@ -42,6 +54,51 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
     if path.is_dir() and not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
         raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
     return str(path) if path.is_dir() else name
+
+
+def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
+    """Whether `folder` is complete and was made from this."""
+    return origin_of(folder) == json.loads(json.dumps(origin))
+
+
+def origin_of(folder: str | Path) -> Any:
+    note = Path(folder) / ORIGIN_FILE
+    return json.loads(note.read_text(encoding="utf-8")) if note.is_file() else None
+
+
+@contextmanager
+def making(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
+    """Around the writing of `folder`: the note of its origin goes first and comes last."""
+    note = Path(folder) / ORIGIN_FILE
+    note.unlink(missing_ok=True)
+    yield
+    note.write_text(json.dumps(origin, indent=1), encoding="utf-8")
+
+
+def is_adapter(path: str | Path) -> bool:
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+def load_tokenizer(model: str, revision: str = "main") -> Any:
+    """The tokenizer of a model. An adapter that was saved without one has that of its base model; one without a chat
+    template gets a plain one."""
+    from transformers import AutoTokenizer
+
+    source = model
+    if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
+        source = json.loads((Path(model) / "adapter_config.json").read_text())["base_model_name_or_path"]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, padding_side="left", truncation_side="left"
+        )
+    except OSError as error:
+        raise ValueError(
+            f"the tokenizer of model {source!r} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
@@ -102,15 +159,12 @@ def make_tokenizer(tokens: Any, context: int) -> Any:
     return tokenizer
 
 
-def convert_gguf(file: str, folder: str | Path) -> None:
+def convert_gguf(file: Path, folder: str | Path) -> None:
     """A GGUF file as an ordinary folder, dequantised. transformers marks such a model as quantised and then refuses to
     save it, so the weights go into a fresh model of the same configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise ValueError(f"model file {file!r} does not exist")
-    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = AutoConfig.from_pretrained(**where)
     model = type(loaded)(config)

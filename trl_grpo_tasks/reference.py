@@ -101,3 +101,21 @@ def _update_adapter(model: nn.Module, keep: float) -> None:
             ref[ref_b_name].copy_(new_b)
         elif not (".lora_B." in name and value.ndim == 2):  # B moved with its A
             _blend(ref[ref_name], value, keep)
+
+
+def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: Any) -> Any:
+    """`model` (or the one at that path) with a new adapter, made as TRL would make it. TRL keeps a frozen adapter
+    "ref", which can be moved, only for a model that is wrapped already."""
+    from accelerate.utils import set_seed
+    from peft import get_peft_model
+    from trl.trainer.utils import create_model_from_path
+
+    set_seed(args.seed)
+    if isinstance(model, str):
+        init = dict(args.model_init_kwargs or {})
+        if quantization_config is not None:
+            init["quantization_config"] = quantization_config
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+            init["device_map"] = None
+        model = create_model_from_path(model, **init)
+    return get_peft_model(model, peft_config)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .arguments import RunArguments, parse
+from .arguments import NEWEST, RunArguments, parse
+from .checkpoints import newest_complete
+from .hub import PushError, push
+from .plan import Plan, prepare
 from .task import Task
 
 RESULTS_FILE = "results.json"
+EVAL_ONLY_FILE = "evaluation.json"  # of --eval_only, which may be given the folder of a training run
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
                    "constraint/allowed_mass", "curriculum/level")  # fmt: skip
 
@@ -20,88 +27,99 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
     _calm_down()
+    import_from_here()
     try:
         task, run, args, model_args = parse(argv)
-        check(run, args)
-    except ValueError as error:
+        plan = prepare(task, run, args, model_args)
+    except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    train(task, run, args, model_args)
+    try:
+        train(task, run, args, model_args, plan)
+    except PushError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
-def check(run: RunArguments, args: Any) -> None:
-    """What can be known to fail before anything slow starts."""
-    from .checkpoints import checkpoint_folders
-
-    earlier = checkpoint_folders(args.output_dir)
-    if earlier and not args.resume_from_checkpoint and not run.eval_only:
-        raise ValueError(
-            f"{args.output_dir} holds an earlier run ({earlier[0].name}): continue it with --resume_from_checkpoint, "
-            "or choose another --output_dir"
-        )
-    if args.resume_from_checkpoint not in (None, "newest") and not Path(args.resume_from_checkpoint).is_dir():
-        raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
+def import_from_here() -> None:
+    """Let --task name a module in the current folder, as `python -m` would; what is installed goes before it."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
-def train(task: Task, run: RunArguments, args: Any, model_args: Any) -> dict[str, Any]:
+def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan | None = None) -> dict[str, Any]:
     """Run everything that was asked for; returns what results.json holds."""
     from accelerate import PartialState
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
-    from trl import get_peft_config, get_quantization_config
 
     from .callbacks import StepLine
-    from .models import prepare_model
+    from .models import is_adapter
     from .report import write_report
     from .trainer import TaskGRPOTrainer
 
+    plan = prepare(task, run, args, model_args) if plan is None else plan
     state = PartialState()
     say = print if state.is_main_process else _say_nothing
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or "tiny"
-    rows = task.dataset("train", args.train_rows, args.seed)
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
 
-    with state.main_process_first():
-        model = prepare_model(model_args.model_name_or_path, task, folder, args.seed)
+    model = plan.model
     args.model_init_kwargs = model_init_kwargs(model_args) | dict(args.model_init_kwargs or {})
-    peft_config, quantization = get_peft_config(model_args), get_quantization_config(model_args)
-    evaluations = _Evaluations(task, run, args, state, quantization)
+    evaluations = _Evaluations(task, run, args, state, plan)
     if run.eval_only:
         evaluations.add("model", evaluations.load(model))
         evaluations.save()
         return evaluations.as_dict()
     if run.cold_start_steps:
-        model = _cold_start(task, run, args, model_args, model, rows, peft_config)
+        model = _cold_start(task, run, args, plan)
     before = "cold start" if run.cold_start_steps else "before"
     if run.eval_before_and_after and not evaluations.has(before):
         evaluations.add(before, evaluations.load(model))
         evaluations.save()
 
+    going_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
     trainer = TaskGRPOTrainer(
-        _trainable(model, args),
+        _load(model, args, plan.quantization, trainable=True) if going_on else model,
         args=args,
-        train_dataset=rows,
+        train_dataset=plan.rows,
+        processing_class=plan.tokenizer,
         task=task,
-        peft_config=None if _is_adapter(model) else peft_config,
-        quantization_config=quantization,
+        constraint=plan.constraint,
+        peft_config=None if going_on else plan.peft_config,
+        quantization_config=None if going_on else plan.quantization,
     )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepLine("step", CONSOLE_METRICS))
     _write_settings(folder, task, run, args, model_args)
-    resume: Any = args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if resume == "newest" else resume)
-    trainer.save_model(args.output_dir)
+    _train_or_resume(trainer, args, say)
+    trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
         evaluations.save()
     if state.is_main_process:
         say(f"report: {write_report(folder, task)}")
     if args.push_to_hub:
-        _push(trainer, say)
+        push(trainer)
+        say(f"pushed to {trainer.hub_model_id}")
     return evaluations.as_dict()
+
+
+def _train_or_resume(trainer: Any, args: Any, say: Any) -> None:
+    resume = args.resume_from_checkpoint
+    checkpoint = newest_complete(args.output_dir)[0] if resume == NEWEST else resume
+    if checkpoint and 0 < args.max_steps <= _step_of(Path(checkpoint)):
+        say(f"{checkpoint} is the end of the run")  # from where transformers would take one step more
+        trainer._load_from_checkpoint(str(checkpoint))
+    else:
+        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
 
 
 def model_init_kwargs(model_args: Any) -> dict[str, Any]:
@@ -115,15 +133,14 @@ def model_init_kwargs(model_args: Any) -> dict[str, Any]:
 class _Evaluations:
     """The evaluations of a run so far; kept in results.json, so that a resumed run does not repeat them."""
 
-    def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, quantization: Any):
-        self._task, self._run, self._args, self._state = task, run, args, state
-        self._quantization = quantization
-        self._path = Path(args.output_dir) / RESULTS_FILE
+    def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, plan: Plan):
+        self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
+        self._path = Path(args.output_dir) / (EVAL_ONLY_FILE if run.eval_only else RESULTS_FILE)
         self._done: list[Any] = []
         if args.resume_from_checkpoint and self._path.is_file():
             from .evaluate import Evaluation
 
-            saved = json.loads(self._path.read_text())["evaluations"]
+            saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
             self._done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
 
     def has(self, name: str) -> bool:
@@ -133,31 +150,22 @@ class _Evaluations:
         """The model at `path`, ready to generate; only the main process evaluates."""
         if not self._state.is_main_process:
             return None
-        kwargs = dict(self._args.model_init_kwargs)
-        if self._quantization is not None:
-            return _load(path, kwargs | {"quantization_config": self._quantization}, trainable=False)
-        return _load(path, kwargs, trainable=False).to(self._args.device)
+        model = _load(path, self._args, self._plan.quantization, trainable=False)
+        return model if self._plan.quantization is not None else model.to(self._args.device)
 
     def add(self, name: str, model: Any) -> None:
         if self._state.is_main_process:
-            from transformers import AutoTokenizer
-
             from .evaluate import evaluate, table
-            from .models import PLAIN_CHAT_TEMPLATE
             from .rewards.components import worker_count
             from .rewards.executor import RewardExecutor
 
             args, task = self._args, self._task
-            tokenizer = AutoTokenizer.from_pretrained(
-                model.config._name_or_path or args.output_dir, padding_side="left"
-            )
-            tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
             workers = worker_count(args.reward_workers, 1)
             with RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb) as executor:
                 evaluation = evaluate(
                     name,
                     model,
-                    tokenizer,
+                    self._plan.tokenizer,
                     task,
                     task.dataset("test", args.eval_rows, args.seed),
                     executor=executor,
@@ -165,7 +173,7 @@ class _Evaluations:
                     temperature=args.temperature,
                     max_completion_length=args.max_completion_length,
                     batch_size=max(args.per_device_eval_batch_size, 64),
-                    constraint=task.constraint(tokenizer) if args.constrain else None,
+                    constraint=self._plan.constraint,
                     seed=args.seed,
                 )
             self._done = [one for one in self._done if one.name != name] + [evaluation]
@@ -181,42 +189,41 @@ class _Evaluations:
 
     def save(self) -> None:
         if self._state.is_main_process:
-            self._path.write_text(json.dumps(self.as_dict(), ensure_ascii=False, indent=1))
+            half_written = self._path.with_suffix(".tmp")  # a run may be killed at any moment
+            half_written.write_text(json.dumps(self.as_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+            half_written.replace(self._path)
 
 
-def _cold_start(
-    task: Task, run: RunArguments, args: Any, model_args: Any, model: str, rows: list[dict[str, Any]], peft_config: Any
-) -> str:
+def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     from .coldstart import cold_start
 
-    if model_args.load_in_4bit or model_args.load_in_8bit:
-        raise ValueError(
-            "a cold start merges its adapter, which quantised weights cannot take; do it without load_in_*bit"
-        )
     return cold_start(
-        model,
+        plan.model,
         task,
-        rows,
+        plan.rows,
         Path(args.output_dir) / "cold_start",
+        tokenizer=plan.tokenizer,
         steps=run.cold_start_steps,
         learning_rate=run.cold_start_learning_rate,
         batch_size=run.cold_start_batch_size,
-        peft_config=peft_config,
+        peft_config=copy.deepcopy(plan.peft_config),  # peft writes the name of the base model into it
         bf16=args.bf16,
         fp16=args.fp16,
         gradient_checkpointing=args.gradient_checkpointing,
+        dataloader_pin_memory=args.dataloader_pin_memory,
         seed=args.seed,
         use_cpu=args.use_cpu,
         model_init_kwargs=args.model_init_kwargs,
     )
 
 
-def _is_adapter(path: str) -> bool:
-    return (Path(path) / "adapter_config.json").is_file()
+def _load(path: str, args: Any, quantization: Any, trainable: bool) -> Any:
+    from .models import is_adapter
 
-
-def _load(path: str, kwargs: dict[str, Any], trainable: bool) -> Any:
-    if _is_adapter(path):
+    kwargs = dict(args.model_init_kwargs)
+    if quantization is not None:
+        kwargs["quantization_config"] = quantization
+    if is_adapter(path):
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
@@ -225,18 +232,11 @@ def _load(path: str, kwargs: dict[str, Any], trainable: bool) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, **kwargs)
 
 
-def _trainable(path: str, args: Any) -> Any:
-    """What TRL is given: a path, or, to go on training an adapter, the loaded model."""
-    return _load(path, dict(args.model_init_kwargs), trainable=True) if _is_adapter(path) else path
-
-
 def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
-    from dataclasses import asdict, fields
-
     if not args.should_save:
         return
     settings = {
-        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "command": _command(),
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft},
@@ -245,15 +245,10 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
     (folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str))
 
 
-def _push(trainer: Any, say: Any) -> None:
-    """Upload what was saved. A push that fails loses nothing: the run is on disk, and the line says how to retry."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        trainer.push_to_hub()
-    except (HfHubHTTPError, OSError) as error:
-        say(f"push failed ({error}); the run is in {trainer.args.output_dir}; retry with: "
-            f"hf upload {trainer.hub_model_id} {trainer.args.output_dir}")  # fmt: skip
+def _command() -> str:
+    """What was typed, without the secret that may be in it."""
+    typed = re.sub(r"(--hub_token[= ])\S+", r"\1...", " ".join(sys.argv[1:]))
+    return f"{os.path.basename(sys.argv[0])} {typed}"
 
 
 def _precision(args: Any) -> str:
@@ -265,10 +260,15 @@ def _say_nothing(*_: Any) -> None:
 
 
 def _calm_down() -> None:
-    """Leave the console to what matters: no bar for loading each small file, no word of kernels that are optional."""
+    """Leave the console to what matters: no bars for what takes a second, no word of kernels that are optional."""
     import logging
 
+    # Before anything imports bitsandbytes: it looks for its optional kernels then, and says when there are none.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import datasets
     from transformers.utils import logging as transformers_logging
 
+    datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # Said of checkpoints that are less than a second apart.
+    logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime may not" not in str(record.msg))

@@ -21,11 +21,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object, is_peft_model, set_seed
-from datasets import Dataset
-from trl.trainer.utils import create_model_from_path, use_adapter
+from accelerate.utils import gather, gather_object, is_peft_model
+from trl.trainer.utils import use_adapter
 
-from .advantages import check_estimator, estimate, expected_best_curve
+from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .callbacks import Hints, MetricsFile
 from .config import TaskGRPOConfig
 from .constraints.base import Constraint, replay
@@ -33,9 +32,10 @@ from .constraints.sampling import ConstraintProcessor, logits_processor_in
 from .constraints.scoring import MaskedHead
 from .constraints.table import FREE, MaskTables, padded, widened
 from .curriculum import Curriculum
+from .data import task_dataset
 from .kl import AdaptiveKL
 from .models import PLAIN_CHAT_TEMPLATE
-from .reference import MovingReference
+from .reference import MovingReference, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
@@ -78,8 +78,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             if eval_dataset is not None or args.eval_strategy != "no":
                 eval_dataset = task_dataset(task, "test", args.eval_rows, args.seed, eval_dataset)
         if peft_config is not None and args.reference_mode != "static":
-            # TRL keeps a frozen adapter "ref", which can be moved, only for a model that is wrapped already.
-            model = _with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
+            model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
         super().__init__(
             model, reward_funcs, args, train_dataset, eval_dataset, *more, peft_config=peft_config, **kwargs
@@ -247,7 +246,10 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         totals_N[torch.isnan(self._rewards_N_F).all(1)] = torch.nan
         totals_P_G = totals_N.view(-1, size)
         advantages_N = gather(output["advantages"])
-        if args.advantage_estimator != "grpo" and (self.model.training or _k_fits(args, size)):
+        # In evaluation groups may be too small for k: then TRL's own advantages stay. Only the loss shows them.
+        if args.advantage_estimator != "grpo" and (
+            self.model.training or k_fits(args.advantage_estimator, args.pass_k, size)
+        ):
             scale = args.scale_rewards == "group"
             advantages_N = estimate(totals_P_G, args.advantage_estimator, args.pass_k, scale=scale).flatten()
             if args.advantage_estimator == "maxk":
@@ -256,10 +258,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
             metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
             advantages_N = clipped
-        filled = totals_P_G.nan_to_num(nan=0.0)
-        spread = torch.where(totals_P_G.isnan(), -torch.inf, filled).amax(1)
-        spread = spread - torch.where(totals_P_G.isnan(), torch.inf, filled).amin(1)
-        self._without_signal_P = (advantages_N.view(-1, size) == 0).all(1) | ~(spread > 1e-6)
+        self._without_signal_P = without_signal(totals_P_G, advantages_N.view(-1, size))
         metrics["groups_without_signal"].append(self._without_signal_P.float().mean().item())
         if self._rewards is not None:
             for name, values_P_G in (("pass", self._column("success").view(-1, size)), ("max", totals_P_G)):
@@ -419,43 +418,3 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         for batch in self._buffered_inputs or []:
             if "mask_numbers" in batch:
                 batch["mask_numbers"] = batch["mask_numbers"].cpu()
-
-
-def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any = None) -> Dataset:
-    """Rows of a task (or `rows`, if given) as TRL wants them: the prompt, and the whole row as JSON. Columns of Arrow
-    would merge the keys of nested rows."""
-    if isinstance(rows, Dataset) and {"prompt", "row", "index"} <= set(rows.column_names):
-        return rows
-    rows = task.dataset(split, size, seed) if rows is None else list(rows)
-    if not rows:
-        raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
-    return Dataset.from_dict(
-        {
-            "prompt": [row["prompt"] for row in rows],
-            "row": [json.dumps(row, ensure_ascii=False) for row in rows],
-            "index": list(range(len(rows))),
-        }
-    )
-
-
-def _k_fits(args: TaskGRPOConfig, group_size: int) -> bool:
-    try:
-        check_estimator(args.advantage_estimator, args.pass_k, group_size)
-    except ValueError:
-        return False  # groups of evaluation are too small for k: TRL's own advantages stay, only the loss shows them
-    return True
-
-
-def _with_adapter(model: Any, peft_config: Any, args: TaskGRPOConfig, quantization_config: Any) -> Any:
-    """`model` (or the one at that path) with a new adapter, made as TRL would make it."""
-    from peft import get_peft_model
-
-    set_seed(args.seed)
-    if isinstance(model, str):
-        init = dict(args.model_init_kwargs or {})
-        if quantization_config is not None:
-            init["quantization_config"] = quantization_config
-        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-            init["device_map"] = None
-        model = create_model_from_path(model, **init)
-    return get_peft_model(model, peft_config)

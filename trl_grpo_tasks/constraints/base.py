@@ -48,6 +48,28 @@ class Constraint(Protocol):
         """The state before the first token; None for a row that is not constrained."""
 
 
+def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
+    """Move many states on by one token each; in one go where their kind knows how to."""
+    together = getattr(type(states[0]), "accept_many", None) if states else None
+    if together is not None and all(type(state) is type(states[0]) for state in states):
+        together(states, tokens)
+        return
+    for state, token in zip(states, tokens, strict=True):
+        state.accept(token)
+
+
+def fill_all(states: Sequence[State], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
+    """Write the masks of many states into rows of a matrix that may be wider; in one go where their kind can."""
+    together = getattr(type(states[0]), "fill_many", None) if states else None
+    if together is not None and all(type(state) is type(states[0]) for state in states):
+        together(states, words_B_W, rows)
+        return
+    for state, row in zip(states, rows, strict=True):
+        mask = state.mask()
+        words_B_W[row, : len(mask)] = mask
+        words_B_W[row, len(mask) :] = 0
+
+
 def words_for(vocab_size: int) -> int:
     """How many int32 words a mask over `vocab_size` tokens takes."""
     return (vocab_size + 31) // 32

@@ -61,6 +61,7 @@ class ChoiceTreeConstraint:
         self._look_ahead = look_ahead
         self._choices = lru_cache(_NODE_CACHE)(lambda node: tuple(choices(node)))
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
+        self._along_texts = lru_cache(_MASK_CACHE)(self._along_texts_new)
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
 
     def start(self, row: Mapping[str, Any]) -> State | None:
@@ -76,22 +77,31 @@ class ChoiceTreeConstraint:
             threads = ((b" ", node), *(thread for thread in threads if not thread[0].startswith(b" ")))
         return ChoiceState(self, threads, ends)
 
-    def allowed(self, threads: Iterable[Thread]) -> set[int]:
+    def allowed(self, threads: Sequence[Thread]) -> frozenset[int]:
         """The tokens that run along these threads, and on through the nodes after them."""
+        texts = tuple(text for text, _ in threads)
+        tokens, ends_inside = self._along_texts(texts)
+        if ends_inside:
+            return tokens
         along = self.vocabulary.along
-        tokens: set[int] = set()
+        found = set(tokens)
         beyond: set[tuple[bytes, Node]] = set()
         todo = [(b"", text, node) for text, node in threads]
         while todo:
             prefix, text, node = todo.pop()
             ids, goes_on = along(prefix, text)
-            tokens.update(ids)
+            found.update(ids)
             if goes_on and node is not None:
                 reached = (prefix + text, node)
                 if reached not in beyond:
                     beyond.add(reached)
                     todo += [(reached[0], *thread) for thread in self.expand(node).threads]
-        return tokens
+        return frozenset(found)
+
+    def _along_texts_new(self, texts: tuple[bytes, ...]) -> tuple[frozenset[int], bool]:
+        """The tokens that end within these texts, and whether none goes on beyond them: then no node matters."""
+        runs = [self.vocabulary.along(b"", text) for text in texts]
+        return frozenset(id for ids, _ in runs for id in ids), not any(goes_on for _, goes_on in runs)
 
     def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[tuple[Thread, ...], bool, list[Node]]:
         """The threads after `spelling`, whether the text may end there, and the nodes reached that have no choices."""
@@ -223,12 +233,12 @@ class ChoiceState:
             if self._first:
                 tokens -= vocabulary.not_first
             if self.finished:
-                tokens = set()
+                tokens = frozenset()
             elif self._may_end:
-                tokens.add(vocabulary.eos)
+                tokens |= {vocabulary.eos}
             elif not tokens:
                 raise RuntimeError(f"the tokenizer has no token for what may follow: {self._expected()}")
-            self._allowed = frozenset(tokens)
+            self._allowed = tokens
         return self._allowed
 
     def _expected(self) -> str:

@@ -25,7 +25,7 @@ from .table import FREE, MaskTable
 
 WIDE = 0.25  # masks that allow more than this share of the vocabulary go through the whole head,
 WIDE_TOKENS = 4096  # if they allow more than this many tokens
-CHUNK_ELEMENTS = 2**26  # logits held at a time
+CHUNK_ELEMENTS = 2**24  # logits held at a time
 VOCAB_TILE = 32768
 FEW_WIDE_MASKS = 8  # up to so many distinct wide masks are worth a pass of the fused kernel each
 SAMPLED_POSITIONS = 256  # the mass on allowed tokens needs the whole head, so it is measured on a sample
@@ -70,61 +70,90 @@ def masked_logps_and_entropies(
     logps_N = torch.zeros(len(masks_N), device=device, dtype=_out_dtype(hidden_N_H))
     entropies_N = torch.zeros_like(logps_N)
 
-    def score(positions: np.ndarray, function: Any) -> None:
+    def score(which: np.ndarray, function: Any) -> None:
+        """Score the positions that `which` is true for."""
         nonlocal logps_N, entropies_N
-        index = torch.from_numpy(positions).to(device)
-        logps, entropies = function(hidden_N_H[index], targets_N[index])
-        logps_N = logps_N.index_put((index,), logps.to(logps_N.dtype))
-        entropies_N = entropies_N.index_put((index,), entropies.to(logps_N.dtype))
+        if which.all():
+            logps_N, entropies_N = function(hidden_N_H, targets_N, masks_N)
+        elif which.any():
+            positions = np.flatnonzero(which)
+            index = torch.from_numpy(positions).to(device)
+            logps, entropies = function(hidden_N_H[index], targets_N[index], masks_N[positions])
+            logps_N = logps_N.index_put((index,), logps.to(logps_N.dtype))
+            entropies_N = entropies_N.index_put((index,), entropies.to(logps_N.dtype))
 
     def fused(hidden: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, Any]:
         arguments = (scale.temperature, VOCAB_TILE, scale.softcap, scale.logit_scale, ("entropy",))
         return ChunkedLogProbFunction.apply(hidden, weight_V_H, bias, targets, *arguments)[:2]
 
+    def narrow(hidden: torch.Tensor, targets: torch.Tensor, masks: np.ndarray) -> tuple[Any, Any]:
+        plan = _narrow_plan(table, device)
+        weight = weight_V_H.index_select(0, plan.token_ids)
+        bias = None if bias_V is None else bias_V.index_select(0, plan.token_ids)
+        rows = torch.from_numpy(plan.row_of_mask[masks]).to(device)
+        return _MaskedLogProbs.apply(hidden, weight, bias, plan.column_of[targets], rows, plan.shut_M_K, None, scale)
+
+    def wide(hidden: torch.Tensor, targets: torch.Tensor, masks: np.ndarray) -> tuple[Any, Any]:
+        used, local = np.unique(masks, return_inverse=True)
+        rows = torch.from_numpy(local.reshape(-1)).to(device)
+        words_M_W = torch.from_numpy(table.words(used)).to(device)
+        return _MaskedLogProbs.apply(hidden, weight_V_H, bias_V, targets, rows, None, words_M_W, scale)
+
     is_free = masks_N == FREE
-    is_wide = ~is_free & (counts > max(WIDE * vocab_size, WIDE_TOKENS))
-    is_narrow = ~is_free & ~is_wide & (counts > 1)
-    if is_free.any():
-        score(np.flatnonzero(is_free), lambda h, t: fused(h, t, bias_V))
-    if is_narrow.any():
-        positions = np.flatnonzero(is_narrow)
-        used, local = np.unique(masks_N[positions], return_inverse=True)
-        words = table.words(used)
-        union = np.flatnonzero(_unpack(np.bitwise_or.reduce(words, axis=0)[None], vocab_size)[0])
-        allowed_M_K = torch.from_numpy(_unpack(words, vocab_size)[:, union]).to(device)
-        union_ids = torch.from_numpy(union).to(device)
-        column_of = torch.zeros(vocab_size, dtype=torch.long, device=device)
-        column_of[union_ids] = torch.arange(len(union), device=device)
-        local_N = torch.from_numpy(local.reshape(-1)).to(device)
-        weight_K_H = weight_V_H.index_select(0, union_ids)
-        bias_K = None if bias_V is None else bias_V.index_select(0, union_ids)
-        score(
-            positions,
-            lambda h, t: _MaskedLogProbs.apply(h, weight_K_H, bias_K, column_of[t], local_N, allowed_M_K, None, scale),
-        )
-    if is_wide.any():
-        wide_masks = np.unique(masks_N[is_wide])
-        if len(wide_masks) <= FEW_WIDE_MASKS and scale.softcap is None:
-            for number in wide_masks:
-                allowed = torch.from_numpy(_unpack(table.words(np.array([number])), vocab_size)[0]).to(device)
-                shut = torch.zeros(vocab_size, device=device).masked_fill(~allowed, -1e30)
-                bias = shut if bias_V is None else bias_V + shut
-                score(np.flatnonzero(masks_N == number), lambda h, t, bias=bias: fused(h, t, bias))
-        else:
-            positions = np.flatnonzero(is_wide)
-            used, local = np.unique(masks_N[positions], return_inverse=True)
-            words_M_W = torch.from_numpy(table.words(used)).to(device)
-            local_N = torch.from_numpy(local.reshape(-1)).to(device)
-            score(
-                positions,
-                lambda h, t: _MaskedLogProbs.apply(h, weight_V_H, bias_V, t, local_N, None, words_M_W, scale),
-            )
+    is_wide = ~is_free & _is_wide(counts, vocab_size)
+    score(is_free, lambda h, t, _: fused(h, t, bias_V))
+    score(~is_free & ~is_wide & (counts > 1), narrow)
+    wide_masks = np.unique(masks_N[is_wide])
+    if len(wide_masks) > FEW_WIDE_MASKS or scale.softcap is not None:
+        score(is_wide, wide)
+    else:
+        for number in wide_masks:
+            allowed = torch.from_numpy(_unpack(table.words([number]), vocab_size)[0]).to(device)
+            bias = torch.zeros(vocab_size, device=device).masked_fill_(~allowed, -1e30)
+            bias = bias if bias_V is None else bias + bias_V
+            score(masks_N == number, lambda h, t, _, bias=bias: fused(h, t, bias))
     # Connects the outputs to the model where every position was forced, so that backward() has somewhere to go.
     return logps_N + 0.0 * hidden_N_H[:1].sum(), entropies_N
 
 
+@dataclass(frozen=True)
+class _NarrowPlan:
+    """The narrow masks of a table over the tokens that any of them allows."""
+
+    token_ids: torch.Tensor  # (K,) these tokens
+    column_of: torch.Tensor  # (V,) where a token is among them
+    row_of_mask: np.ndarray  # the row of a mask by its number in the table
+    shut_M_K: torch.Tensor  # what each mask does not allow
+
+
+def _narrow_plan(table: MaskTable, device: torch.device) -> _NarrowPlan:
+    """Made once for a rollout's table, and again when the table has grown."""
+    key = (len(table), device, WIDE, WIDE_TOKENS)
+    if table.plan is None or table.plan[0] != key:
+        numbers = np.arange(len(table))
+        counts = table.counts(numbers)
+        chosen = numbers[(counts > 1) & (numbers != FREE) & ~_is_wide(counts, table.vocab_size)]
+        words_M_W = table.words(chosen)
+        union = np.flatnonzero(_unpack(np.bitwise_or.reduce(words_M_W, axis=0)[None], table.vocab_size)[0])
+        shut_M_K = np.stack([~_unpack(words[None], table.vocab_size)[0, union] for words in words_M_W])
+        column_of = np.zeros(table.vocab_size, dtype=np.int64)
+        column_of[union] = np.arange(len(union))
+        row_of_mask = np.zeros(len(table), dtype=np.int64)
+        row_of_mask[chosen] = np.arange(len(chosen))
+        on_device = [torch.from_numpy(array).to(device) for array in (union, column_of, shut_M_K)]
+        table.plan = (key, _NarrowPlan(on_device[0], on_device[1], row_of_mask, on_device[2]))
+    return table.plan[1]
+
+
+def _is_wide(counts: np.ndarray, vocab_size: int) -> np.ndarray:
+    return counts > max(WIDE * vocab_size, WIDE_TOKENS)
+
+
 class _MaskedLogProbs(torch.autograd.Function):
-    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass computes the logits again."""
+    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass computes the logits again.
+
+    What is not allowed comes as `shut_M_K`, a row a mask, or packed as `words_M_W`; `rows_N` is the row of a position.
+    """
 
     @staticmethod
     def forward(
@@ -133,8 +162,8 @@ class _MaskedLogProbs(torch.autograd.Function):
         weight_K_H: torch.Tensor,
         bias_K: torch.Tensor | None,
         targets_N: torch.Tensor,
-        masks_N: torch.Tensor,
-        allowed_M_K: torch.Tensor | None,
+        rows_N: torch.Tensor,
+        shut_M_K: torch.Tensor | None,
         words_M_W: torch.Tensor | None,
         scale: HeadScale,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,47 +172,46 @@ class _MaskedLogProbs(torch.autograd.Function):
         ctx.compute_dtype = (
             torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden_N_H.dtype
         )
-        ctx.scale, ctx.allowed = scale, (allowed_M_K, words_M_W)
+        ctx.scale, ctx.masks = scale, (shut_M_K, words_M_W)
         logps_N = torch.empty(len(targets_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
         entropies_N = torch.empty_like(logps_N)
-        log_z_N = torch.empty_like(logps_N)
-        for rows in _chunks(len(targets_N), weight_K_H.shape[0]):
-            logits, _ = _logits(ctx, hidden_N_H[rows], weight_K_H, bias_K, masks_N[rows])
-            log_z = logits.logsumexp(1)
-            log_z_N[rows] = log_z
-            logps_N[rows] = logits.gather(1, targets_N[rows, None])[:, 0] - log_z
-            logps = logits.sub_(log_z[:, None])
-            entropies_N[rows] = -(logps.exp() * logps.masked_fill(logps == -torch.inf, 0)).sum(1)
-        ctx.save_for_backward(hidden_N_H, weight_K_H, bias_K, targets_N, masks_N, log_z_N, entropies_N)
+        for part in _chunks(len(targets_N), weight_K_H.shape[0]):
+            logps, _ = _log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, rows_N[part])
+            logps_N[part] = logps.gather(1, targets_N[part, None])[:, 0]
+            entropies_N[part] = torch.special.entr(logps.exp_()).sum(1)
+        ctx.save_for_backward(hidden_N_H, weight_K_H, bias_K, targets_N, rows_N, entropies_N)
         return logps_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Any, grad_entropies_N: Any) -> Any:
-        hidden_N_H, weight_K_H, bias_K, targets_N, masks_N, log_z_N, entropies_N = ctx.saved_tensors
+        hidden_N_H, weight_K_H, bias_K, targets_N, rows_N, entropies_N = ctx.saved_tensors
+        dtype = ctx.compute_dtype
         grad_hidden = torch.zeros_like(hidden_N_H) if ctx.needs_input_grad[0] else None
-        out_dtype = log_z_N.dtype
-        grad_weight = torch.zeros_like(weight_K_H, dtype=out_dtype) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias_K, dtype=out_dtype) if ctx.needs_input_grad[2] else None
-        for rows in _chunks(len(targets_N), weight_K_H.shape[0]):
-            logits, slope = _logits(ctx, hidden_N_H[rows], weight_K_H, bias_K, masks_N[rows])
-            logps = logits.sub_(log_z_N[rows, None])
-            probs = logps.exp()
-            grad = torch.zeros_like(probs)
-            if grad_entropies_N is not None:
+        grad_weight = torch.zeros_like(weight_K_H, dtype=entropies_N.dtype) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias_K, dtype=entropies_N.dtype) if ctx.needs_input_grad[2] else None
+        for part in _chunks(len(targets_N), weight_K_H.shape[0]):
+            logps, slope = _log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, rows_N[part])
+            if grad_entropies_N is None:
+                grad = logps.exp_().mul_(-grad_logps_N[part, None])
+            else:
                 # dH / dlogit = -p (log p + H), and 0 for what is not allowed
-                surprise = logps.masked_fill(logps == -torch.inf, 0).add_(entropies_N[rows, None])
-                grad -= grad_entropies_N[rows, None] * probs * surprise
+                probs = logps.exp()
+                surprise = logps.masked_fill_(probs == 0, 0).add_(entropies_N[part, None])
+                grad = surprise.mul_(-grad_entropies_N[part, None])
+                if grad_logps_N is not None:
+                    grad -= grad_logps_N[part, None]
+                grad *= probs
             if grad_logps_N is not None:
-                grad -= grad_logps_N[rows, None] * probs
-                grad.scatter_add_(1, targets_N[rows, None], grad_logps_N[rows, None].to(grad.dtype))
-            grad *= slope
-            grad_low = grad.to(ctx.compute_dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = (grad_low @ weight_K_H.to(ctx.compute_dtype)).to(grad_hidden.dtype)
-            if grad_weight is not None:
-                grad_weight += (grad_low.T @ hidden_N_H[rows].to(ctx.compute_dtype)).to(out_dtype)
+                grad.scatter_add_(1, targets_N[part, None], grad_logps_N[part, None].to(grad.dtype))
+            if isinstance(slope, torch.Tensor) or slope != 1.0:
+                grad *= slope
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
+            grad = grad.to(dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (grad @ weight_K_H.to(dtype)).to(grad_hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden_N_H[part].to(dtype)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_K_H.dtype),
@@ -192,31 +220,30 @@ class _MaskedLogProbs(torch.autograd.Function):
         )
 
 
-def _logits(
-    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, masks: torch.Tensor
+def _log_softmax(
+    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Scaled logits in float32 (float64 stays), -inf for what is not allowed, and their slope in the head's own."""
+    """Log-probs in float32 (float64 stays), -inf for what is not allowed, and the slope of logits in the head's."""
     scale: HeadScale = ctx.scale
     with torch.autocast(hidden.device.type, enabled=False):
         logits = hidden.to(ctx.compute_dtype) @ weight.to(ctx.compute_dtype).T
     logits = logits.to(_out_dtype(logits))
     if bias is not None:
-        logits = logits + bias
+        logits += bias
     slope: torch.Tensor | float = scale.logit_scale / scale.temperature
-    if scale.logit_scale != 1.0:
-        logits = logits * scale.logit_scale
     if scale.softcap is not None:
-        bent = torch.tanh(logits / scale.softcap)
-        logits = bent * scale.softcap
-        slope = slope * (1 - bent * bent)
-    logits = logits / scale.temperature
-    allowed_M_K, words_M_W = ctx.allowed
-    if allowed_M_K is not None:
-        allowed = allowed_M_K[masks]
+        bent = logits.mul_(scale.logit_scale / scale.softcap).tanh_()
+        slope = (1 - bent * bent) * slope
+        logits = bent * (scale.softcap / scale.temperature)
+    elif slope != 1.0:
+        logits *= slope
+    shut_M_K, words_M_W = ctx.masks
+    if shut_M_K is not None:
+        shut = shut_M_K[rows]
     else:
         bits = torch.arange(32, device=hidden.device, dtype=torch.int32)
-        allowed = ((words_M_W[masks][:, :, None] >> bits) & 1).bool().flatten(1)[:, : weight.shape[0]]
-    return logits.masked_fill_(~allowed, -torch.inf), slope
+        shut = ((words_M_W[rows][:, :, None] >> bits) & 1).flatten(1)[:, : weight.shape[0]] == 0
+    return logits.masked_fill_(shut, -torch.inf).log_softmax(1), slope
 
 
 def _out_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -318,11 +345,8 @@ def _allowed_mass(
         return 1.0
     chosen = constrained[:: max(1, len(constrained) // SAMPLED_POSITIONS)][:SAMPLED_POSITIONS]
     index = torch.from_numpy(chosen).to(hidden_N_H.device)
-    context = types.SimpleNamespace(
-        scale=scale,
-        compute_dtype=hidden_N_H.dtype,
-        allowed=(torch.ones(1, lm_head.weight.shape[0], dtype=torch.bool, device=index.device), None),
-    )
-    logits, _ = _logits(context, hidden_N_H[index], lm_head.weight, lm_head.bias, torch.zeros_like(index))
-    allowed = torch.from_numpy(_unpack(table.words(masks_N[chosen]), logits.shape[1])).to(index.device)
-    return (logits.softmax(1) * allowed).sum(1).mean().item()
+    nothing_shut = torch.zeros(1, lm_head.weight.shape[0], dtype=torch.bool, device=index.device)
+    whole = types.SimpleNamespace(scale=scale, compute_dtype=hidden_N_H.dtype, masks=(nothing_shut, None))
+    logps, _ = _log_softmax(whole, hidden_N_H[index], lm_head.weight, lm_head.bias, torch.zeros_like(index))
+    allowed = torch.from_numpy(_unpack(table.words(masks_N[chosen]), logps.shape[1])).to(index.device)
+    return (logps.exp() * allowed).sum(1).mean().item()

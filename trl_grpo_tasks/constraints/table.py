@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from xxhash import xxh3_128_digest
 
 from .base import pack, words_for
 
@@ -23,7 +24,8 @@ class MaskTable:
         everything = pack(np.ones(vocab_size, dtype=bool))
         self._masks = [everything]
         self._counts = [vocab_size]
-        self._numbers = {everything.tobytes(): FREE}
+        self._numbers = {xxh3_128_digest(everything.data): FREE}
+        self.plan: Any = None  # scoring's view of this table, made when it is first needed
 
     def __len__(self) -> int:
         return len(self._masks)
@@ -34,15 +36,15 @@ class MaskTable:
             return FREE
         if len(mask) < self._width:  # the model has more outputs than the tokenizer has tokens
             mask = np.concatenate([mask, np.zeros(self._width - len(mask), dtype=np.int32)])
-        key = mask.tobytes()
+        key = xxh3_128_digest(mask.data)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._masks)
-            self._masks.append(np.frombuffer(key, dtype=np.int32))
+            self._masks.append(mask.copy())
             self._counts.append(int(np.bitwise_count(self._masks[-1].view(np.uint32)).sum()))
         return number
 
-    def words(self, numbers: np.ndarray) -> np.ndarray:
+    def words(self, numbers: Iterable[int]) -> np.ndarray:
         """The packed masks with these numbers, one a row."""
         return np.stack([self._masks[number] for number in numbers])
 

@@ -1,0 +1,69 @@
+"""Pushing a run to the Hub: found out before training whether it can work; a push that fails loses nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# Of a run's folder: what it started from and what it would resume from.
+LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*")
+
+
+class PushError(RuntimeError):
+    """The run is on disk, but not on the Hub; the message says how to push it by hand."""
+
+
+def take_token(args: Any) -> None:
+    """Move --hub_token to where the Hub's client looks for it: options are written into files that are pushed."""
+    if args.hub_token:
+        os.environ["HF_TOKEN"] = args.hub_token
+        args.hub_token = None
+
+
+def check_hub(args: Any) -> None:
+    """Create the repository, or find that it is there. ValueError in a line if that cannot be done."""
+    from huggingface_hub import create_repo
+
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    try:
+        create_repo(name, private=args.hub_private_repo, exist_ok=True)
+    except _errors() as error:
+        raise ValueError(
+            f"--push_to_hub: the Hub does not take {name!r} ({_first_line(error)}); log in with `hf auth login` "
+            "or set HF_TOKEN, or train without --push_to_hub"
+        ) from error
+
+
+def push(trainer: Any) -> None:
+    """Upload what was saved: model or adapter, tokenizer, model card, metrics, report."""
+    from huggingface_hub import upload_folder
+
+    if not trainer.accelerator.is_main_process:
+        return
+    try:
+        trainer.create_model_card(model_name=trainer.hub_model_id.split("/")[-1])
+        upload_folder(
+            repo_id=trainer.hub_model_id,
+            folder_path=trainer.args.output_dir,
+            ignore_patterns=[*LEFT_AT_HOME],
+            commit_message="Trained with trl_grpo_tasks",
+        )
+    except _errors() as error:
+        folder, name = trainer.args.output_dir, trainer.hub_model_id
+        raise PushError(
+            f"the push to the Hub failed ({_first_line(error)}); everything is in {folder}; to try again: "
+            f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
+        ) from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its bases are OSError and the error of whichever HTTP library the client uses, of which a refused connection is
+    # one; RuntimeError is what the client of large files (xet) raises.
+    return *HfHubHTTPError.__bases__, RuntimeError
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
