@@ -4,7 +4,7 @@
 
 Without --model a 135M-parameter Llama with random weights is made, over a synthetic vocabulary of 49,152 tokens. Two
 constraints: a regular expression of brick-like lines (xgrammar) and a choice tree of the same text. Sampling runs to
-the full length in all cases, so that steps are comparable. Prints a table and writes benchmarks/results/generation.json.
+the full length in all cases, so that steps are comparable. Prints a table, writes benchmarks/results/generation.json.
 """
 
 from __future__ import annotations
