@@ -377,6 +377,33 @@ def test_options_are_checked_before_anything_slow(tmp_path, options, message):
         config(tmp_path, **options)
 
 
+@pytest.mark.parametrize("option", [{"constrain": True}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}])
+def test_sharded_weights_are_refused_where_whole_ones_are_needed(tmp_path, monkeypatch, option):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="whole weights"):
+        config(tmp_path, **option)
+
+
+def test_rewards_are_begun_before_reference_log_probs(tiny_path, tmp_path, monkeypatch):
+    trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, steps_per_generation=2)
+    order = []
+    monkeypatch.setattr(trainer._rewards, "begin", _noting(order, "begin", trainer._rewards.begin))
+    monkeypatch.setattr(trainer._rewards, "finish", _noting(order, "finish", trainer._rewards.finish))
+    score = trainer._get_per_token_logps_and_entropies
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", _noting(order, "log-probs", score))
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert order == ["begin", "log-probs", "log-probs", "finish"]
+
+
+def _noting(order, name, function):
+    def noted(*args, **kwargs):
+        order.append(name)
+        return function(*args, **kwargs)
+
+    return noted
+
+
 def test_scores_reach_the_table_of_completions(tiny_path, tmp_path):
     import pandas
 

@@ -51,6 +51,15 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     recipe = _read_recipe(_value_of(argv, "--config"))
     task_class = find_task_class(_value_of(argv, "--task") or str(recipe.get("task", RunArguments.task)))
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
+    _arrange_help(
+        parser,
+        {
+            "the run": RunArguments,
+            f"task {task_class.name}": task_class.Options,
+            "what this toolkit adds to GRPO": TaskGRPOConfig,
+            "the model (TRL's ModelConfig)": ModelConfig,
+        },
+    )
     on_accelerator = is_bf16_fast() or torch.cuda.is_available()
     # Below the task's defaults, which are below the recipe, which is below the flags.
     defaults = {
@@ -89,6 +98,19 @@ def make_parser(*option_classes: type) -> Any:
     parser = TrlParser(option_classes, allow_abbrev=False)
     parser.error = refuse
     return parser
+
+
+def _arrange_help(parser: Any, titles: dict[str, type]) -> None:
+    """Let --help begin with what is ours; the few hundred options of TRL and transformers come last."""
+    parser.usage = "train.py --task NAME [--config RECIPE.yaml] [--option value ...]"
+    theirs = parser._optionals
+    theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
+    for title, option_class in titles.items():
+        group = parser.add_argument_group(title)
+        own = set(vars(option_class).get("__annotations__", {}))
+        group._group_actions = [action for action in theirs._group_actions if action.dest in own]
+        theirs._group_actions = [action for action in theirs._group_actions if action.dest not in own]
+    parser._action_groups.sort(key=lambda group: group is theirs)
 
 
 def refuse_unknown(left_over: Sequence[str], parser: Any) -> None:

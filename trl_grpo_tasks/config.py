@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +121,9 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(f"{option} needs beta > 0: with beta=0 there is no reference; try beta=0.04")
         if moving and self.sync_ref_model:
             raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
-        sharded = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
-        if (moving or self.replay_size or self.constrain) and (sharded or self.fsdp):
+        zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+        if (moving or self.replay_size or self.constrain) and (zero3 or fsdp):
             raise ValueError(
                 "moving references, replay and constraints need whole weights on each process; "
                 "use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
