@@ -53,11 +53,12 @@ def synthetic_tokenizer(size: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model folder; a random 135M Llama if not given")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
+    parser.add_argument("--length", type=int, default=128 if on_gpu else 16)
+    parser.add_argument("--repeats", type=int, default=5 if on_gpu else 2)
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if on_gpu else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if options.model:
         tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -150,3 +150,49 @@ def test_the_table_keeps_each_mask_once_and_survives_saving():
     wide[:60] = mask
     assert (unpack(again.words(np.array([number]))[0], 70) == wide).all()
     assert again.number_of(pack(np.ones(70, dtype=bool))) == FREE
+
+
+def tiny(config_class, **special):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}  # fmt: skip
+    return AutoModelForCausalLM.from_config(config_class(**sizes, **special)).double()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "cohere", "granite"])
+def test_what_a_family_does_to_its_logits_is_mirrored(family):
+    """The head as TRL calls it, against a masked softmax of the logits that the model itself gives."""
+    from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = {
+        "llama": lambda: tiny(LlamaConfig),
+        "qwen2": lambda: tiny(Qwen2Config),
+        "gemma2": lambda: tiny(Gemma2Config, final_logit_softcapping=0.3),
+        "cohere": lambda: tiny(CohereConfig, logit_scale=0.25),
+        "granite": lambda: tiny(GraniteConfig, logits_scaling=3.0),
+    }[family]()
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    head = scoring.MaskedHead(temperature=0.7)
+    head.add_to(model)
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(1, 60, size=(2, 9)))
+    kept = 5
+    allowed = rng.random((2, kept, 60)) < 0.4
+    np.put_along_axis(allowed, ids[:, -kept:, None].numpy(), True, axis=2)
+    table = MaskTable(60)
+    numbers = torch.tensor([[table.number_of(pack(mask)) for mask in row] for row in allowed], dtype=torch.int32)
+    labels = ids.clone()
+    labels[:, :-kept] = -100
+    attention = torch.ones_like(ids)
+    with head.masks(numbers, table), head.measuring():
+        scored = model(input_ids=ids, attention_mask=attention, labels=labels, fused_lm_head=True)
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, -kept - 1 : -1] / 0.7
+    shut = ~torch.from_numpy(allowed)
+    logps = logits.masked_fill(shut, -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(scored.log_probs, logps.gather(2, ids[:, -kept:, None])[..., 0])
+    torch.testing.assert_close(scored.entropy, -(logps.exp() * logps.masked_fill(shut, 0)).sum(-1))
+    mass = (logits.softmax(-1) * ~shut).sum(-1).mean().item()
+    assert head.allowed_mass == pytest.approx(mass)

@@ -363,18 +363,21 @@ def test_refusals(tiny_path, tmp_path):
         ({"constrain": True, "generation_kwargs": {"repetition_penalty": 1.1}}, "repetition_penalty=1.1"),
         ({"constrain": True, "generation_kwargs": {"num_beams": 2}}, "num_beams"),
         ({"constrain": True, "use_vllm": True}, "use_vllm must be off"),
-        ({"replay_size": 8, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
-          "generation_batch_size": None, "num_generations": 2, "steps_per_generation": 1}, None),
         ({"curriculum": True, "curriculum_advance": 0.2, "curriculum_fall_back": 0.3}, "must be below"),
         ({"reward_backend": "dask"}, "unknown reward_backend 'dask'"),
+        ({"replay_size": 8, "use_vllm": True}, "use_vllm must be off"),
     ],
 )  # fmt: skip
 def test_options_are_checked_before_anything_slow(tmp_path, options, message):
-    if message is None:
-        config(tmp_path, **options)
-        return
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **options)
+
+
+def test_replay_needs_whole_groups_on_each_process(tmp_path):
+    args = config(tmp_path, replay_size=8)
+    args.per_device_train_batch_size = 6  # as with two processes and a batch of 12, which TRL accepts
+    with pytest.raises(ValueError, match=r"\(6\) must be a multiple of num_generations \(4\)"):
+        args._check_replay()
 
 
 @pytest.mark.parametrize("option", [{"constrain": True}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}])

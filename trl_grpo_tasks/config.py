@@ -130,6 +130,8 @@ class TaskGRPOConfig(GRPOConfig):
             )
 
     def _check_replay(self) -> None:
+        if self.replay_size and self.use_vllm:
+            raise ValueError("replay_size samples with transformers' generate; use_vllm must be off")
         local_batch = self.per_device_train_batch_size * self.steps_per_generation
         if self.replay_size and local_batch % self.num_generations:
             raise ValueError(

@@ -19,8 +19,9 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}.curves,.samples{display:grid;gap:1rem;
-grid-template-columns:repeat(auto-fill,minmax(17rem,1fr))}figure{margin:0;border:1px solid #ddd;border-radius:.5rem;
-padding:.6rem;overflow:auto}figcaption{font-size:.85rem;color:#555}.good{border-color:#2a7}.bad{border-color:#c54}
+grid-template-columns:repeat(auto-fill,minmax(17rem,1fr));align-items:start}
+figure{margin:0;border:1px solid #ddd;border-radius:.5rem;padding:.6rem;overflow:auto}
+figcaption{font-size:.85rem;color:#555}.good{border-color:#2a7}.bad{border-color:#c54}
 pre{white-space:pre-wrap;margin:0;font-size:.85rem}img{max-width:100%}summary{cursor:pointer;font-weight:600}
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, send_to_device
 from transformers import TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
@@ -74,7 +74,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         path = Path(checkpoint or "") / f"task_state_{self.accelerator.process_index}.pt"
         if checkpoint is not None and path.is_file():
-            self._resumed = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+            self._resumed = torch.load(path, map_location="cpu", weights_only=True)
             self._load_state_dict(self._resumed)
 
     def _state_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
         self._step = state["micro_step"]
-        self._buffered_inputs = state["buffered_inputs"]
+        self._buffered_inputs = send_to_device(state["buffered_inputs"], self.accelerator.device)
         for mode, metrics in state["metrics"].items():
             self._metrics[mode].update(metrics)
 

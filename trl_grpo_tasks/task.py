@@ -115,7 +115,8 @@ class Task:
         """What a person would rather look at than read: PNG bytes, or HTML as text."""
         import html
 
-        return f"<pre>{html.escape(completion)}</pre>"
+        prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+        return f"<pre>{html.escape(str(prompt))} &rarr; <b>{html.escape(completion)}</b></pre>"
 
     def judges(self) -> dict[str, Any]:
         """Frozen models scored in batches on the accelerator: component name -> model id, folder, or a loaded

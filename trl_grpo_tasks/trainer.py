@@ -133,6 +133,8 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         if args.replay_size:
             if task is None:
                 raise ValueError("replay_size needs a task: what is replayed belongs to a row of it")
+            if self.tools or self._is_vlm:
+                raise ValueError("replay_size does not go with tools or vision-language models")
             seed = args.seed + self.accelerator.process_index
             self._replay = ReplayBuffer(
                 args.replay_size, args.replay_max_age, args.replay_alpha, args.replay_beta, seed

@@ -78,6 +78,11 @@ class TaskRewards:
 
 def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str, float]:
     """The task's weights with those that the user asked for, facts included."""
+    taken = sorted(set(FACTS) & set(task.weights))
+    if taken:
+        raise ValueError(
+            f"task {task.name!r}: a component cannot be called {taken[0]!r}, which every score has anyway"
+        )
     weights = dict.fromkeys(FACTS, 0.0) | {name: float(weight) for name, weight in task.weights.items()}
     unknown = sorted(set(asked or {}) - set(weights))
     if unknown:
