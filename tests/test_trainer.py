@@ -172,6 +172,36 @@ def test_components_of_whole_groups(tiny_path, tmp_path):
     assert trainer._metrics["train"]["rewards/novelty/mean"] == [0.5]
 
 
+class Judged(ToyTask):
+    """Has a frozen reward model beside its own score."""
+
+    weights = {"match": 1.0, "short": 0.1, "judge": 0.5}
+    spec = None
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def judges(self):
+        return {"judge": self.folder}
+
+
+def test_a_judge_is_scored_by_trl_and_never_trained(tiny_path, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    judge = AutoModelForSequenceClassification.from_pretrained(tiny_path, num_labels=1)
+    judge.save_pretrained(tmp_path / "judge")
+    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path / "judge")
+    trainer = toy_trainer(tiny_path, tmp_path / "run", task=Judged(str(tmp_path / "judge")), max_steps=2)
+    trainer.train()
+    line = trainer.state.log_history[0]
+    expected = line["rewards/match/mean"] + 0.1 * line["rewards/short/mean"] + 0.5 * line["rewards/judge/mean"]
+    assert line["rewards/judge/mean"] != 0 and line["reward"] == pytest.approx(expected, abs=1e-5)
+    frozen = trainer.reward_funcs[trainer.reward_func_names.index("judge")]
+    for (name, before), after in zip(judge.named_parameters(), frozen.parameters(), strict=True):
+        assert torch.equal(before, after), name
+
+
 # ---- constraints
 
 
