@@ -80,15 +80,16 @@ def final_weights(output_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
-    run(tiny_path, tmp_path / "whole", ALL_ON, peft=peft)
+    options = ALL_ON | {"rollout": "fast" if peft else "trl"}
+    run(tiny_path, tmp_path / "whole", options, peft=peft)
     # killed three times: after some logging, while a checkpoint is being written, and later again
     killed = tmp_path / "killed"
-    run(tiny_path, killed, ALL_ON, peft=peft, kill_at=lines_written(killed, 2))
+    run(tiny_path, killed, options, peft=peft, kill_at=lines_written(killed, 2))
     if checkpoints.newest_complete(killed)[0] is None:
-        run(tiny_path, killed, ALL_ON, peft=peft, kill_at=lambda: (killed / "checkpoint-6").is_dir())
-    run(tiny_path, killed, ALL_ON, True, peft, kill_at=lambda: (killed / "checkpoint-9").is_dir())
-    run(tiny_path, killed, ALL_ON, True, peft, kill_at=lines_written(killed, 6))
-    run(tiny_path, killed, ALL_ON, True, peft)
+        run(tiny_path, killed, options, peft=peft, kill_at=lambda: (killed / "checkpoint-6").is_dir())
+    run(tiny_path, killed, options, True, peft, kill_at=lambda: (killed / "checkpoint-9").is_dir())
+    run(tiny_path, killed, options, True, peft, kill_at=lines_written(killed, 6))
+    run(tiny_path, killed, options, True, peft)
     whole, resumed = final_weights(tmp_path / "whole"), final_weights(killed)
     assert whole.keys() == resumed.keys() and len(whole) >= 4
     for name, value in whole.items():

@@ -210,15 +210,18 @@ def sequences(most=3):
     return ["".join(s) for n in range(1, most + 1) for s in itertools.product(LETTERS, repeat=n)]
 
 
-def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=30, log_completions=False)
+@pytest.mark.parametrize("rollout", ["trl", "fast"])
+def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path, rollout):
+    options = {"max_steps": 60, "per_device_train_batch_size": 32, "num_generations": 8, "rollout": rollout}
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, **options)
     trainer.train()
     history = [line for line in trainer.state.log_history if "reward" in line]
     assert all(line["rewards/valid/mean"] == 1.0 for line in history)
     assert all(0 < line["constraint/allowed_mass"] <= 1 for line in history)
     assert all(1 <= line["constraint/allowed_tokens"] <= 5 for line in history)
-    first, last = history[:5], history[-5:]
-    assert sum(line["reward"] for line in last) > sum(line["reward"] for line in first) + 0.5
+    first, last = history[:10], history[-10:]
+    # Six prompts in batches of four: the mean over ten steps has a standard error of about 0.03.
+    assert sum(line["reward"] for line in last) / 10 > sum(line["reward"] for line in first) / 10 + 0.15
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "save_total_limit": 2,
         "eval_rows": 64,
         "hub_strategy": "end",
+        "rollout": "auto",
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:

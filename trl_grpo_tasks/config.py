@@ -12,6 +12,14 @@ from .advantages import ESTIMATORS, check_estimator
 
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
+ROLLOUTS = ("trl", "fast", "auto")
+# Settings of sampling, with the values at which they change nothing.
+NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, None),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (1.0,),
+}
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -58,6 +66,13 @@ class TaskGRPOConfig(GRPOConfig):
         False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
     )
 
+    # Rollouts
+    rollout: str = _option(
+        "trl",
+        "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
+        "the model, finished rows leave), or 'auto' (fast on a CPU where it is known to be right, else TRL's).",
+    )
+
     # Reference policy and KL
     reference_mode: str = _option(
         "static",
@@ -94,6 +109,7 @@ class TaskGRPOConfig(GRPOConfig):
         _check_range("reward_timeout", self.reward_timeout, above=0)
         _check_range("reward_workers", self.reward_workers, least=0)
         _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
+        _check_choice("rollout", self.rollout, ROLLOUTS)
         _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
         _check_range("ema_alpha", self.ema_alpha, least=0, most=1)
         _check_range("reference_update_freq", self.reference_update_freq, least=1)
@@ -141,15 +157,14 @@ class TaskGRPOConfig(GRPOConfig):
 
     def _check_sampling(self) -> None:
         """Settings that change the sampled distribution in ways that scoring would not see."""
-        neutral = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
-        asked = {name: getattr(self, name) for name in neutral} | (self.generation_kwargs or {})
-        for name, values in neutral.items():
+        asked = {name: getattr(self, name) for name in NEUTRAL_SAMPLING} | (self.generation_kwargs or {})
+        for name, values in NEUTRAL_SAMPLING.items():
             if asked[name] not in values:
                 raise ValueError(
                     f"constrain=True with {name}={asked[name]}: log-probs could not follow that sampling exactly; "
                     f"leave {name} at {values[0]} (temperature is fine)"
                 )
-        unknown = sorted(set(self.generation_kwargs or {}) - set(neutral) - {"cache_implementation"})
+        unknown = sorted(set(self.generation_kwargs or {}) - set(NEUTRAL_SAMPLING) - {"cache_implementation"})
         if unknown:
             raise ValueError(
                 f"constrain=True with generation_kwargs {unknown}: log-probs could not follow them exactly"

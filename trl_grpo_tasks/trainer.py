@@ -4,7 +4,8 @@ What is added, in the order of a training step:
 
 1. `_generate_and_score_completions`: before the rollout the reference and beta move and the curriculum chooses rows;
    after it the advantages are replaced, and groups without signal may give way to stored ones.
-2. `_generate_single_turn`: the constraint's logits processor goes into `generate`, and records the masks it used.
+2. `_generate_single_turn`: completions come from our rollouts; or from TRL's, with the constraint's logits processor
+   in `generate`. The masks that were used are recorded.
 3. `_generate` and `_calculate_rewards`: rewards start to be computed as soon as there are completions, and are awaited
    after TRL has computed reference log-probs.
 4. `_get_per_token_logps_and_entropies`: current, old and reference log-probs are all under the masks of the rollout.
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object, is_peft_model
+from trl.extras.profiling import profiling_context
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import use_adapter
 
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
@@ -39,6 +42,7 @@ from .reference import MovingReference, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
+from .rollout import rollout, why_not_in
 from .task import Task
 
 
@@ -91,6 +95,10 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         self._inputs: list[dict[str, Any]] = []  # the examples of the rollout under way
         self._set_up_constraint(constraint)
         self._set_up_controllers()
+        why_trl = None if self.args.rollout == "trl" else why_not_in(self)
+        if why_trl is not None:
+            print(f"rollouts are TRL's: {why_trl}")
+        self._rolls_out = self.args.rollout != "trl" and why_trl is None
         self.add_callback(MetricsFile())
         self.add_callback(Hints())
 
@@ -197,19 +205,48 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 self._metrics["train"]["beta"].append(self.beta)
         self._moved_at = self.state.global_step
 
-    # ---- 2. sampling under a constraint
+    # ---- 2. sampling, under a constraint or not
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._constraint is None:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        table = self._tables.start(self._mode, model.get_output_embeddings().weight.shape[0])
-        rows = [json.loads(example["row"]) if "row" in example else example for example in self._inputs]
-        processor = ConstraintProcessor(self._constraint, rows, table)
-        with logits_processor_in(model, processor):
-            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        self._masks = padded([m[: len(ids)] for m, ids in zip(processor.masks, completion_ids, strict=True)])
-        return completion_ids, logprobs
+        constrained: dict[str, Any] = {}
+        if self._constraint is not None:
+            constrained = {
+                "constraint": self._constraint,
+                "rows": [json.loads(example["row"]) if "row" in example else example for example in self._inputs],
+                "table": self._tables.start(self._mode, model.get_output_embeddings().weight.shape[0]),
+            }
+        if self._rolls_out:
+            completion_ids, masks = self._roll_out(prompt_ids, constrained)
+        elif not constrained:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        else:
+            processor = ConstraintProcessor(**constrained)
+            with logits_processor_in(model, processor):
+                completion_ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            masks = [numbers[: len(ids)] for numbers, ids in zip(processor.masks, completion_ids, strict=True)]
+        if constrained:
+            self._masks = padded(masks)
+        return completion_ids, None
+
+    def _roll_out(self, prompt_ids: Any, constrained: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+        checkpointing = self.args.gradient_checkpointing_kwargs
+        with (
+            profiling_context(self, "rollout"),
+            unwrap_model_for_generation(
+                self.model_wrapped, self.accelerator, gradient_checkpointing_kwargs=checkpointing
+            ) as model,
+            self.accelerator.autocast(),
+        ):
+            done = rollout(
+                model,
+                prompt_ids,
+                max_new_tokens=self.max_completion_length,
+                eos_token_ids=self.eos_token_ids,
+                temperature=self.temperature,
+                **constrained,
+            )
+        return done.completion_ids, done.masks
 
     # ---- 3. rewards and advantages
 

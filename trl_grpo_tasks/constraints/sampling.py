@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Constraint, accept_all, fill_all, words_for
+from .base import Constraint, State, accept_all, fill_all, words_for
 from .table import FREE, MaskTable
 
 
@@ -17,8 +17,7 @@ class ConstraintProcessor:
     """Masks the logits of a batch, one row of data a sequence, and records the number of every mask it used."""
 
     def __init__(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable):
-        states = [constraint.start(row) for row in rows]
-        self._open = {i: state for i, state in enumerate(states) if state is not None}
+        self._states = [constraint.start(row) for row in rows]
         self._table = table
         self._words: torch.Tensor | None = None
         self.masks: list[list[int]] = [[] for _ in rows]
@@ -27,31 +26,51 @@ class ConstraintProcessor:
         if input_ids.shape[0] != len(self.masks):
             raise RuntimeError(f"{input_ids.shape[0]} sequences for {len(self.masks)} rows: beams are not supported")
         if self._words is None:
-            pinned = scores.device.type == "cuda"
-            shape = (len(self.masks), words_for(self._table.vocab_size))
-            self._words = torch.full(shape, -1, dtype=torch.int32, pin_memory=pinned)
+            self._words = mask_buffer(len(self.masks), self._table, scores.device)
         else:
-            tokens = input_ids[:, -1].tolist()
-            accept_all(list(self._open.values()), [tokens[i] for i in self._open])
-            for i in [i for i, state in self._open.items() if state.finished]:
-                self._words[i] = -1  # generate() pads what has finished
-                del self._open[i]
-        words_B_W = self._words.numpy()
-        fill_all(list(self._open.values()), words_B_W, list(self._open))
-        for i, numbers in enumerate(self.masks):
-            numbers.append(self._table.number_of(words_B_W[i]) if i in self._open else FREE)
-        return _apply(scores, self._words)
+            written = zip(self._states, input_ids[:, -1].tolist(), strict=True)
+            moves = [(state, token) for state, token in written if state is not None]
+            accept_all([state for state, _ in moves], [token for _, token in moves])
+            # generate() pads what has finished
+            self._states = [None if state is None or state.finished else state for state in self._states]
+        for numbers, number in zip(
+            self.masks, mask_scores(self._states, scores, self._table, self._words), strict=True
+        ):
+            numbers.append(number)
+        return scores
 
 
-def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> torch.Tensor:
-    """Scores with -inf where a bit of the packed masks is not set; written in place."""
+def mask_buffer(batch: int, table: MaskTable, device: torch.device) -> torch.Tensor:
+    """Room for the packed masks of a batch, from where they reach `device` fast."""
+    return torch.empty((batch, words_for(table.vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def mask_scores(
+    states: Sequence[State | None], scores: torch.Tensor, table: MaskTable, words_B_W: torch.Tensor
+) -> list[int]:
+    """Write -inf into `scores` where the state of a row does not allow a token (None: it allows all), and return the
+    number of each row's mask. `words_B_W` is scratch space."""
+    words = words_B_W.numpy()
+    constrained = [i for i, state in enumerate(states) if state is not None]
+    if len(constrained) < len(states):
+        words.fill(-1)
+    fill_all([state for state in states if state is not None], words, constrained)
+    numbers = [FREE] * len(states)
+    for i in constrained:
+        numbers[i] = table.number_of(words[i])
+    _apply(scores, words_B_W)
+    return numbers
+
+
+def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
+    """-inf where a bit of the packed masks is not set, in place."""
     if scores.device.type == "cuda":
         from xgrammar import apply_token_bitmask_inplace
 
         apply_token_bitmask_inplace(scores, words_B_W.to(scores.device, non_blocking=True))
-        return scores
+        return
     shut = np.unpackbits(~words_B_W.numpy().view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
-    return scores.masked_fill_(torch.from_numpy(shut.view(bool)).to(scores.device), -torch.inf)
+    scores.masked_fill_(torch.from_numpy(shut.view(bool)).to(scores.device), -torch.inf)
 
 
 @contextmanager

@@ -53,6 +53,12 @@ class HeadScale:
                 scale = text.logits_scaling if text.model_type == "hyperclovax" else 1 / text.logits_scaling
         return cls(temperature, scale, getattr(text, "final_logit_softcapping", None))
 
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits that are sampled from, given those of the head."""
+        if self.softcap is not None:
+            return torch.tanh(logits * (self.logit_scale / self.softcap)) * (self.softcap / self.temperature)
+        return logits * (self.logit_scale / self.temperature)
+
 
 def masked_logps_and_entropies(
     hidden_N_H: torch.Tensor,
