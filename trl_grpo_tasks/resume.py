@@ -35,10 +35,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
         if resume_from_checkpoint is True:
             found, skipped = checkpoints.newest_complete(self.args.output_dir)
             for path in skipped:
-                print(f"skipping {path}: it is half-written")
+                self.accelerator.print(f"skipping {path}: it is half-written")
             if found is None:
                 raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
-            print(f"resuming from {found}")
+            self.accelerator.print(f"resuming from {found}")
             resume_from_checkpoint = str(found)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -97,7 +97,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         self._set_up_controllers()
         why_trl = None if self.args.rollout == "trl" else why_not_in(self)
         if why_trl is not None:
-            print(f"rollouts are TRL's: {why_trl}")
+            self.accelerator.print(f"rollouts are TRL's: {why_trl}")
         self._rolls_out = self.args.rollout != "trl" and why_trl is None
         self.add_callback(MetricsFile())
         self.add_callback(Hints())
