@@ -64,11 +64,15 @@ def why_not_in(trainer: Any) -> str | None:
         return "tools, rollout_func and vision-language models are TRL's own"
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         return "sharded weights are gathered by TRL"
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    reason = why_not(model.get_base_model() if hasattr(model, "get_base_model") else model)
+    reason = why_not(_without_adapter(trainer.accelerator.unwrap_model(trainer.model)))
     if reason is None and args.rollout == "auto" and trainer.accelerator.device.type != "cpu":
         return "it has only been measured on CPUs; --rollout fast tries it here"
     return reason
+
+
+def _without_adapter(model: Any) -> Any:
+    """The model inside a PeftModel; its layers still apply the adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class RaggedCache:
@@ -143,7 +147,7 @@ class _Batch:
     def __init__(
         self, model: Any, prompts: Sequence[Sequence[int]], most: int, eos_ids: Sequence[int], temperature: float
     ):
-        self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._model = _without_adapter(model)
         self._head = self._model.get_output_embeddings()
         self._scale = HeadScale.of(self._model.config, temperature or 1.0)
         self._greedy = temperature == 0

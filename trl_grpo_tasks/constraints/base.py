@@ -90,8 +90,9 @@ def pack_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Packed words as a boolean vector over the vocabulary."""
-    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+    """Packed words as booleans over the vocabulary, along the last axis."""
+    octets = np.ascontiguousarray(words).view(np.uint8)
+    return np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little").view(bool)
 
 
 def replay(constraint: Constraint, row: Mapping[str, Any], token_ids: Sequence[int]) -> list[np.ndarray | None]:

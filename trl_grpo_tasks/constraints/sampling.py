@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
-from .base import Constraint, State, accept_all, fill_all, words_for
+from .base import Constraint, State, accept_all, fill_all, unpack, words_for
 from .table import FREE, MaskTable
 
 
@@ -69,8 +68,8 @@ def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
 
         apply_token_bitmask_inplace(scores, words_B_W.to(scores.device, non_blocking=True))
         return
-    shut = np.unpackbits(~words_B_W.numpy().view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
-    scores.masked_fill_(torch.from_numpy(shut.view(bool)).to(scores.device), -torch.inf)
+    shut = unpack(~words_B_W.numpy(), scores.shape[1])
+    scores.masked_fill_(torch.from_numpy(shut).to(scores.device), -torch.inf)
 
 
 @contextmanager

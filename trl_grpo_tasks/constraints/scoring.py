@@ -21,6 +21,7 @@ from torch import nn
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import FusedCausalLMOutput
 
+from .base import unpack
 from .table import FREE, MaskTable
 
 WIDE = 0.25  # masks that allow more than this share of the vocabulary go through the whole head,
@@ -114,7 +115,7 @@ def masked_logps_and_entropies(
         score(is_wide, wide)
     else:
         for number in wide_masks:
-            allowed = torch.from_numpy(_unpack(table.words([number]), vocab_size)[0]).to(device)
+            allowed = torch.from_numpy(unpack(table.words([number])[0], vocab_size)).to(device)
             bias = torch.zeros(vocab_size, device=device).masked_fill_(~allowed, -1e30)
             bias = bias if bias_V is None else bias + bias_V
             score(masks_N == number, lambda h, t, _, bias=bias: fused(h, t, bias))
@@ -140,8 +141,8 @@ def _narrow_plan(table: MaskTable, device: torch.device) -> _NarrowPlan:
         counts = table.counts(numbers)
         chosen = numbers[(counts > 1) & (numbers != FREE) & ~_is_wide(counts, table.vocab_size)]
         words_M_W = table.words(chosen)
-        union = np.flatnonzero(_unpack(np.bitwise_or.reduce(words_M_W, axis=0)[None], table.vocab_size)[0])
-        shut_M_K = np.stack([~_unpack(words[None], table.vocab_size)[0, union] for words in words_M_W])
+        union = np.flatnonzero(unpack(np.bitwise_or.reduce(words_M_W, axis=0), table.vocab_size))
+        shut_M_K = np.stack([~unpack(words, table.vocab_size)[union] for words in words_M_W])
         column_of = np.zeros(table.vocab_size, dtype=np.int64)
         column_of[union] = np.arange(len(union))
         row_of_mask = np.zeros(len(table), dtype=np.int64)
@@ -261,10 +262,6 @@ def _chunks(positions: int, columns: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, positions, size)]
 
 
-def _unpack(words_M_W: np.ndarray, vocab_size: int) -> np.ndarray:
-    return np.unpackbits(words_M_W.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size].astype(bool)
-
-
 class MaskedHead:
     """Puts the masks of the rows being scored into the model's forward pass.
 
@@ -354,5 +351,5 @@ def _allowed_mass(
     nothing_shut = torch.zeros(1, lm_head.weight.shape[0], dtype=torch.bool, device=index.device)
     whole = types.SimpleNamespace(scale=scale, compute_dtype=hidden_N_H.dtype, masks=(nothing_shut, None))
     logps, _ = _log_softmax(whole, hidden_N_H[index], lm_head.weight, lm_head.bias, torch.zeros_like(index))
-    allowed = torch.from_numpy(_unpack(table.words(masks_N[chosen]), logps.shape[1])).to(index.device)
+    allowed = torch.from_numpy(unpack(table.words(masks_N[chosen]), logps.shape[1])).to(index.device)
     return (logps.exp() * allowed).sum(1).mean().item()
