@@ -1,36 +1,53 @@
-"""Rollouts against transformers' `generate` (which is what TRL calls), same model, same prompts, same constraint.
+"""Whole GRPO steps, side by side: TRL's generation, TRL's with a static cache, and our rollouts and shared prompts.
 
-    python benchmarks/rollouts.py [--model FOLDER] [--group 16] [--prompts 4] [--length 128] [--prompt_length 100]
+    python benchmarks/rollouts.py [--model FOLDER] [--weights lora full] [--prompt_lengths 100 2000]
+                                  [--texts free bricks JSON] [--ways trl static fast] [--group 8] [--prompts 8]
 
 Without --model: the embedded kind of model (hidden size 128, 4 layers) over single characters. Three texts: free;
-brick lines under a choice tree (about half of the characters are forced); a long JSON object under its schema (most of
-them are). Tokens a second count what was written, forced or not. In turn, median of --repeats. Prints a table and
-writes benchmarks/results/rollouts.json.
+brick lines under a choice tree (about half of the tokens are forced); a long JSON object under its schema (most are).
+One trainer a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing). Step times
+are medians of the steps after the first; start-up is what the first took longer. Prints a table and writes
+benchmarks/results/rollouts.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import string
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    TrainerCallback,
+)
 
+from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
-from trl_grpo_tasks.constraints.sampling import ConstraintProcessor
-from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models import make_tokenizer
-from trl_grpo_tasks.rollout import rollout
 
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PART = {"type": "object", "properties": {"kind": {"enum": ["wheel", "block", "hinge"]}, "parent": {"enum": [0, 1, 2]},
         "face": {"enum": ["top", "left", "right"]}}, "required": ["kind", "parent", "face"]}  # fmt: skip
 MACHINE = {"type": "object", "properties": {f"part_{i}": PART for i in range(12)},
            "required": [f"part_{i}" for i in range(12)]}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "trl": {"rollout": "trl"},
+    "static": {"rollout": "trl", "cache_implementation": "static"},
+    "fast": {"rollout": "fast", "share_prompts": True},
+}
 
 
 def bricks(node: Any) -> list[tuple[str, Any]]:
@@ -43,77 +60,137 @@ def bricks(node: Any) -> list[tuple[str, Any]]:
     return [(f"{value}{after}", following) for value in range(20)]
 
 
+class Steps(TrainerCallback):
+    """Seconds of each optimizer step, with the GPU's work done."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._begin = now()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(now() - self._begin)
+
+
+class TimedTrainer(TaskGRPOTrainer):
+    """Notes how long completions took and how many tokens they have."""
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        begin = now()
+        out = super()._generate_single_turn(*args, **kwargs)
+        self.generations = [*getattr(self, "generations", []), (now() - begin, sum(map(len, out[0])))]
+        return out
+
+
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model folder; a tiny Llama over single characters if not given")
-    parser.add_argument("--group", type=int, default=16)
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--prompt_length", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--weights", nargs="+", default=["lora", "full"], choices=["lora", "full"])
+    parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
+    parser.add_argument("--texts", nargs="+", default=["free", "bricks", "JSON"])
+    parser.add_argument("--ways", nargs="+", default=["trl", "fast"], choices=list(WAYS))
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=5, help="steps measured, after one that is not; TRL's ways: one")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if options.model:
-        tokenizer = AutoTokenizer.from_pretrained(options.model)
-        model = AutoModelForCausalLM.from_pretrained(options.model).to(device)
-    else:
-        tokenizer = make_tokenizer(list(string.printable[:-5]), 4096)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384,
-                                             num_hidden_layers=4, num_attention_heads=4)).to(device)  # fmt: skip
-    model.eval()
-    words = tokenizer("build a strong table with four legs " * options.prompt_length)["input_ids"]
-    prompts = [words[i : i + options.prompt_length] for i in range(options.prompts) for _ in range(options.group)]
-    vocabulary = model.get_output_embeddings().weight.shape[0]
+    model_of, tokenizer = models(options.model)
     constraints: dict[str, Any] = {
         "free": None,
         "bricks": ChoiceTreeConstraint(tokenizer, lambda row: ("size", 0), bricks, look_ahead=False),
         "JSON": GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE)),
     }
-
-    def with_generate(constraint: Any) -> int:
-        ids = torch.tensor(prompts, device=device)
-        processors = (
-            [] if constraint is None else [ConstraintProcessor(constraint, [{}] * len(prompts), MaskTable(vocabulary))]
-        )
-        with torch.no_grad():
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0,
-                                 max_new_tokens=options.length, logits_processor=processors,
-                                 eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)  # fmt: skip
-        written = out[:, options.prompt_length :]
-        is_end = (written == tokenizer.eos_token_id).int()
-        return int(((is_end.cumsum(1) - is_end) == 0).sum())
-
-    def with_rollout(constraint: Any) -> int:
-        more = (
-            {}
-            if constraint is None
-            else {"constraint": constraint, "rows": [{}] * len(prompts), "table": MaskTable(vocabulary)}
-        )
-        out = rollout(model, prompts, max_new_tokens=options.length, eos_token_ids=[tokenizer.eos_token_id], **more)
-        return sum(map(len, out.completion_ids))
-
-    size = f"{options.prompts} prompts of {options.prompt_length} tokens, up to {options.length} new ones"
-    print(f"{len(prompts)} rows, {size}, on {device}")
-    print(f"{'text':<8} {'generate tokens/s':>18} {'rollout tokens/s':>17} {'ratio':>6}")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    print(f"{options.prompts} prompts x {options.group} completions of up to {options.length} tokens; {device}")
+    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'way':<8}{'tokens/s':>9}{'rollout s':>10}{'step s':>8}"
+          f"{'start-up s':>11}{'peak GB':>9}{'step ratio':>11}")  # fmt: skip
     results = []
-    for name, constraint in constraints.items():
-        speeds: dict[str, list[float]] = {"generate": [], "rollout": []}
-        for turn in range(options.repeats + 1):
-            for way, function in (("generate", with_generate), ("rollout", with_rollout)):
-                torch.manual_seed(turn)
-                start = time.perf_counter()
-                tokens = function(constraint)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                if turn:
-                    speeds[way].append(tokens / (time.perf_counter() - start))
-        medians = {way: statistics.median(values) for way, values in speeds.items()}
-        ratio = medians["rollout"] / medians["generate"]
-        results.append({"text": name, **medians, "ratio": ratio})
-        print(f"{name:<8} {medians['generate']:>18.0f} {medians['rollout']:>17.0f} {ratio:>6.2f}")
-    path = Path(__file__).parent / "results" / "rollouts.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"device": str(device), "results": results}, indent=1))
+    for weights in options.weights:
+        for prompt_length in options.prompt_lengths:
+            for text in options.texts:
+                first = None
+                for way in options.ways:
+                    cell = measure(options, model_of(), tokenizer, constraints[text], weights, prompt_length, way)
+                    first = first or cell["step_s"]
+                    cell = {"weights": weights, "prompt": prompt_length, "text": text, "way": way, **cell,
+                            "ratio": first / cell["step_s"]}  # fmt: skip
+                    results.append(cell)
+                    print(f"{weights:<8}{prompt_length:>7} {text:<8}{way:<8}{cell['tokens_per_s']:>9.0f}"
+                          f"{cell['rollout_s']:>10.2f}{cell['step_s']:>8.2f}{cell['start_up_s']:>11.1f}"
+                          f"{cell['peak_gb']:>9.1f}{cell['ratio']:>11.1f}", flush=True)  # fmt: skip
+                    path = Path(options.out)
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(json.dumps({"device": device, "results": results}, indent=1))
+
+
+def models(folder: str | None) -> tuple[Any, Any]:
+    """A function that gives the model anew for every cell, and the tokenizer."""
+    if folder:
+        return lambda: AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        ), AutoTokenizer.from_pretrained(folder)
+    tokenizer = make_tokenizer(list(string.printable[:-5]), 4096)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+                         num_attention_heads=4, eos_token_id=tokenizer.eos_token_id,
+                         pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    return lambda: LlamaForCausalLM(config), tokenizer
+
+
+def measure(
+    options: Any, model: Any, tokenizer: Any, constraint: Any, weights: str, prompt_length: int, way: str
+) -> dict[str, float]:
+    words = tokenizer("build a strong table with four legs " * prompt_length)["input_ids"]
+    texts = [tokenizer.decode(words[i : i + prompt_length]) for i in range(options.prompts)]
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    steps = Steps()
+    measured = options.steps if way == "fast" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        args = TaskGRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=options.prompts * options.group,
+            num_generations=options.group,
+            max_completion_length=options.length,
+            max_steps=measured + 1,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1000,
+            disable_tqdm=True,
+            constrain=constraint is not None,
+            **WAYS[way],
+        )
+        trainer = TimedTrainer(
+            model,
+            reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
+            args=args,
+            train_dataset=Dataset.from_list([{"prompt": text} for text in texts * (measured + 1)]),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=PROJECTIONS) if weights == "lora" else None,
+            constraint=constraint,
+            callbacks=[steps],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    seconds = statistics.median(steps.seconds[1:])
+    return {
+        "tokens_per_s": statistics.median(tokens / seconds for seconds, tokens in trainer.generations[1:]),
+        "rollout_s": statistics.median(seconds for seconds, _ in trainer.generations[1:]),
+        "step_s": seconds,
+        "start_up_s": max(steps.seconds[0] - seconds, 0.0),
+        "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else float("nan"),
+    }
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """Rollouts: greedy as `generate`, sampled from the scored distribution, right under any constraint."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, LlamaConfig, Qwen2Config
 
 from tests.training import toy_trainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models import make_tokenizer
-from trl_grpo_tasks.rollout import rollout, why_not
+from trl_grpo_tasks.rollout import Decoder, rollout, why_not
+from trl_grpo_tasks.rollout import compiled as compiled_module
+from trl_grpo_tasks.rollout.compiled import CompiledParts
+from trl_grpo_tasks.rollout.support import without_adapter
 
 TOKENIZER = make_tokenizer([*"0123456789abcdex,()", "10", "12", "x1", "ab"], 64)
 EOS = TOKENIZER.eos_token_id
@@ -29,19 +34,59 @@ def tiny(config_class, seed=0, **special):
     return model.eval()
 
 
+class Replayed(Decoder):
+    """What a GPU does, without one: passes of a few sizes, at fixed addresses, that are run again and again."""
+
+    def __init__(self, model):
+        super().__init__(model, captures=True)
+
+    def _captured(self, count, width, length):
+        if (count, width, length) not in self._graphs:
+            entry = torch.zeros(count, 2 + width, dtype=torch.int64)
+            graph = type("Graph", (), {"replay": lambda _: self._forward(entry, length)})()
+            self._graphs[count, width, length] = (graph, entry)
+        return self._graphs[count, width, length]
+
+
 MODELS = {"llama": tiny(LlamaConfig), "qwen2": tiny(Qwen2Config), "gemma": tiny(GemmaConfig)}
 PROMPTS = [[5, 6, 7], [5, 6, 7], [9], [5, 6, 7, 8, 9, 10, 11], [9]]
+REPLAYED = {family: Replayed(model) for family, model in MODELS.items()}  # kept from test to test, as in a run
 
 
+@pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
 @pytest.mark.parametrize("family", MODELS)
-def test_greedy_is_what_generate_gives(family):
+def test_greedy_is_what_generate_gives(family, decoders):
     model = MODELS[family]
-    ours = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0)
+    ours = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0,
+                   decoder=decoders.get(family))  # fmt: skip
     for prompt, ids in zip(PROMPTS, ours.completion_ids, strict=True):
         given = torch.tensor([prompt])
         out = model.generate(input_ids=given, attention_mask=torch.ones_like(given), do_sample=False,
                              max_new_tokens=20, eos_token_id=EOS, pad_token_id=0)[0, len(prompt) :]  # fmt: skip
         assert ids == out.tolist()
+
+
+@pytest.mark.skipif("REAL_MODEL" not in os.environ, reason="REAL_MODEL names no folder of a pretrained model")
+def test_greedy_on_a_real_model():
+    """`REAL_MODEL=folder pytest -k real_model`: chat prompts of different length, left-padded in one batch."""
+    model = AutoModelForCausalLM.from_pretrained(os.environ["REAL_MODEL"], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"], padding_side="left")
+    questions = [
+        "Name three colours.",
+        "What is the capital of France?",
+        "Name three colours.",
+        "Count to ten, please.",
+    ]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    given = tokenizer.apply_chat_template(chats, add_generation_prompt=True, padding=True, return_tensors="pt",
+                                          return_dict=True)  # fmt: skip
+    theirs = model.generate(**given, do_sample=False, max_new_tokens=40)[:, given["input_ids"].shape[1] :]
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(*given.values(), strict=True)]
+    end = model.generation_config.eos_token_id
+    for decoder in (Decoder(model), Replayed(model)):
+        ours = rollout(model, prompts, max_new_tokens=40, eos_token_ids=[end], temperature=0, decoder=decoder)
+        for ids, expected in zip(ours.completion_ids, theirs.tolist(), strict=True):
+            assert ids == expected[: len(ids)] and (ids[-1] == end or len(ids) == 40)
 
 
 def dense_logps(model, prompt, ids, masks, table, temperature):
@@ -82,15 +127,17 @@ PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"ab
     st.integers(1, 25),
     st.sampled_from([0.7, 1.0, 1.4]),
     st.integers(0, 10**6),
+    st.booleans(),
 )
-def test_any_batch_under_any_constraint(kind, patterns, length, temperature, seed):
+def test_any_batch_under_any_constraint(kind, patterns, length, temperature, seed, is_replayed):
     """Every token was allowed, masks are those of a replay, log-probs those of a plain forward pass."""
     model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
     rows = [{"pattern": pattern} for pattern in patterns]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
     torch.manual_seed(seed)
     out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=temperature,
-                  constraint=CONSTRAINTS[kind], rows=rows, table=table)  # fmt: skip
+                  constraint=CONSTRAINTS[kind], rows=rows, table=table,
+                  decoder=REPLAYED["llama"] if is_replayed else None)  # fmt: skip
     for row, prompt, ids, masks, logps in zip(rows, prompts, out.completion_ids, out.masks, out.logps, strict=True):
         expected = [table.number_of(mask) for mask in replay(CONSTRAINTS[kind], row, ids)]
         assert masks == expected
@@ -139,6 +186,65 @@ def test_forced_tokens_and_shared_prompts_save_forward_passes():
     assert out.forward_passes == 3
 
 
+def test_passes_have_few_sizes_and_rows_that_finished_leave():
+    """A run's worth of rollouts: what is captured once serves all, as long as nothing grows."""
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"[a-e]{1,40}"))
+    decoder = Replayed(MODELS["llama"])
+    seen = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        rollout(MODELS["llama"], PROMPTS * 3, max_new_tokens=40, eos_token_ids=[EOS], constraint=constraint,
+                rows=[{}] * 15, table=MaskTable(len(TOKENIZER) + 3), decoder=decoder)  # fmt: skip
+        seen.append(set(decoder._graphs))
+    assert seen[-1] == seen[5]
+    assert {count for count, _, _ in seen[-1]} <= {1, 2, 4, 8, 15} and len({count for count, _, _ in seen[-1]}) >= 3
+    assert {length for _, _, length in seen[-1]} == {256}
+
+
+def adapted_model(seed=0):
+    from peft import LoraConfig, get_peft_model
+
+    targets = ["q_proj", "v_proj", "down_proj"]
+    model = get_peft_model(tiny(LlamaConfig, seed), LoraConfig(r=3, lora_alpha=5, target_modules=targets)).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    return model
+
+
+def test_parts_in_fewer_kernels_compute_the_same_and_leave_the_model_as_it_was(monkeypatch):
+    monkeypatch.setattr(compiled_module.torch, "compile", lambda function, **_: function)  # what it changes is torch's
+    model = adapted_model()
+    ids = torch.randint(1, 20, (3, 7))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        parts = CompiledParts(without_adapter(model))
+        with parts.used():
+            adapted = [part for part, _ in parts._forwards if "lora_A" in dict(part.named_children())]
+            assert len(adapted) == 6 and all("forward" in vars(part) for part in adapted)
+            torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+    assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
+    model = adapted_model()
+    weights = {name: weight.clone() for name, weight in model.named_parameters()}
+    decoder = Decoder(model)
+    for _ in range(2):  # in between, training changes weights
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = rollout(model, PROMPTS, max_new_tokens=6, eos_token_ids=[EOS], decoder=decoder)
+        for prompt, ids, logps in zip(PROMPTS, out.completion_ids, out.logps, strict=True):
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                wanted = dense_logps(model, prompt, ids, [0] * len(ids), None, 1.0)
+            assert logps == pytest.approx(wanted, abs=0.15)  # bf16, and logits of about 10
+        for name, weight in model.named_parameters():
+            assert weight.dtype == torch.float32 and torch.equal(weight, weights[name])
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.mul_(0.5)
+                weights[name] = weight.clone()
+
+
 def test_models_it_does_not_know_are_named():
     from transformers import GPT2Config, MistralConfig
 
@@ -183,3 +289,78 @@ def test_what_it_cannot_do_is_left_to_trl_with_a_line_why(tiny_path, tmp_path, c
     said = capsys.readouterr().out
     assert said.count("rollouts are TRL's: ") == 1 and next(iter(options)) in said
     trainer.train()
+
+
+# ---- vLLM: what can be tested without it
+
+
+class Engine:
+    """Stands in for TRL's VLLMGeneration: samples under the grammar it was handed, and says how likely tokens were."""
+
+    def __init__(self, model, tokenizer):
+        self.model, self.tokenizer, self.generation_kwargs = model, tokenizer, {}
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, prompts, **_):
+        grammar = Grammar.ebnf(self.generation_kwargs["structured_outputs"]["grammar"])
+        out = rollout(self.model, prompts, max_new_tokens=5, eos_token_ids=[self.tokenizer.eos_token_id],
+                      constraint=GrammarConstraint(self.tokenizer, grammar), rows=[{}] * len(prompts),
+                      table=MaskTable(self.model.get_output_embeddings().weight.shape[0]))  # fmt: skip
+        return None, out.completion_ids, [[[logp] for logp in logps] for logps in out.logps], None
+
+
+def with_engine(trainer, constraint):
+    trainer.vllm_generation = Engine(trainer.model, trainer.processing_class)
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer._set_up_constraint(constraint)
+    return trainer
+
+
+def test_vllm_samples_under_the_grammar_and_scoring_replays_the_masks(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
+    constraint = GrammarConstraint(trainer.processing_class, Grammar.regex("[ab]{1,2}|c"))
+    with_engine(trainer, constraint)
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
+    scored = trainer._score(output, of_reference=False)
+    is_real = output["completion_mask"].bool()
+    assert (output["mask_numbers"][is_real] != 0).all()
+    torch.testing.assert_close(scored[is_real], output["sampling_per_token_logps"][is_real], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex(r"(ab|c)+[0-9]{2}(x|\(\))?"),
+        Grammar.json_schema({"type": "object", "properties": {"a": {"enum": [1, 10, "ab"]}}, "required": ["a"]}),
+        Grammar.ebnf('root ::= "a" root "b" | [c-e]'),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_what_vllm_is_handed_is_the_same_language(grammar):
+    tokenizer = make_tokenizer([*'0123456789abcdex,(){}":', " ", "10", "ab"], 64)
+    ours = GrammarConstraint(tokenizer, grammar)
+    theirs = GrammarConstraint(tokenizer, Grammar.ebnf(ours.for_vllm()["grammar"]))
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        a, b = ours.start({}), theirs.start({})
+        for _ in range(30):
+            assert np.array_equal(a.mask(), b.mask())
+            allowed = np.flatnonzero(np.unpackbits(a.mask().view(np.uint8), bitorder="little"))
+            token = int(generator.choice(allowed))
+            a.accept(token)
+            b.accept(token)
+            if a.finished:
+                break
+
+
+def test_what_cannot_be_handed_to_vllm_is_refused(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
+    by_row = GrammarConstraint(trainer.processing_class, lambda row: Grammar.regex(row["letter"]))
+    with pytest.raises(ValueError, match=r"from row to row.*leave use_vllm off"):
+        with_engine(trainer, by_row)
+    tree = ChoiceTreeConstraint(trainer.processing_class, lambda row: 0, lambda node: [("a", None)])
+    with pytest.raises(ValueError, match="not a grammar"):
+        with_engine(trainer, tree)

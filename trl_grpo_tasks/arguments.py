@@ -73,6 +73,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "eval_rows": 64,
         "hub_strategy": "end",
         "rollout": "auto",
+        "share_prompts": True,
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:

@@ -70,7 +70,12 @@ class TaskGRPOConfig(GRPOConfig):
     rollout: str = _option(
         "trl",
         "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
-        "the model, finished rows leave), or 'auto' (fast on a CPU where it is known to be right, else TRL's).",
+        "the model, finished rows leave, CUDA graphs), or 'auto' (fast where it is known to be right, else TRL's).",
+    )
+    share_prompts: bool = _option(
+        False,
+        "Score completions of one prompt behind one copy of it where that saves tokens, which it does for prompts "
+        "that are longer than half a completion. The same log-probs, up to rounding.",
     )
 
     # Reference policy and KL
@@ -169,9 +174,8 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"constrain=True with generation_kwargs {unknown}: log-probs could not follow them exactly"
             )
-        for name in ("use_vllm", "use_transformers_continuous_batching"):
-            if getattr(self, name):
-                raise ValueError(f"constrain=True samples with transformers' generate; {name} must be off")
+        if self.use_transformers_continuous_batching:
+            raise ValueError("constrain=True does not go with use_transformers_continuous_batching; leave that off")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -16,6 +16,8 @@ from .constraints.base import Constraint
 from .constraints.sampling import ConstraintProcessor
 from .constraints.table import MaskTable
 from .rewards.executor import RewardExecutor
+from .rollout import Decoder, rollout, why_not
+from .rollout.support import without_adapter
 from .task import Row, Task
 
 
@@ -68,12 +70,13 @@ def evaluate(
     pending = []
     was_training = model.training
     model.eval()
+    decoder = Decoder(model) if why_not(without_adapter(model)) is None else None
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for first in range(0, len(repeated), batch_size):
             batch = repeated[first : first + batch_size]
-            written = _generate(model, tokenizer, batch, temperature, max_completion_length, constraint)
+            written = _generate(model, tokenizer, batch, temperature, max_completion_length, constraint, decoder)
             completions += written
             texts = [text for text, _ in written]
             pending.append(executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], texts))
@@ -122,39 +125,62 @@ def table(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None)
 
 
 def _generate(
-    model: Any, tokenizer: Any, rows: Sequence[Row], temperature: float, max_length: int, constraint: Constraint | None
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    temperature: float,
+    max_length: int,
+    constraint: Constraint | None,
+    decoder: Decoder | None,
 ) -> list[tuple[str, int]]:
+    """The text and the number of tokens of a completion of each row; by our rollouts where there is a decoder."""
     prompts = [row["prompt"] for row in rows]
     if isinstance(prompts[0], str):
         ids = tokenizer(text=prompts)["input_ids"]
     else:
         tokenized = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)
         ids = tokenized["input_ids"]
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    constrained: dict[str, Any] = {}
+    if constraint is not None:
+        table = MaskTable(model.get_output_embeddings().weight.shape[0])
+        constrained = {"constraint": constraint, "rows": rows, "table": table}
+    if decoder is not None:
+        written = rollout(
+            model,
+            ids,
+            max_new_tokens=max_length,
+            eos_token_ids=sorted(ends - {None}),
+            temperature=temperature,
+            decoder=decoder,
+            **constrained,
+        ).completion_ids
+    else:
+        written = _with_transformers(model, tokenizer, ids, temperature, max_length, constrained)
+    completions = []
+    for tokens in written:
+        length = next((t + 1 for t, token in enumerate(tokens) if token in ends), len(tokens))
+        completions.append((tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
+    return completions
+
+
+def _with_transformers(
+    model: Any, tokenizer: Any, ids: Sequence[list[int]], temperature: float, max_length: int, constrained: Any
+) -> list[list[int]]:
     width = max(map(len, ids))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    input_ids = torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=model.device)
-    attention_mask = torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=model.device)
-    processors = []
-    if constraint is not None:
-        processors = [ConstraintProcessor(constraint, rows, MaskTable(model.get_output_embeddings().weight.shape[0]))]
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    output = model.generate(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
+    return model.generate(
+        input_ids=torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=model.device),
+        attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=model.device),
         max_new_tokens=max_length,
         pad_token_id=pad,
-        logits_processor=processors,
+        logits_processor=[ConstraintProcessor(**constrained)] if constrained else [],
         **sampling,
-    )[:, width:]
-    ends = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
-    written = []
-    for row in output.tolist():
-        length = next((t + 1 for t, token in enumerate(row) if token in ends), len(row))
-        written.append((tokenizer.decode(row[:length], skip_special_tokens=True), length))
-    return written
+    )[:, width:].tolist()
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -31,6 +31,7 @@ from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .callbacks import Hints, MetricsFile
 from .config import TaskGRPOConfig
 from .constraints.base import Constraint, replay
+from .constraints.grammar import GrammarConstraint
 from .constraints.sampling import ConstraintProcessor, logits_processor_in
 from .constraints.scoring import MaskedHead
 from .constraints.table import FREE, MaskTables, padded, widened
@@ -42,7 +43,8 @@ from .reference import MovingReference, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
-from .rollout import rollout, why_not_in
+from .rollout import Decoder, rollout, why_not_in
+from .shared_prompts import SharedPrompts
 from .task import Task
 
 
@@ -99,6 +101,10 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         if why_trl is not None:
             self.accelerator.print(f"rollouts are TRL's: {why_trl}")
         self._rolls_out = self.args.rollout != "trl" and why_trl is None
+        self._decoder: Decoder | None = None
+        self._shared: SharedPrompts | None = None
+        if self.args.share_prompts:
+            self._share_prompts()
         self.add_callback(MetricsFile())
         self.add_callback(Hints())
 
@@ -118,11 +124,25 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 "constrain=True does not go with tools, rollout_func, vision-language models or a router loss "
                 "(for the last, set router_aux_loss_coef=0)"
             )
+        if self.use_vllm:
+            self._hand_to_vllm(constraint)
         self._constraint = constraint
         self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
         self._head.add_to(self.model.get_base_model() if is_peft_model(self.model) else self.model)
         if self.ref_model is not None:
             self._head.add_to(self.accelerator.unwrap_model(self.ref_model))
+
+    def _hand_to_vllm(self, constraint: Constraint) -> None:
+        """vLLM samples under the grammar itself; the masks are rebuilt from what it wrote."""
+        try:
+            if not isinstance(constraint, GrammarConstraint):
+                raise ValueError("it is not a grammar")
+            self.vllm_generation.generation_kwargs["structured_outputs"] = constraint.for_vllm()
+        except ValueError as error:
+            raise ValueError(
+                f"constrain=True with use_vllm: this constraint cannot be handed to vLLM: {error}; "
+                "leave use_vllm off (--rollout auto is fast without it)"
+            ) from error
 
     def _set_up_controllers(self) -> None:
         args, task = self.args, self.task
@@ -159,6 +179,16 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 args.curriculum_review,
                 args.seed,
             )
+
+    def _share_prompts(self) -> None:
+        self._shared = SharedPrompts()
+        models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
+        for model in map(self.accelerator.unwrap_model, models):
+            reason = self._shared.add_to(model.get_base_model() if is_peft_model(model) else model)
+            if reason is not None:
+                self.accelerator.print(f"prompts are not shared in scoring: {reason}")
+                self._shared = None
+                return
 
     @property
     def _mode(self) -> str:
@@ -216,10 +246,14 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 "rows": [json.loads(example["row"]) if "row" in example else example for example in self._inputs],
                 "table": self._tables.start(self._mode, model.get_output_embeddings().weight.shape[0]),
             }
+        logps = None
         if self._rolls_out:
             completion_ids, masks = self._roll_out(prompt_ids, constrained)
         elif not constrained:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        elif self.use_vllm:
+            completion_ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            masks = [self._mask_numbers(*pair) for pair in zip(constrained["rows"], completion_ids, strict=True)]
         else:
             processor = ConstraintProcessor(**constrained)
             with logits_processor_in(model, processor):
@@ -227,7 +261,12 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             masks = [numbers[: len(ids)] for numbers, ids in zip(processor.masks, completion_ids, strict=True)]
         if constrained:
             self._masks = padded(masks)
-        return completion_ids, None
+        return completion_ids, logps
+
+    def _mask_numbers(self, row: dict[str, Any], ids: list[int]) -> list[int]:
+        """The numbers of the masks that a completion was written under, by replaying it."""
+        assert self._constraint is not None
+        return [self._tables[self._mode].number_of(mask) for mask in replay(self._constraint, row, ids)]
 
     def _roll_out(self, prompt_ids: Any, constrained: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
         checkpointing = self.args.gradient_checkpointing_kwargs
@@ -238,9 +277,12 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             ) as model,
             self.accelerator.autocast(),
         ):
+            if self._decoder is None:
+                self._decoder = Decoder(model)
             done = rollout(
                 model,
                 prompt_ids,
+                decoder=self._decoder,
                 max_new_tokens=self.max_completion_length,
                 eos_token_ids=self.eos_token_ids,
                 temperature=self.temperature,
@@ -324,6 +366,14 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         batch_size: Any = None,
         **kwargs: Any,
     ) -> Any:
+        if self._shared is not None:
+            with self._shared.open(logits_to_keep):
+                return self._score_masked(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
+        return self._score_masked(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
+
+    def _score_masked(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any, **kwargs: Any
+    ) -> Any:
         score = super()._get_per_token_logps_and_entropies
         if self._masks is None:
             return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
@@ -405,12 +455,10 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             self._metrics["train"]["replay/age"].append(age / replaced_groups)
 
     def _rebuild_masks(self, output: dict[str, Any], replaced: list[int], rows: list[dict[str, Any]]) -> None:
-        assert self._constraint is not None
         for i, row in zip(replaced, rows, strict=True):
             ids = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
-            masks = replay(self._constraint, row, ids)
-            numbers = [self._tables["train"].number_of(mask) for mask in masks]
-            output["mask_numbers"][i, : len(ids)] = torch.tensor(numbers, dtype=output["mask_numbers"].dtype)
+            numbers = torch.tensor(self._mask_numbers(row, ids), dtype=output["mask_numbers"].dtype)
+            output["mask_numbers"][i, : len(ids)] = numbers
 
     def _score(self, output: dict[str, Any], of_reference: bool) -> torch.Tensor:
         """Log-probs of a rollout's completions under the policy or the reference as they are now."""

@@ -177,74 +177,85 @@ class _Expansion(NamedTuple):
     threads: tuple[Thread, ...]
 
 
+class _Point:
+    """A place in the tree, with what was found out about it: `forced` looks ahead along points that `accept` then
+    walks again."""
+
+    __slots__ = ("_constraint", "_is_first", "_tokens", "after", "may_end", "threads")
+
+    def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool, is_first: bool):
+        self._constraint = constraint
+        self.threads = threads
+        self.may_end = may_end
+        self._is_first = is_first
+        self._tokens: frozenset[int] | None = None
+        self.after: tuple[int, _Point] | None = None  # the token last moved on by, and where it led
+
+    def tokens(self) -> frozenset[int]:
+        """The tokens that may follow."""
+        if self._tokens is None:
+            vocabulary = self._constraint.vocabulary
+            tokens = self._constraint.allowed(self.threads)
+            if self._is_first:
+                tokens -= vocabulary.not_first
+            if self.may_end:
+                tokens |= {vocabulary.eos}
+            elif not tokens:
+                raise RuntimeError(f"the tokenizer has no token for what may follow: {self.expected()}")
+            self._tokens = tokens
+        return self._tokens
+
+    def move(self, token: int) -> _Point:
+        """The point after a token that does not end the text; ValueError if it may not follow."""
+        if self.after is None or self.after[0] != token:
+            vocabulary = self._constraint.vocabulary
+            spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
+            if not spelling or (self._is_first and token in vocabulary.not_first):
+                raise ValueError(f"token {token} is not allowed here: {self.expected()}")
+            threads, may_end, stuck = self._constraint.advance(self.threads, spelling)
+            if not threads and not may_end:
+                if stuck:
+                    raise _no_choices(stuck)
+                raise ValueError(f"token {token} ({spelling!r}) is not allowed here: {self.expected()}")
+            self.after = (token, _Point(self._constraint, threads, may_end, is_first=False))
+        return self.after[1]
+
+    def expected(self) -> str:
+        texts = sorted({text.decode(errors="replace") for text, _ in self.threads})
+        shown = ", ".join(map(repr, texts[:8])) + (", ..." if len(texts) > 8 else "")
+        return f"expected {shown or 'the end of the text'}"
+
+
 class ChoiceState:
     """Where one completion stands in a choice tree."""
 
     def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool):
         self.finished = False
         self._constraint = constraint
-        self._threads = threads
-        self._may_end = may_end
-        self._first = True
-        self._allowed: frozenset[int] | None = None
+        self._point = _Point(constraint, threads, may_end, is_first=True)
 
     def mask(self) -> np.ndarray:
-        return self._constraint.packed(self._tokens())
+        return self._constraint.packed(frozenset() if self.finished else self._point.tokens())
 
     def accept(self, token: int) -> None:
-        vocabulary = self._constraint.vocabulary
         if self.finished:
             raise ValueError(f"token {token} after the end of the text")
-        if token == vocabulary.eos:
-            if not self._may_end:
-                raise ValueError(f"the text may not end here: {self._expected()}")
+        if token != self._constraint.vocabulary.eos:
+            self._point = self._point.move(token)
+        elif self._point.may_end:
             self.finished = True
-            threads: tuple[Thread, ...] = ()
         else:
-            spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
-            if not spelling or (self._first and token in vocabulary.not_first):
-                raise ValueError(f"token {token} is not allowed here: {self._expected()}")
-            threads, may_end, stuck = self._constraint.advance(self._threads, spelling)
-            if not threads and not may_end:
-                if stuck:
-                    raise _no_choices(stuck)
-                raise ValueError(f"token {token} ({spelling!r}) is not allowed here: {self._expected()}")
-            self._may_end = may_end
-        self._threads = threads
-        self._first = False
-        self._allowed = None
+            raise ValueError(f"the text may not end here: {self._point.expected()}")
 
     def forced(self) -> list[int]:
-        ahead = ChoiceState(self._constraint, self._threads, self._may_end)
-        ahead.finished, ahead._first, ahead._allowed = self.finished, self._first, self._allowed
         tokens: list[int] = []
-        while not ahead.finished and len(tokens) < FORCED_LIMIT:
-            allowed = ahead._tokens()
-            if len(allowed) != 1:
+        point, eos = self._point, self._constraint.vocabulary.eos
+        while not self.finished and len(tokens) < FORCED_LIMIT and len(point.tokens()) == 1:
+            tokens += point.tokens()
+            if tokens[-1] == eos:
                 break
-            tokens += allowed
-            ahead.accept(tokens[-1])
+            point = point.move(tokens[-1])
         return tokens
-
-    def _tokens(self) -> frozenset[int]:
-        if self._allowed is None:
-            vocabulary = self._constraint.vocabulary
-            tokens = self._constraint.allowed(self._threads)
-            if self._first:
-                tokens -= vocabulary.not_first
-            if self.finished:
-                tokens = frozenset()
-            elif self._may_end:
-                tokens |= {vocabulary.eos}
-            elif not tokens:
-                raise RuntimeError(f"the tokenizer has no token for what may follow: {self._expected()}")
-            self._allowed = tokens
-        return self._allowed
-
-    def _expected(self) -> str:
-        texts = sorted({text.decode(errors="replace") for text, _ in self._threads})
-        shown = ", ".join(map(repr, texts[:8])) + (", ..." if len(texts) > 8 else "")
-        return f"expected {shown or 'the end of the text'}"
 
 
 def _no_choices(nodes: Sequence[Node]) -> RuntimeError:

@@ -108,6 +108,14 @@ class GrammarConstraint:
             raise TypeError(f"the grammar of a row must be a Grammar or None, got {grammar!r}")
         return GrammarState(self, self._compile(grammar))
 
+    def for_vllm(self) -> dict[str, str]:
+        """The grammar as vLLM's structured outputs take it; ValueError says why where it cannot be handed over."""
+        if not isinstance(self.grammar, Grammar):
+            raise ValueError("its grammar differs from row to row, and vLLM takes one for a batch")
+        if self.vocabulary.not_first or self.vocabulary.strips_leading_space:
+            raise ValueError("the tokenizer drops a leading space, which vLLM's grammars do not know")
+        return {"grammar": str(self.grammar.parse())}
+
     def _compile_new(self, grammar: Grammar) -> Any:
         import xgrammar
 

@@ -18,47 +18,52 @@ class ConstraintProcessor:
     def __init__(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable):
         self._states = [constraint.start(row) for row in rows]
         self._table = table
-        self._words: torch.Tensor | None = None
+        self._next: BatchMasks | None = None
         self.masks: list[list[int]] = [[] for _ in rows]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[0] != len(self.masks):
             raise RuntimeError(f"{input_ids.shape[0]} sequences for {len(self.masks)} rows: beams are not supported")
-        if self._words is None:
-            self._words = mask_buffer(len(self.masks), self._table, scores.device)
+        if self._next is None:
+            self._next = BatchMasks(len(self.masks), self._table, scores.device)
         else:
             written = zip(self._states, input_ids[:, -1].tolist(), strict=True)
             moves = [(state, token) for state, token in written if state is not None]
             accept_all([state for state, _ in moves], [token for _, token in moves])
             # generate() pads what has finished
             self._states = [None if state is None or state.finished else state for state in self._states]
-        for numbers, number in zip(
-            self.masks, mask_scores(self._states, scores, self._table, self._words), strict=True
-        ):
+        self._next.fill(self._states)
+        for numbers, number in zip(self.masks, self._next.apply(scores), strict=True):
             numbers.append(number)
         return scores
 
 
-def mask_buffer(batch: int, table: MaskTable, device: torch.device) -> torch.Tensor:
-    """Room for the packed masks of a batch, from where they reach `device` fast."""
-    return torch.empty((batch, words_for(table.vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda")
+class BatchMasks:
+    """The masks of the tokens that come next in a batch: `fill` them on the CPU, then `apply` them to logits."""
 
+    def __init__(self, rows: int, table: MaskTable, device: torch.device):
+        self.table = table
+        # From pinned memory they reach a GPU fast.
+        self._words = torch.empty(
+            (rows, words_for(table.vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        self._numbers: list[int] = []
 
-def mask_scores(
-    states: Sequence[State | None], scores: torch.Tensor, table: MaskTable, words_B_W: torch.Tensor
-) -> list[int]:
-    """Write -inf into `scores` where the state of a row does not allow a token (None: it allows all), and return the
-    number of each row's mask. `words_B_W` is scratch space."""
-    words = words_B_W.numpy()
-    constrained = [i for i, state in enumerate(states) if state is not None]
-    if len(constrained) < len(states):
-        words.fill(-1)
-    fill_all([state for state in states if state is not None], words, constrained)
-    numbers = [FREE] * len(states)
-    for i in constrained:
-        numbers[i] = table.number_of(words[i])
-    _apply(scores, words_B_W)
-    return numbers
+    def fill(self, states: Sequence[State | None]) -> None:
+        """What each state allows next; None allows everything."""
+        words = self._words[: len(states)].numpy()
+        constrained = [i for i, state in enumerate(states) if state is not None]
+        if len(constrained) < len(states):
+            words.fill(-1)
+        fill_all([state for state in states if state is not None], words, constrained)
+        self._numbers = [FREE] * len(states)
+        for i in constrained:
+            self._numbers[i] = self.table.number_of(words[i])
+
+    def apply(self, scores: torch.Tensor) -> list[int]:
+        """Write -inf where a row's mask does not allow a token; the number of each row's mask."""
+        _apply(scores, self._words[: len(self._numbers)])
+        return self._numbers
 
 
 def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from xxhash import xxh3_128_digest
 
-from .base import pack, words_for
+from .base import pack, pack_ids, words_for
 
 # Number 0 stands for "everything is allowed": padding, and rows that are not constrained.
 FREE = 0
@@ -25,6 +25,7 @@ class MaskTable:
         self._masks = [everything]
         self._counts = [vocab_size]
         self._numbers = {xxh3_128_digest(everything.data): FREE}
+        self._numbers_of_only: dict[int, int] = {}
         self.plan: Any = None  # scoring's view of this table, made when it is first needed
 
     def __len__(self) -> int:
@@ -42,6 +43,13 @@ class MaskTable:
             number = self._numbers[key] = len(self._masks)
             self._masks.append(mask.copy())
             self._counts.append(int(np.bitwise_count(self._masks[-1].view(np.uint32)).sum()))
+        return number
+
+    def number_of_only(self, token: int) -> int:
+        """The number of the mask that allows nothing but `token`."""
+        number = self._numbers_of_only.get(token)
+        if number is None:
+            number = self._numbers_of_only[token] = self.number_of(pack_ids([token], self.vocab_size))
         return number
 
     def words(self, numbers: Iterable[int]) -> np.ndarray:

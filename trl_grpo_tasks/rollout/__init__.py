@@ -1,0 +1,10 @@
+"""Faster rollouts for groups that share a prompt and a constraint: the same distribution, fewer and faster passes.
+
+support.py says where they are known to be right, batch.py writes completions, decoder.py runs the model.
+"""
+
+from .batch import Rollout, rollout
+from .decoder import Decoder
+from .support import why_not, why_not_in
+
+__all__ = ["Decoder", "Rollout", "rollout", "why_not", "why_not_in"]

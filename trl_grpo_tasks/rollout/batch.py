@@ -1,0 +1,191 @@
+"""Completions of a batch of prompts. Compared with transformers' `generate`:
+
+- each distinct prompt is prefilled once and its cache copied to the group;
+- tokens that a constraint forces are written without asking the model, several at a time, rows of different length in
+  one ragged pass;
+- rows that have finished leave the batch;
+- the GPU does not wait: masks of the next tokens are filled while it computes their logits, and without a constraint
+  it goes on with what was drawn before we have looked at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..constraints.base import Constraint, State, accept_all
+from ..constraints.sampling import BatchMasks
+from ..constraints.table import FREE, MaskTable
+from .decoder import WIDTHS, Decoder
+
+FEED_LIMIT = WIDTHS[-1]  # forced tokens fed in one forward pass; a longer run takes several
+
+
+@dataclass
+class Rollout:
+    """Completions by row, without padding: tokens, the number of the mask of each, and its log-prob when sampled."""
+
+    completion_ids: list[list[int]]
+    masks: list[list[int]]
+    logps: list[list[float]]
+    forward_passes: int = 0
+
+
+@torch.no_grad()
+def rollout(
+    model: Any,
+    prompt_ids: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    temperature: float = 1.0,
+    constraint: Constraint | None = None,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    table: MaskTable | None = None,
+    decoder: Decoder | None = None,
+) -> Rollout:
+    """Sample one completion of each prompt. Temperature 0 takes the likeliest token. Random numbers come from torch's
+    default generator. A `decoder` of the model that is kept from call to call keeps its captured graphs."""
+    decoder = Decoder(model) if decoder is None else decoder
+    batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0)
+    if constraint is not None:
+        assert rows is not None and table is not None, "a constraint needs the rows and a table for its masks"
+        batch.constrain(constraint, rows, table)
+    slots = max(map(len, prompt_ids)) + max_new_tokens
+    with decoder.running(len(prompt_ids), slots, temperature or 1.0):
+        batch.prefill()
+        while batch.open:
+            batch.sample()
+            batch.feed()
+    batch.result.forward_passes = decoder.passes
+    return batch.result
+
+
+class _Batch:
+    """The rows of one rollout on their way: `open` are those still written, `_places` where they are in the cache."""
+
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[Sequence[int]], most: int, eos_ids: Sequence[int], is_greedy: bool
+    ):
+        self._decoder = decoder
+        self._prompts = [tuple(prompt) for prompt in prompts]
+        self._most, self._eos, self._greedy = most, frozenset(eos_ids), is_greedy
+        count = len(self._prompts)
+        self.open = list(range(count))
+        self._places = list(range(count))
+        self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
+        self._unfed: list[list[int]] = [[] for _ in range(count)]
+        self._lengths = [len(prompt) for prompt in self._prompts]
+        self._states: dict[int, State] = {}
+        self._masks: BatchMasks | None = None
+
+    def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
+        self._masks = BatchMasks(len(rows), table, self._decoder.device)
+        self._states = {i: state for i, row in enumerate(rows) if (state := constraint.start(row)) is not None}
+        for i in list(self._states):
+            self._write_forced(i)
+
+    def prefill(self) -> None:
+        """One pass over the distinct prompts. What a constraint forces from the start differs by row and comes
+        after it."""
+        distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(self._prompts))}
+        self._decoder.prefill(list(distinct), [distinct[prompt] for prompt in self._prompts])
+        self.feed()
+
+    def sample(self) -> None:
+        """The next token of every open row."""
+        logits = self._decoder.logits[: self._decoder.batch]
+        numbers = [FREE] * len(logits)
+        if self._masks is not None:
+            numbers = self._masks.apply(logits)
+        logps = logits.log_softmax(1)
+        tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
+        chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
+        drawn = _later(torch.stack((tokens_B.double(), chosen_B.double())))
+        goes_ahead = self._masks is None and self._decoder.is_asynchronous
+        if goes_ahead:
+            self._feed_drawn(tokens_B)
+        tokens, chosen = drawn()
+        for i, place in zip(self.open, self._places, strict=True):
+            self._write(i, int(tokens[place]), chosen[place], numbers[place])
+            if goes_ahead:
+                self._unfed[i].clear()
+        constrained = [i for i in self.open if i in self._states]
+        accept_all([self._states[i] for i in constrained], [self.result.completion_ids[i][-1] for i in constrained])
+        for i in constrained:
+            self._write_forced(i)
+
+    def feed(self) -> None:
+        """Run what was written since the last pass through the model, for the rows that go on, and see meanwhile
+        what may follow."""
+        self._close_finished()
+        while any(self._unfed[i] for i in self.open):
+            feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
+            starts = [0] * self._decoder.batch
+            for i, place in zip(self.open, self._places, strict=True):
+                feeds[place], starts[place] = self._unfed[i][:FEED_LIMIT], self._lengths[i]
+                del self._unfed[i][:FEED_LIMIT]
+                self._lengths[i] += len(feeds[place])
+            self._decoder.feed(feeds, starts)
+        if self._masks is not None and self.open:
+            states: list[State | None] = [None] * self._decoder.batch
+            for i, place in zip(self.open, self._places, strict=True):
+                states[place] = self._states.get(i)
+            self._masks.fill(states)
+
+    def _feed_drawn(self, tokens_B: torch.Tensor) -> None:
+        """Feed tokens that only the GPU knows yet. Rows that turn out to have ended were fed in vain."""
+        feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
+        starts = [0] * self._decoder.batch
+        for i, place in zip(self.open, self._places, strict=True):
+            feeds[place], starts[place] = [0], self._lengths[i]
+            self._lengths[i] += 1
+        self._decoder.feed(feeds, starts, tokens_B)
+
+    def _write(self, i: int, token: int, logp: float, mask_number: int) -> None:
+        self.result.completion_ids[i].append(token)
+        self.result.logps[i].append(logp)
+        self.result.masks[i].append(mask_number)
+        self._unfed[i].append(token)
+
+    def _write_forced(self, i: int) -> None:
+        """Tokens that must follow: certain, so that the model need not be asked."""
+        state = self._states[i]
+        for token in state.forced() if not state.finished else []:
+            if len(self.result.completion_ids[i]) >= self._most:
+                break
+            assert self._masks is not None
+            self._write(i, token, 0.0, self._masks.table.number_of_only(token))
+            state.accept(token)
+
+    def _close_finished(self) -> None:
+        """Rows that ended, or are as long as allowed, leave the batch."""
+        going = [k for k, i in enumerate(self.open) if not self._is_done(self.result.completion_ids[i])]
+        if len(going) == len(self.open):
+            return
+        self.open = [self.open[k] for k in going]
+        if self.open:
+            longest = max(self._lengths[i] for i in self.open)
+            self._places = self._decoder.keep([self._places[k] for k in going], longest)
+
+    def _is_done(self, ids: list[int]) -> bool:
+        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._most)
+
+
+def _later(values: torch.Tensor) -> Callable[[], list[list[float]]]:
+    """Values on their way from the device: calling waits for them, and not for what was asked of it afterwards."""
+    if values.device.type != "cuda":
+        return values.tolist
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def wait() -> list[list[float]]:
+        arrived.synchronize()
+        return host.tolist()
+
+    return wait
