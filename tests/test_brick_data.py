@@ -1,0 +1,349 @@
+"""Rows of the brick task: what is asked for can be built, stands with its weights, and is never in both splits."""
+
+import io
+import json
+import random
+import re
+import sys
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from trl_grpo_tasks.tasks.brick import data, designs
+from trl_grpo_tasks.tasks.brick.captions import CAPTION_WORDS, caption, choices, prompt
+from trl_grpo_tasks.tasks.brick.catalogue import CATEGORIES, Request
+from trl_grpo_tasks.tasks.brick.data import ALL, decode_voxels, loads_on, make_rows, negatives
+from trl_grpo_tasks.tasks.brick.designs import design, encode_voxels, load_factor
+from trl_grpo_tasks.tasks.brick.layout import lay, lay_once, layouts
+from trl_grpo_tasks.tasks.brick.levels import LEVELS
+from trl_grpo_tasks.tasks.brick.stability import Analysis, analyse
+from trl_grpo_tasks.tasks.brick.structure import GROUND, SIZES, Structure, parse, structure_of
+
+LOADED = [name for name, level in LEVELS.items() if level.grams]
+
+
+def is_buildable(structure: Structure) -> bool:
+    """Whether each brick, in the order given, stands on the ground or on a brick placed before it."""
+    return all(
+        brick.z == 0 or any(lower.z == brick.z - 1 and lower.overlap(brick) for lower in structure.bricks[:index])
+        for index, brick in enumerate(structure.bricks)
+    )
+
+
+def fills(structure: Structure, voxels: np.ndarray) -> bool:
+    legal = all(brick[:2] in SIZES for brick in structure.bricks)
+    return legal and not structure.problems() and bool((structure.occupied == voxels).all())
+
+
+def few(level: str, category: str) -> list[Request]:
+    """The first, the last and two other requests of a category."""
+    found = [request for request in LEVELS[level].requests() if request.category == category]
+    return [found[0], found[-1], *random.Random(level).choices(found, k=2)]
+
+
+# ---- shapes and their layouts
+
+
+@pytest.mark.parametrize(("level", "category"), [(name, c) for name, level in LEVELS.items() for c in level.grids])
+def test_gold_answers_are_the_target_can_be_built_and_stand(level, category):
+    fewest, most = {"stack": (4, 7), "small": (3, 14), "carry": (3, 14), "furniture": (28, 137)}.get(level, (4, 80))
+    for request in few(level, category):
+        made = design(request, LEVELS[level].world)
+        assert fills(made.gold, made.voxels)
+        assert made.gold == made.gold.canonical()
+        assert is_buildable(made.gold)
+        assert fewest <= len(made.gold) <= most
+        carried = loads_on(made.gold, made.loads)
+        assert len(carried) == len(request.grams)
+        assert analyse(made.gold, loads=carried).load_factor < 0.9
+
+
+def test_there_are_the_levels_and_categories_that_were_asked_for():
+    assert len(ALL) >= 5 and len(CATEGORIES) >= 16
+    worlds = [level.world for level in LEVELS.values()]
+    assert worlds == sorted(worlds) and worlds[0] == 8 and worlds[-1] == 20
+    assert len(LOADED) >= 2 and LEVELS[LOADED[0]].world == 8
+    assert all(sum(1 for _ in level.requests()) >= 200 for level in LEVELS.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(int, (6, 6), elements=st.integers(0, 4)))
+def test_any_heap_of_cells_is_covered_exactly(heights):
+    voxels = np.arange(6) < heights[:, :, None]
+    structure = lay_once(voxels)
+    if voxels.any():
+        assert structure is not None and fills(structure, voxels) and is_buildable(structure)
+    else:
+        assert structure is None
+
+
+boxes = st.tuples(*[st.integers(0, 5)] * 3, *[st.integers(1, 6)] * 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(boxes, min_size=1, max_size=5), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([-6, 3]))
+def test_what_overhangs_is_covered_exactly_or_refused(found, narrow, seed, joint):
+    voxels = np.zeros((8, 8, 8), dtype=bool)
+    for x, y, z, length, width, height in found:
+        voxels[x : x + length, y : y + width, z : z + height] = True
+    structure = lay_once(voxels, narrow, None if seed is None else random.Random(seed), joint)
+    if structure is not None:
+        assert fills(structure, voxels) and is_buildable(structure)
+
+
+def test_a_cell_that_no_brick_can_reach_is_refused():
+    voxels = np.zeros((12, 12, 2), dtype=bool)
+    voxels[0, 0, 0] = voxels[:8, 0, 1] = True
+    voxels = np.pad(voxels, ((0, 0), (0, 0), (0, 10)))
+    assert len(lay_once(voxels)) == 2
+    voxels[8, 0, 1] = True  # one cell beyond the longest part
+    assert lay_once(voxels) is None
+
+
+@pytest.mark.parametrize("size", [(12, 1, 5), (12, 2, 5), (10, 7, 4), (20, 2, 6)])
+def test_seams_are_bridged(size):
+    """All bricks hang together by studs, even without the ground."""
+    voxels = np.zeros((20, 20, 20), dtype=bool)
+    voxels[: size[0], : size[1], : size[2]] = True
+    structure = lay_once(voxels)
+    group = {index: index for index in range(len(structure))}
+    for lower, upper in structure.links:
+        if lower != GROUND:
+            one, other = group[lower], group[upper]
+            group = {index: one if name == other else name for index, name in group.items()}
+    assert len(structure) > size[2] and len(set(group.values())) == 1
+
+
+def test_layouts_are_tried_until_one_is_strong_enough():
+    voxels = design(few("carry", "balcony")[1], 8).voxels
+    tried = list(layouts(voxels, 6))
+    assert len({structure.text for structure in tried}) == len(tried) > 2
+    factors = dict(zip((s.text for s in tried), [2.0, 1.5, 0.7, *[0.1] * 9], strict=False))
+    assert lay(voxels, lambda s: factors[s.text], attempts=6) == (tried[2], 0.7)
+    strengths = dict(zip((s.text for s in tried), [2.0, 1.5, *[1.7] * 9], strict=False))
+    assert lay(voxels, lambda s: strengths[s.text], attempts=6) == (tried[1], 1.5)
+
+
+# ---- weights
+
+
+def test_a_weight_comes_down_on_the_highest_brick_of_its_column():
+    structure = structure_of("2x4 (0,0,0)\n1x4 (0,0,1)\n1x4 (0,0,3)", 8)
+    assert loads_on(structure, [{"grams": 300, "at": [1, 2]}]) == [(1, 2, 0, 0.3)]
+    assert loads_on(structure, [{"grams": 50, "at": [0, 0]}, {"grams": 5, "at": [1, 3]}]) == [
+        (0, 0, 3, 0.05),
+        (1, 3, 0, 0.005),
+    ]
+    assert loads_on(structure, [{"grams": 300, "at": [2, 0]}]) == "the weight of 300 g at (2,0) has no brick below it"
+    assert "(8,0)" in loads_on(structure, [{"grams": 300, "at": [8, 0]}])
+    assert "(-1,0)" in loads_on(structure, [{"grams": 300, "at": [-1, 0]}])
+    assert load_factor(structure_of("1x1 (0,0,0)", 8), [{"grams": 1, "at": [2, 0]}]) == float("inf")
+
+
+@pytest.mark.parametrize("level", LOADED)
+def test_what_takes_no_notice_of_the_weight_fails_by_its_leverage(level):
+    labels = Counter()
+    for category in LEVELS[level].grids:
+        for request in few(level, category):
+            made = design(request, LEVELS[level].world)
+            labels[made.bad_label] += 1
+            if made.bad_label in ("thin support", "shallow joints"):
+                assert made.bad.problems() == [] and is_buildable(made.bad)
+                assert 1 <= load_factor(made.bad, made.loads) < float("inf")  # it is carried, but too much
+                assert load_factor(made.bad, []) < 0.9
+            if made.bad_label == "shallow joints":
+                assert fills(made.bad, made.voxels)
+    assert labels["thin support"] > 0.4 * labels.total() or labels["shallow joints"] > 0.2 * labels.total()
+    assert labels["thin support"] + labels["shallow joints"] > 0.6 * labels.total()
+
+
+@pytest.mark.parametrize("category", ["balcony", "diving board", "street lamp", "pedestal table"])
+def test_heavier_weights_get_thicker_supports(category):
+    supports = defaultdict(list)
+    for request in LEVELS["carry"].requests():
+        if request.category == category and dict(request.params)["height"] == 4:
+            supports[request.params].append((request.grams, design(request, 8).support))
+    assert len(supports) > 1
+    for found in supports.values():
+        thickness = [support for _, support in sorted(found)]
+        assert thickness == sorted(thickness) and thickness[0] < thickness[-1]
+
+
+def test_a_weight_that_nothing_carries_is_named():
+    with pytest.raises(ValueError, match=r"no design carries .*balcony.*99999.*; give it less weight"):
+        design(Request("balcony", (("reach", 3), ("width", 1), ("height", 3)), (99_999,)), 8)
+
+
+def test_without_a_solver_only_rows_with_weights_are_refused(monkeypatch):
+    monkeypatch.setattr(designs, "analyse", lambda structure, loads: Analysis(not structure.floating, None))
+    structure = structure_of("2x2 (0,0,0)", 8)
+    assert load_factor(structure, []) == 0
+    with pytest.raises(ImportError, match=r"need a solver.*trl_grpo_tasks\[brick\]"):
+        load_factor(structure, [{"grams": 1, "at": [0, 0]}])
+
+
+# ---- captions
+
+
+@pytest.mark.parametrize("level", ALL)
+def test_a_caption_means_one_thing(level):
+    meaning: dict[str, Request] = {}
+    for request, detail in choices(level):
+        for support in (2, 3) if detail == 3 and CATEGORIES[request.category].support else (2,):
+            text = caption(level, request, detail, support)
+            assert meaning.setdefault(text, request) == request
+            assert set(re.findall(r"\w+|\S", text)) <= set(CAPTION_WORDS)
+            assert " ".join(text.split()) == text
+    details = Counter(detail for _, detail in choices(level))
+    assert details[3] >= details[2] > details[1] > 5
+
+
+@pytest.mark.parametrize("level", ALL)
+def test_different_requests_have_different_targets(level):
+    seen: dict[tuple, Request] = {}
+    for request in LEVELS[level].requests():
+        category = CATEGORIES[request.category]
+        params = dict(request.params) | ({category.support: 2} if category.support else {})
+        shape = category.build(**params)
+        target = request.category, request.grams, shape.shape, shape.tobytes()
+        assert seen.setdefault(target, request) == request
+
+
+def test_captions_read_like_this():
+    request = Request("table", (("length", 6), ("width", 4), ("height", 3), ("leg", 1)))
+    assert caption("small", request, 2, None) == "a table, 6 long, 4 wide, 3 high"
+    assert caption("small", request, 3, None) == "a table, 6 long, 4 wide, 3 high, legs 1 thick"
+    small = Request("arch", (("length", 6), ("width", 1), ("height", 5), ("pillar", 1)))
+    assert caption("small", small, 1, None) == "a small tall arch"
+    crane = Request("crane", (("reach", 5), ("back", 7), ("height", 9)), (500, 200))
+    assert caption("overhang", crane, 3, 4) == (
+        "a crane, reach 5, back 7, 9 high, tower 4 thick, with 500 g on the tip and 200 g on the back"
+    )
+
+
+def test_prompts_are_short_or_explain_everything():
+    assert prompt("a table", 20, "short") == [{"role": "user", "content": "a table"}]
+    assert prompt("a table", 8, "short") == [{"role": "user", "content": "a table, world 8"}]
+    system, user = prompt("a table", 12, "full")
+    assert system["role"] == "system" and user["role"] == "user"
+    assert user["content"].endswith("\n\n### Input:\na table")
+    assert all(f"{h}x{w}" in user["content"] for h, w in SIZES)
+    assert "from 0 to 11 in a world of 12x12x12" in user["content"]
+
+
+# ---- rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make_rows("train", 120, 0, workers=1)
+
+
+def test_rows_hold_what_they_should(rows):
+    assert Counter(row["level"] for row in rows) == dict.fromkeys(ALL, 20)
+    assert len({row["category"] for row in rows}) >= 16
+    assert {row["detail"] for row in rows} == {1, 2, 3}
+    assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
+    for row in rows:
+        assert json.loads(json.dumps(row)) == row and len(json.dumps(row)) < 6_000
+        world = LEVELS[row["level"]].world
+        reading = parse(row["gold"], world)
+        assert row["world"] == world and not reading.problems
+        assert (reading.structure.occupied == decode_voxels(row["voxels"], world)).all()
+        assert bool(row["loads"]) == (row["level"] in LOADED) == (" g " in row["caption"])
+        assert all(f"{load['grams']} g" in row["caption"] for load in row["loads"])
+        tokens = re.findall(r"\w+|\S", row["prompt"][0]["content"])
+        assert set(tokens) <= set(CAPTION_WORDS)
+
+
+def test_bad_answers_are_labelled_and_bad(rows):
+    for row in rows:
+        bad = parse(row["bad"], row["world"]).structure
+        if row["bad_label"] == "floating":
+            assert bad.floating and not bad.problems()
+        elif row["bad_label"] == "colliding":
+            assert bad.collisions
+        else:
+            assert row["bad_label"] in ("thin support", "shallow joints") and row["level"] in LOADED
+            assert not analyse(bad, loads=loads_on(bad, row["loads"])).stable
+    assert {row["bad_label"] for row in rows} == {"floating", "colliding", "thin support", "shallow joints"}
+
+
+def test_spoilt_answers_of_a_structure_that_reaches_the_ceiling():
+    tower = structure_of([(2, 2, 0, 0, z) for z in range(4)], 4)
+    made = negatives(tower)
+    assert made["floating"].floating and not made["floating"].problems()
+    assert made["colliding"].collisions
+
+
+def test_rows_depend_on_seed_and_split_only(rows):
+    assert make_rows("train", 50, 0, workers=1) == rows[:50]
+    assert make_rows("train", 50, 1, workers=1) != rows[:50]
+    assert make_rows("train", 24, 0, workers=2, progress=False) == rows[:24]
+    full = make_rows("train", 12, 0, prompt_style="full")
+    assert [row["gold"] for row in full] == [row["gold"] for row in rows[:12]]
+    assert all(len(row["prompt"]) == 2 and len(json.dumps(row)) < 6_000 for row in full)
+
+
+def test_a_level_can_be_had_whole():
+    train, test = (make_rows(split, None, 3, levels=["stack"]) for split in ("train", "test"))
+    assert len(train) + len(test) == len(choices("stack"))
+    prompts = {row["prompt"][0]["content"] for row in train + test}
+    assert len(prompts) == len(train) + len(test)
+    again = make_rows("test", 2 * len(test), 3, levels=["stack"])
+    assert again == test + test
+
+
+def test_no_seed_mixes_the_splits():
+    taken = {json.dumps(row["prompt"]) for row in make_rows("train", None, 0, levels=["stack", "carry"], workers=1)}
+    assert not any(json.dumps(row["prompt"]) in taken for row in make_rows("test", 300, 1, levels=["stack", "carry"]))
+
+
+@pytest.mark.parametrize("level", ALL)
+def test_held_out_requests_combine_values_that_are_seen(level):
+    requests = list(LEVELS[level].requests())
+    train = [request for request in requests if not request.is_held_out]
+    assert 0.12 < 1 - len(train) / len(requests) < 0.22
+    seen = {(request.category, *param) for request in train for param in request.params}
+    seen |= {(request.category, request.grams) for request in train}
+    for request in requests:
+        assert (request.category, request.grams) in seen
+        assert {(request.category, *param) for param in request.params} <= seen
+
+
+def test_what_is_wrong_with_a_call_is_said():
+    with pytest.raises(ValueError, match="unknown split 'dev'; splits are: train, test"):
+        make_rows("dev", 1, 0)
+    with pytest.raises(ValueError, match="unknown level 'huge'; levels are: stack, small"):
+        make_rows("train", 1, 0, levels=["stack", "huge"])
+    with pytest.raises(ValueError, match="no level is given"):
+        make_rows("train", 1, 0, levels=[])
+    with pytest.raises(ValueError, match="unknown prompt style 'long'; styles are: short, full"):
+        make_rows("train", 1, 0, prompt_style="long")
+
+
+def test_a_process_that_dies_is_reported(monkeypatch):
+    monkeypatch.setattr(data, "_WORKER", "raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match=r"status 3 after 0 of 6 rows.*workers=1"):
+        make_rows("train", 12, 0, levels=["stack"], workers=2)
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_progress_is_shown_to_people(monkeypatch, tty):
+    screen = io.StringIO()
+    screen.isatty = lambda: tty
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(data, "SLOW", 10)
+    make_rows("train", 12, 0, levels=["stack"])
+    assert ("making brick rows" in screen.getvalue() and "12/12" in screen.getvalue()) is tty
+    assert bool(screen.getvalue()) is tty
+
+
+@settings(max_examples=25, deadline=None)
+@given(arrays(bool, (5, 5, 5)))
+def test_voxels_survive_as_text(voxels):
+    assert (decode_voxels(encode_voxels(voxels), 5) == voxels).all()

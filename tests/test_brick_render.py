@@ -1,0 +1,311 @@
+"""Pictures and LDraw files of bricks: what is seen against rays marched through the cells, files against hand-work."""
+
+import doctest
+import io
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from trl_grpo_tasks.tasks.brick import ldraw
+from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, PARTS, from_ldr, palette_indices, to_ldr
+from trl_grpo_tasks.tasks.brick.render import DRAWN_LIMIT, before_after, picture, png, sheet
+from trl_grpo_tasks.tasks.brick.scene import (
+    EMPTY,
+    HEIGHT,
+    PLATE,
+    PLATE_MARGIN,
+    PLATE_THICKNESS,
+    STUD_HEIGHT,
+    STUD_RADIUS,
+    Camera,
+    Scene,
+    index_buffer,
+)
+from trl_grpo_tasks.tasks.brick.shading import light_on_faces
+from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, structure_of
+
+SMALL = (160, 160)
+CUBE_OF_ONES = Structure(tuple(Brick(1, 1, x, y, z) for z in range(3) for x in range(3) for y in range(3)))
+any_bricks = st.lists(
+    st.builds(
+        lambda size, *place: Brick(*size, *place),
+        st.sampled_from(SIZES),
+        *[st.integers(-9, 26)] * 2,
+        st.integers(-3, 25),
+    ),
+    max_size=30,
+)
+
+
+def heap(seed: int, count: int = 14, world: int = 7) -> Structure:
+    """Bricks that do not collide, anywhere in a small world: overhangs, gaps and holes in plenty."""
+    rng = random.Random(seed)
+    bricks: list[Brick] = []
+    while len(bricks) < count:
+        h, w = rng.choice([size for size in SIZES if max(size) <= 4])
+        brick = Brick(h, w, rng.randrange(world - h + 1), rng.randrange(world - w + 1), rng.randrange(5))
+        if not Structure((*bricks, brick), world).collisions:
+            bricks.append(brick)
+    return Structure(tuple(bricks), world)
+
+
+def solid_at(structure: Structure, points: np.ndarray) -> np.ndarray:
+    """What owns each point of the scene, from the structure's own cells: a brick, its studs, the plate or nothing."""
+    # The scene's x is our -y, its y our x.
+    place = np.stack([points[..., 1], -points[..., 0], points[..., 2] / HEIGHT], -1)
+    grid = np.pad(structure.owner, 12, constant_values=EMPTY)
+    bricks = np.array(structure.bricks)
+    (x0, y0), (x1, y1) = bricks[:, 2:4].min(0), (bricks[:, 2:4] + bricks[:, :2]).max(0)
+    grid[12 + x0 - PLATE_MARGIN : 12 + x1 + PLATE_MARGIN, 12 + y0 - PLATE_MARGIN : 12 + y1 + PLATE_MARGIN, 11] = PLATE
+    cell = np.clip(np.floor(place).astype(int) + 12, 1, structure.world + 22)
+    owner, below = (grid[cell[..., 0], cell[..., 1], cell[..., 2] - down] for down in (0, 1))
+    owner = np.where((owner == PLATE) & (points[..., 2] < -PLATE_THICKNESS), EMPTY, owner)
+    in_stud = np.hypot(*np.moveaxis(place[..., :2] % 1 - 0.5, -1, 0)) < STUD_RADIUS
+    in_stud &= (place[..., 2] % 1) * HEIGHT < STUD_HEIGHT
+    return np.where((owner == EMPTY) & in_stud, below, owner)
+
+
+def owners_seen(scene: Scene, camera: Camera, supersample: int = 2) -> np.ndarray:
+    owner_of = np.concatenate([[EMPTY], scene.face_owner, scene.cylinder_owner, scene.cylinder_owner])
+    return owner_of[index_buffer(scene, camera, supersample)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_pixel_shows_what_a_ray_meets_first(seed):
+    structure = heap(seed)
+    scene = Scene(dict(enumerate(structure.bricks)))
+    camera = Camera(scene, SMALL)
+    seen = owners_seen(scene, camera)
+    rng = np.random.default_rng(seed)
+    rows, columns = rng.integers(2, len(seen) - 2, (2, 700))
+    # At a border either side is right; inside, the pixels around agree.
+    around = np.stack([seen[rows + i, columns + j] for i in (-2, 0, 2) for j in (-2, 0, 2)])
+    inside = (around == around[0]).all(0)
+    rows, columns = rows[inside], columns[inside]
+    rays = camera.rays((columns + 0.5) / 2, (rows + 0.5) / 2).T
+    reach = camera.distance + np.arange(-11, 11, 0.02)
+    met = solid_at(structure, camera.eye + reach[:, None, None] * rays)
+    first = np.where((met != EMPTY).any(0), met[(met != EMPTY).argmax(0), range(len(rows))], EMPTY)
+    assert len(rows) > 400 and len(np.unique(first)) > 5
+    np.testing.assert_array_equal(seen[rows, columns], first)
+
+
+@pytest.mark.parametrize("seed", range(20, 26))
+def test_every_face_with_a_free_line_of_sight_has_its_pixel(seed):
+    structure = heap(seed)
+    scene = Scene(dict(enumerate(structure.bricks)))
+    camera = Camera(scene, (320, 320))
+    seen = owners_seen(scene, camera)
+    shown = 0
+    for index, (h, w, x, y, z) in enumerate(structure.bricks):
+        for i in range(h):
+            for j in range(w):
+                # In the scene: the middles of the faces towards -y and +x, and a corner of the top, beside the stud.
+                corner = np.array([-(y + j) - 1, x + i, z])
+                for offset in ((1.001, 0.5, 0.5), (0.5, 1.001, 0.5), (0.12, 0.12, 1.001)):
+                    point = (corner + offset) * (1, 1, HEIGHT)
+                    line = np.arange(0, 14, 0.02)[:, None] * (camera.eye - point) / np.linalg.norm(camera.eye - point)
+                    if (solid_at(structure, point + line) == EMPTY).all():
+                        column, row = (2 * camera.project(point)).astype(int)
+                        assert index in seen[row - 1 : row + 2, column - 1 : column + 2]  # it may graze an edge
+                        shown += 1
+    assert shown > 20
+
+
+def test_a_brick_inside_others_has_no_pixel():
+    loads = [0.2] * 27
+    before = picture(CUBE_OF_ONES, colours="load", loads=loads, size=SMALL)
+    enclosed = [b[2:] for b in CUBE_OF_ONES.bricks].index((1, 1, 1))
+    assert png(before) == png(picture(CUBE_OF_ONES, colours="load", loads=with_load(loads, enclosed), size=SMALL))
+    on_top = [b[2:] for b in CUBE_OF_ONES.bricks].index((1, 1, 2))
+    assert png(before) != png(picture(CUBE_OF_ONES, colours="load", loads=with_load(loads, on_top), size=SMALL))
+
+
+def with_load(loads: list[float], index: int) -> list[float]:
+    return [*loads[:index], 1.0, *loads[index + 1 :]]
+
+
+def test_studs_stand_on_exposed_tops_only():
+    scene = Scene(dict(enumerate(structure_of("2x4 (3,5,0)\n2x2 (3,7,1)").bricks)))
+    studs = {
+        (int(y), int(-x - 0.5), round(z / HEIGHT))
+        for (x, y), z in zip(scene.centre - (0, 0.5), scene.base, strict=True)
+    }
+    on_bricks = {(x, y, 1) for x in (3, 4) for y in (5, 6)} | {(x, y, 2) for x in (3, 4) for y in (7, 8)}
+    plate = {(x, y, 0) for x in range(2, 6) for y in range(4, 10)} - {(x, y, 0) for x in (3, 4) for y in range(5, 9)}
+    assert studs == on_bricks | plate
+    assert len(scene.base) == len(studs)
+
+
+def test_light_falls_from_above():
+    # A roof of 6x6 on a post, one layer up: its top is in the sun, the ground in its middle is not.
+    roof = Structure((Brick(1, 1, 0, 0, 0), *(Brick(6, 2, 0, y, 1) for y in (0, 2, 4))))
+    scene = Scene(dict(enumerate(roof.bricks)))
+    sky, sun = light_on_faces(scene, np.arange(len(scene.cell)))[:-1].mean(1).T
+    tops = scene.axis == 2
+    assert sun[tops & (scene.face_owner > 0)].min() == 1 == sky[tops & (scene.face_owner > 0)].min()
+    under = tops & (scene.face_owner == PLATE) & (scene.cell + scene.low == (-3, 4, -1)).all(1)
+    assert under.sum() == 1 and sun[under] < 0.1 and sky[under] < 0.5
+
+
+def test_png_is_a_picture_of_the_size_asked_for():
+    for size in ((640, 640), (200, 120), (48, 300)):
+        image = Image.open(io.BytesIO(png(picture("2x4 (0,0,0)\n", caption="one brick", size=size))))
+        image.load()
+        assert (image.format, image.size, image.mode) == ("PNG", size, "RGB")
+
+
+def red_pixels(image: Image.Image) -> int:
+    r, g, b = np.moveaxis(np.asarray(image).astype(int), -1, 0)
+    return int(((r > 120) & (g < 0.2 * r) & (b < 0.2 * r)).sum())
+
+
+@pytest.mark.parametrize("colours", ["brick", "load"])
+def test_failing_bricks_are_red(colours):
+    structure = structure_of("2x4 (0,0,0)\n2x4 (2,0,0)\n2x4 (1,0,1)\n")
+    sound = picture(structure, colours=colours, loads=[0.1, 0.5, 0.9], size=SMALL)
+    failed = picture(structure, colours=colours, loads=[0.1, 0.5, 0.9], failing=[2], size=SMALL)
+    # The palette has a red of its own, for the first brick; it is pale beside failing ones.
+    assert red_pixels(failed) > 1_500
+    if colours == "load":
+        assert red_pixels(sound) == 0
+
+
+def test_a_load_colours_from_green_to_red():
+    def colour(load: float) -> np.ndarray:
+        below_the_legend = np.asarray(picture("2x2 (0,0,0)", colours="load", loads=[load], size=SMALL))[40:]
+        pixels = below_the_legend.reshape(-1, 3).astype(int)
+        return pixels[np.ptp(pixels, axis=1).argmax()]
+
+    light, half, full = colour(0.0), colour(0.5), colour(1.0)
+    assert light[1] > 1.5 * light[0] and min(half[:2]) > 2 * half[2] and full[0] > 1.5 * full[1]
+    assert (colour(float("inf")) == full).all() and (colour(float("nan")) == full).all()
+
+
+def test_a_weight_is_dark_and_labelled():
+    plain, loaded = (picture("2x4 (0,0,0)", weights=w, size=(320, 320)) for w in ((), [(1, 1, 0, 0.2)]))
+    dark = [(np.asarray(image).max(-1) < 75).sum() for image in (plain, loaded)]
+    assert dark[0] < 50 and dark[1] > 1_000
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="unknown colours 'lod'; they are: brick, load"):
+        picture("1x1 (0,0,0)", colours="lod")
+    with pytest.raises(ValueError, match="needs a load for each of the 1 bricks; there are none"):
+        picture("1x1 (0,0,0)", colours="load")
+    with pytest.raises(ValueError, match="at least one column"):
+        sheet([], columns=0)
+
+
+def test_what_is_wrong_shows():
+    sound = picture("2x4 (0,0,0)\n2x4 (0,0,1)", size=SMALL)
+    for broken in ("2x4 (0,0,0)\n2x4 (1,0,0)", "2x4 (17,0,0)\n2x4 (19,0,1)", "2x4 (0,0,0)\n2x4 (0,0,1)\n3x3 (0,0,2)",
+                   "2x4 (0,0,0)\n2x4 (0,0,1)\n1x1 (0,0,-1)", "", "no brick at all"):  # fmt: skip
+        assert png(picture(broken, size=SMALL)) != png(sound)
+    many = "\n".join(f"1x1 ({i % 20},{i // 20 % 20},{i // 400})" for i in range(DRAWN_LIMIT + 1))
+    assert png(picture(many, size=SMALL)) != png(picture(many[: many.rindex("\n")], size=SMALL))
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_bricks, st.lists(st.tuples(*[st.integers(-6, 26)] * 3, st.floats(0, 9)), max_size=3), st.text(max_size=80))
+def test_any_bricks_give_a_picture(bricks, weights, caption):
+    image = picture(Structure(tuple(bricks)), weights=weights, failing=range(0, 40, 7), caption=caption, size=(96, 80))
+    assert image.size == (96, 80)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(max_size=60) | st.from_regex(r"([1-8]x[1-8] \(-?[0-9]{1,3},[0-9]{1,2},[0-9]\)\n){0,4}", fullmatch=True))
+def test_any_text_gives_a_picture(text):
+    assert picture(text, size=(96, 80)).size == (96, 80)
+
+
+def test_sheets_hold_their_pictures():
+    tiles = [Image.new("RGB", (60, 50), colour) for colour in ("red", "lime", "blue")]
+    page = sheet(
+        [(tile, caption) for tile, caption in zip(tiles, ("one", "a long caption " * 20, ""), strict=True)], 2
+    )
+    pixels = np.asarray(page).reshape(-1, 3)
+    for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255)):
+        assert (pixels == colour).all(1).sum() == 60 * 50
+    assert 120 < page.width < 150 and page.height > 100
+    assert sheet([]).size
+    pair = before_after(tiles[0], tiles[2], ("weak", "mended"))
+    reds, blues = (
+        np.flatnonzero((np.asarray(pair) == colour).all(-1).any(0)) for colour in ((255, 0, 0), (0, 0, 255))
+    )
+    assert reds.max() < blues.min()
+
+
+# LDraw
+
+
+def test_ldr_by_hand():
+    structure = structure_of("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)")
+    text = to_ldr(structure, "My  chair\n#1", author="A. Person")
+    codes = [PALETTE[i].code for i in palette_indices(structure.bricks)]
+    assert text.split("\n") == [
+        "0 My chair #1",
+        "0 Name: My_chair_1.ldr",
+        "0 Author: A. Person",
+        f"1 {codes[0]} 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat",
+        f"1 {codes[2]} 390 -24 10 1 0 0 0 1 0 0 0 1 3005.dat",
+        "0 STEP",
+        f"1 {codes[3]} 40 -48 20 1 0 0 0 1 0 0 0 1 3003.dat",
+        "0 STEP",
+        f"1 {codes[1]} 100 -72 120 1 0 0 0 1 0 0 0 1 3001.dat",
+        "0 STEP",
+        "",
+    ]
+    assert doctest.testmod(ldraw) == (0, 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_part_in_the_file_fills_the_brick(size):
+    """The part's box, as LDraw defines it, through the file's matrix, as LDraw applies it."""
+    brick = Brick(*size, 3, 7, 2)
+    fields = to_ldr(Structure((brick,)), "x").split("\n")[3].split()
+    short, long = sorted(size)
+    assert fields[14] == PARTS[short, long] + ".dat"
+    x, y, z, a, b, c, d, e, f, g, h, i = map(int, fields[2:14])
+    box = [(u, v, w) for u in (-10 * long, 10 * long) for v in (0, 24) for w in (-10 * short, 10 * short)]
+    placed = np.array(
+        [(a * u + b * v + c * w + x, d * u + e * v + f * w + y, g * u + h * v + i * w + z) for u, v, w in box]
+    )
+    assert placed.min(0).tolist() == [20 * brick.x, -24 * (brick.z + 1), 20 * brick.y]
+    assert placed.max(0).tolist() == [20 * (brick.x + brick.h), -24 * brick.z, 20 * (brick.y + brick.w)]
+    assert np.linalg.det(np.array([[a, b, c], [d, e, f], [g, h, i]])) == pytest.approx(1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_bricks)
+def test_ldr_round_trip(bricks):
+    structure = Structure(tuple(bricks), 26)
+    again = from_ldr(to_ldr(structure, "round trip"), 26)
+    assert sorted(again.bricks) == sorted(bricks) and again.world == 26
+
+
+def test_other_lines_of_an_ldr_are_passed_over_and_bad_places_are_not():
+    text = "0 title\n1 4 0 0 0 1 0 0 0 1 0 0 0 1 3710.dat\n2 24 0 0 0 1 1 1\n\n1 4 junk\n"
+    assert len(from_ldr(text)) == 0
+    half_turn = "1 16 20.00 -24 10 -1 0 0 0 1 0 0 0 -1 3004.DAT"
+    assert from_ldr(text + half_turn).bricks == (Brick(2, 1, 0, 0, 0),)
+    for wrong in ("1 4 20 -24 15 1 0 0 0 1 0 0 0 1 3004.dat", "1 4 20 -24 10 0 -1 0 1 0 0 0 0 1 3004.dat"):
+        with pytest.raises(ValueError, match="tilted or off the grid"):
+            from_ldr(wrong)
+
+
+def test_colours_differ_between_neighbours_and_stay_as_bricks_are_added():
+    structure = heap(3, count=30)
+    colours = palette_indices(structure.bricks)
+    assert palette_indices(structure.bricks[:11]) == colours[:11]
+    owner = structure.owner
+    for axis in range(3):
+        a, b = (np.moveaxis(owner, axis, 0)[part] for part in (slice(None, -1), slice(1, None)))
+        touching = (a >= 0) & (b >= 0) & (a != b)
+        assert touching.any()
+        assert all(colours[i] != colours[j] for i, j in zip(a[touching], b[touching], strict=True))
+    assert len({colour.code for colour in PALETTE}) == len(PALETTE)

@@ -1,0 +1,199 @@
+"""Brick text both ways, and what touches what against a dictionary of cells."""
+
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_tasks.tasks.brick.structure import (
+    GROUND,
+    MAX_OFFSET,
+    PART_MASSES_KG,
+    READ_LIMIT,
+    SIZES,
+    WORLD,
+    Brick,
+    Structure,
+    parse,
+    structure_of,
+)
+
+sizes = st.sampled_from(SIZES)
+anywhere = st.tuples(sizes, *[st.integers(-99, 99)] * 3).map(lambda drawn: Brick(*drawn[0], *drawn[1:]))
+in_a_small_world = st.tuples(sizes, *[st.integers(-1, 6)] * 2, st.integers(-1, 4)).map(
+    lambda drawn: Brick(*drawn[0], *drawn[1:])
+)
+
+
+def test_parts():
+    assert len(PART_MASSES_KG) == 8 and len(SIZES) == 14
+    assert Brick(4, 2, 0, 0, 0).mass_kg == Brick(2, 4, 0, 0, 0).mass_kg == 0.00216
+    assert str(Brick(2, 4, 3, 0, 1)) == "2x4 (3,0,1)"
+    assert Brick(2, 4, 18, 16, 19).is_inside(20) and not Brick(2, 4, 19, 16, 19).is_inside(20)
+    assert not Brick(1, 1, 0, 0, 20).is_inside(20) and not Brick(1, 1, 0, -1, 0).is_inside(20)
+
+
+# -- text
+
+
+@given(st.lists(anywhere, max_size=12), st.integers(1, 9))
+def test_absolute_text_comes_back(bricks, world):
+    structure = Structure(tuple(bricks), world)
+    reading = parse(structure.text, world)
+    assert (reading.structure, reading.problems, reading.lines) == (structure, [], len(bricks))
+    assert structure_of(structure.text, world) == structure
+
+
+@given(st.lists(anywhere, max_size=12), st.integers(0, 12))
+def test_pivot_text_comes_back_and_keeps_to_its_offsets(bricks, max_offset):
+    structure = Structure(tuple(bricks))
+    text = structure.pivot_text(max_offset)
+    reading = parse(text, max_offset=max_offset)
+    assert (reading.structure, reading.problems) == (structure, [])
+    for count, line in enumerate(text.splitlines()):
+        pivot, offsets = line.split("@")[1].split(" ")
+        assert 0 <= int(pivot) <= count
+        reach = [max(abs(a - b) for a, b in zip(bricks[count][2:], bricks[i][2:], strict=True)) for i in range(count)]
+        if int(pivot):
+            used = max(abs(int(number)) for number in offsets.strip("()").split(","))
+            assert (
+                used == min(reach) <= max_offset and max(i for i in range(count) if reach[i] == used) == int(pivot) - 1
+            )
+        else:
+            assert min(reach, default=99) > max_offset
+
+
+def test_forms_may_be_mixed():
+    reading = parse("2x4 (3,0,0)\n  1x1 @1 (0,-2,1) \r\n\n2x2 @2 (5,5,5)\n2x2 @0 (19,0,0)")
+    assert reading.problems == []
+    assert reading.structure.bricks[1:] == (Brick(1, 1, 3, -2, 1), Brick(2, 2, 8, 3, 6), Brick(2, 2, 19, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("3x3 (0,0,0)", "there is no 3x3 brick; sizes are 1x1, 1x2"),
+        ("2x4 (0,0)", "not of the form"),
+        ("2x4(0,0,0)", "not of the form"),
+        ("2x4 (0, 0, 0)", "not of the form"),
+        ("2X4 (0,0,0)", "not of the form"),
+        ("２x4 (0,0,0)", "not of the form"),  # a digit, but not one of ours
+        ("2x4 (0,0,1000)", "not of the form"),
+        ("2x4 @2 (0,0,0)", "pivot 2 is not placed yet; there are 1 bricks"),
+        ("2x4 @1 (0,6,0)", "an offset from a brick is at most 5"),
+    ],
+)
+def test_a_bad_line_is_a_problem_and_the_others_are_read(line, problem):
+    reading = parse(f"1x1 (0,0,0)\n{line}\n1x1 (1,0,0)\n")
+    assert [str(brick) for brick in reading.structure.bricks] == ["1x1 (0,0,0)", "1x1 (1,0,0)"]
+    assert len(reading.problems) == 1 and problem in reading.problems[0] and reading.problems[0].startswith("line 2, ")
+    assert reading.lines == 3
+    with pytest.raises(ValueError, match="not a brick structure: line 2, "):
+        structure_of(f"1x1 (0,0,0)\n{line}\n")
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.text(), st.text(alphabet="0124689x @(),-\n\r\x0b\x85\u2028"), st.lists(anywhere).map(str)))
+def test_any_text_is_read(text):
+    reading = parse(text)
+    assert len(reading.structure) + len(reading.problems) >= reading.lines
+    assert reading.structure.problems() is not None
+    assert parse(reading.structure.text).structure == reading.structure
+
+
+def test_long_text_is_cut_with_a_word():
+    reading = parse("1x1 (0,0,0)\n" * (READ_LIMIT + 5))
+    assert reading.lines == READ_LIMIT == len(reading.structure)
+    assert reading.problems == [f"only the first {READ_LIMIT} lines are read"]
+    assert parse("1x1 (0,0,0)\n" * READ_LIMIT).problems == []
+
+
+def test_structures_from_tuples():
+    structure = Structure((Brick(2, 4, 0, 0, 0),), 10)
+    assert structure_of([(2, 4, 0, 0, 0)], 10) == structure and structure_of(structure) is structure
+    assert structure_of("").bricks == () and structure_of("").world == WORLD
+
+
+def test_published_order():
+    text = "2x2 (0,0,1)\n2x2 (0,4,0)\n2x2 (4,0,0)\n2x2 (4,2,0)\n"
+    assert structure_of(text).canonical().text == "2x2 (4,2,0)\n2x2 (4,0,0)\n2x2 (0,4,0)\n2x2 (0,0,1)\n"
+
+
+# -- what touches what
+
+
+def cells(brick):
+    return {(brick.x + i, brick.y + j, brick.z) for i in range(brick.h) for j in range(brick.w)}
+
+
+class Oracle:
+    """The same facts from a dictionary of cells, brick against brick."""
+
+    def __init__(self, bricks, world):
+        self.owner, self.collisions, self.outside, standing = {}, [], [], []
+        for index, brick in enumerate(bricks):
+            if any(not 0 <= place < world for cell in cells(brick) for place in cell):
+                self.outside.append(index)
+            elif taken := [self.owner[cell] for cell in cells(brick) if cell in self.owner]:
+                self.collisions.append((min(taken), index))
+            else:
+                self.owner.update(dict.fromkeys(cells(brick), index))
+                standing.append(index)
+        self.links = {(GROUND, i) for i in standing if bricks[i].z == 0}
+        for a in standing:
+            above = {(x, y, z + 1) for x, y, z in cells(bricks[a])}
+            self.links |= {(a, b) for b in standing if above & cells(bricks[b])}
+        reached, before = {GROUND}, set()
+        while reached != before:
+            before = set(reached)
+            reached |= {i for link in self.links if reached & set(link) for i in link}
+        self.floating = [i for i in range(len(bricks)) if i not in reached]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(in_a_small_world, max_size=14), st.integers(4, 8))
+def test_facts_are_those_of_a_dictionary_of_cells(bricks, world):
+    structure, oracle = Structure(tuple(bricks), world), Oracle(bricks, world)
+    assert structure.outside == oracle.outside
+    assert structure.collisions == oracle.collisions
+    owner = structure.owner
+    assert owner.shape == (world,) * 3
+    assert {tuple(map(int, cell)): int(owner[tuple(cell)]) for cell in zip(*owner.nonzero(), strict=True)} == {
+        cell: oracle.owner.get(cell, -1)
+        for cell in ((x, y, z) for x in range(world) for y in range(world) for z in range(world))
+        if oracle.owner.get(cell, -1) != 0
+    }
+    assert int(structure.occupied.sum()) == len(oracle.owner)
+    assert len(structure.links) == len(set(structure.links)) and set(structure.links) == oracle.links
+    assert structure.floating == oracle.floating
+    assert len(structure.problems()) == (not bricks) + len(oracle.outside) + len(oracle.collisions)
+
+
+@given(in_a_small_world, in_a_small_world)
+def test_overlap_is_the_number_of_shared_cells(a, b):
+    assert a.overlap(b) == b.overlap(a) == len(cells(a._replace(z=0)) & cells(b._replace(z=0)))
+
+
+def test_problems_are_told_in_words():
+    structure = Structure((Brick(2, 2, 0, 0, 0), Brick(2, 2, 1, 1, 0), Brick(1, 1, 20, 0, 0)))
+    assert structure.problems(max_bricks=2) == [
+        "3 bricks are more than the 2 allowed",
+        "brick 3, 1x1 (20,0,0), is outside the world of 20",
+        "brick 2, 2x2 (1,1,0), collides with brick 1",
+    ]
+    assert Structure(()).problems() == ["there is no brick"]
+
+
+def test_structures_compare_and_pickle_whatever_was_asked_of_them():
+    structure = Structure((Brick(2, 2, 0, 0, 0), Brick(2, 2, 1, 1, 1)))
+    fresh = Structure(structure.bricks)
+    assert structure.floating == [] and structure.links == [(GROUND, 0), (0, 1)]
+    assert structure == fresh and hash(structure) == hash(fresh)
+    assert pickle.loads(pickle.dumps(structure)) == structure
+
+
+def test_offsets_of_the_default_form():
+    assert MAX_OFFSET == 5
+    assert Structure((Brick(1, 1, 0, 0, 0), Brick(1, 1, 5, 0, 0))).pivot_text() == "1x1 @0 (0,0,0)\n1x1 @1 (5,0,0)\n"
+    assert Structure((Brick(1, 1, 0, 0, 0), Brick(1, 1, 6, 0, 0))).pivot_text() == "1x1 @0 (0,0,0)\n1x1 @0 (6,0,0)\n"

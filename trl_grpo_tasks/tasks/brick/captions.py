@@ -1,0 +1,137 @@
+"""What a row says: captions at three levels of detail, the words they use, and the prompt around them.
+
+A caption is lower-case words with one space between them and commas after words. Within a level no two requests share
+a caption: at detail 1 the words stand for the smallest, middle and largest values that the level has ("small", "low"),
+at detail 2 the main parameters are given and the others have the level's usual values, at detail 3 all are given.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .catalogue import CATEGORIES, Request
+from .levels import LEVELS
+from .structure import SIZES, WORLD
+
+DETAILS = (1, 2, 3)
+PROMPT_STYLES = ("short", "full")
+SIZE_WORDS = ("small", "medium", "large")
+TALL_WORDS = ("low", "", "tall")
+
+PHRASES = {
+    "length": "{} long", "width": "{} wide", "height": "{} high", "depth": "{} deep", "reach": "reach {}",
+    "span": "span {}", "base": "base {}", "steps": "{} steps", "shelves": "{} shelves", "gap": "gaps of {}",
+    "seat": "seat {} high", "leg": "legs {} thick", "head": "head {} high", "drawer": "drawers {} long",
+    "pillar": "pillars {} thick", "pier": "piers {} thick", "body": "body {} high", "cabin": "cabin {} long",
+    "hull": "hull {} high", "mast": "mast {} high", "cab": "cab {} long", "keys": "keys {} high",
+    "neck": "neck {} high", "grip": "handle {} high", "tread": "treads {} deep", "thick": "{} thick",
+    "door": "door {} wide", "shade": "shade {} high", "step": "each step {} in", "crown": "crown {} wide",
+    "trunk": "trunk {} high", "lean": "{}", "shift": "shift {}", "back": "back {}", "wall": "wall {} thick",
+    "post": "post {} thick", "pole": "pole {} thick", "column": "column {} thick", "tower": "tower {} thick",
+}  # fmt: skip
+
+
+def caption(level: str, request: Request, detail: int, support: int | None) -> str:
+    """The request in words. `support` is how thick it came to be, which only detail 3 tells."""
+    category = CATEGORIES[request.category]
+    params = dict(request.params)
+    words = [request.category]
+    if detail == 1:
+        words = [word for word in (*_adjectives(level)[request.category][_main(request)], request.category) if word]
+    text = ("an " if words[0][0] in "aeiou" else "a ") + " ".join(words)
+    names = {1: (), 2: category.main, 3: category.main + category.fine}[detail]
+    parts = [text, *(PHRASES[name].format(params[name]) for name in names)]
+    if detail == 3 and category.support:
+        parts.append(PHRASES[category.support].format(support))
+    if request.grams:
+        places = zip(request.grams, (category.place, "on the back"), strict=False)
+        parts.append("with " + " and ".join(f"{grams} g {place}" for grams, place in places))
+    return ", ".join(parts)
+
+
+def prompt(text: str, world: int, style: str) -> list[dict[str, str]]:
+    """Chat messages that ask for `text`: "short" is little more than the caption, "full" explains the task."""
+    if style == "short":
+        return [{"role": "user", "content": text if world == WORLD else f"{text}, world {world}"}]
+    if style != "full":
+        raise ValueError(f"unknown prompt style {style!r}; styles are: {', '.join(PROMPT_STYLES)}")
+    return [
+        {"role": "system", "content": "You design toy-brick structures that can be built and that stand."},
+        {"role": "user", "content": f"{_INSTRUCTION.format(world=world, last=world - 1)}\n\n### Input:\n{text}"},
+    ]
+
+
+_INSTRUCTION = (
+    "Build what the input describes. Write one brick a line, as `hxw (x,y,z)`: h cells along x, w cells along y, one "
+    f"high, with its lowest corner at (x,y,z). Sizes: {', '.join(f'{h}x{w}' for h, w in SIZES)}. "
+    "Coordinates go from 0 to {last} in a world of {world}x{world}x{world}; z=0 is the ground. Go up layer by layer; "
+    "within a layer x falls, then y. Bricks must not overlap, and each must stand on the ground or on studs of a "
+    "brick below. Lengths and reaches run along x, widths and depths along y; the structure stands in the corner "
+    "where x and y are 0, and what overhangs points towards x=0. It must carry the weights that the input names, with "
+    "the thinnest support that holds: a stud grips with about 1 N."
+)
+
+
+@functools.cache
+def choices(level: str) -> list[tuple[Request, int]]:
+    """Every request of a level with every detail at which its caption is clear."""
+    found = []
+    usual = set()
+    for request in LEVELS[level].requests():
+        found.append((request, 3))
+        if (key := (request.category, _main(request), request.grams)) not in usual:
+            usual.add(key)
+            found.append((request, 2))
+            if _main(request) in _adjectives(level)[request.category]:
+                found.append((request, 1))
+    return found
+
+
+@functools.cache
+def _adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
+    """Category -> main parameters -> the words for them, of those that words suffice for."""
+    mains: dict[str, set[tuple[Any, ...]]] = {}
+    for request in LEVELS[level].requests():
+        mains.setdefault(request.category, set()).add(_main(request))
+    words = {}
+    for name, found in mains.items():
+        cut = len(CATEGORIES[name].size)
+        sizes = _landmarks({main[:cut] for main in found}, SIZE_WORDS)
+        heights = _landmarks({main[cut:] for main in found}, TALL_WORDS)
+        words[name] = {main: (sizes[main[:cut]], heights[main[cut:]])
+                       for main in sorted(found) if main[:cut] in sizes and main[cut:] in heights}  # fmt: skip
+    return words
+
+
+def _landmarks(values: Iterable[tuple[int, ...]], words: Sequence[str]) -> dict[tuple[int, ...], str]:
+    """The smallest, middle and largest of some values, with their words; only two of two, and no word for one."""
+    ordered = sorted(values, key=lambda value: (sum(value), value))
+    if len(ordered) == 1:
+        return {ordered[0]: ""}
+    ends = {ordered[0]: words[0], ordered[-1]: words[2]}
+    return {ordered[len(ordered) // 2]: words[1], **ends} if len(ordered) > 2 else ends
+
+
+def _main(request: Request) -> tuple[Any, ...]:
+    params = dict(request.params)
+    return tuple(params[name] for name in CATEGORIES[request.category].main)
+
+
+def _caption_words() -> tuple[str, ...]:
+    texts = [*PHRASES.values(), *SIZE_WORDS, *TALL_WORDS, *CATEGORIES, *(c.place for c in CATEGORIES.values())]
+    texts.append("a an , with g and on the back world")
+    numbers = set(range(1, 7))  # how thick supports come to be
+    for level in LEVELS.values():
+        texts += [str(value) for grid in level.grids.values() for values in grid.values() for value in values]
+        numbers |= {
+            level.world,
+            *(n for by_first in level.grams.values() for few in by_first.values() for two in few for n in two),
+        }
+    texts += map(str, numbers)
+    return tuple(sorted({word for text in texts for word in re.findall(r"\w+|,", text)}))
+
+
+CAPTION_WORDS = _caption_words()  # all that captions and short prompts are made of, beside the space between words

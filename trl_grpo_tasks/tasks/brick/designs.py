@@ -1,0 +1,131 @@
+"""How a request is met: the target voxels, a layout that stands with all its weights, and answers that do not."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .catalogue import CATEGORIES, Request
+from .layout import lay, lay_once
+from .stability import Load, analyse
+from .structure import Structure
+
+LIMIT = 0.9  # load factor of a gold answer: it stands with something to spare
+
+
+@dataclass(frozen=True)
+class Design:
+    """`support` is the least thickness that carries the weights; `bad` does not stand, and `bad_label` says why."""
+
+    voxels: np.ndarray
+    gold: Structure
+    loads: list[dict[str, Any]]
+    support: int | None
+    bad: Structure
+    bad_label: str
+
+
+@functools.lru_cache(maxsize=4_000)
+def design(request: Request, world: int) -> Design:
+    """The gold answer to a request. Of several thicknesses of the support it takes the least that holds."""
+    category = CATEGORIES[request.category]
+    supports = category.supports(dict(request.params)) if category.support else [None]
+    thin: Structure | None = None
+    for support in supports:
+        params = dict(request.params) | ({category.support: support} if category.support else {})
+        shape = category.build(**params)
+        if max(shape.shape) > world:
+            break
+        voxels = np.zeros((world,) * 3, dtype=bool)
+        voxels[tuple(map(slice, shape.shape))] = shape
+        places = category.weight_x(params), shape.shape[0] - 1
+        y = (shape.shape[1] - 1) // 2
+        loads = [{"grams": grams, "at": [x, y]} for grams, x in zip(request.grams, places, strict=False)]
+        factor_of = functools.partial(load_factor, loads=loads)
+        gold, factor = lay(voxels, factor_of, LIMIT, attempts=2 if category.support else 20)
+        if gold is not None and factor < LIMIT:
+            return Design(voxels, gold, loads, support, *_bad(voxels, gold, loads, thin))
+        thin = gold if factor >= 1 else None
+    raise ValueError(f"no design carries {request}; give it less weight or a shorter reach")
+
+
+def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> float:
+    """The load factor under some weights; infinite where a brick floats or a weight has nothing to rest on."""
+    carried = loads_on(structure, loads)
+    if isinstance(carried, str):
+        return float("inf")
+    analysis = analyse(structure, loads=carried)
+    if analysis.load_factor is None:
+        if analysis.stable and loads:
+            raise ImportError(
+                "rows with weights need a solver to find what carries them: pip install 'trl_grpo_tasks[brick]'"
+            )
+        return 0.0 if analysis.stable else float("inf")
+    return analysis.load_factor
+
+
+def loads_on(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> list[Load] | str:
+    """Where a row's weights come to rest, or in words why one does not.
+
+    A weight {"grams": 300, "at": [x, y]} is let down in the column (x, y) and rests on the highest brick there.
+
+    >>> from .structure import structure_of
+    >>> loads_on(structure_of("2x2 (0,0,0)", 8), [{"grams": 300, "at": [1, 0]}])
+    [Load(x=1, y=0, z=0, mass_kg=0.3)]
+    """
+    resting = []
+    for load in loads:
+        x, y = load["at"]
+        inside = 0 <= x < structure.world and 0 <= y < structure.world
+        heights = np.flatnonzero(structure.occupied[x, y]) if inside else np.empty(0)
+        if len(heights) == 0:
+            return f"the weight of {load['grams']} g at ({x},{y}) has no brick below it"
+        resting.append(Load(x, y, int(heights[-1]), load["grams"] / 1000))
+    return resting
+
+
+def _bad(
+    voxels: np.ndarray, gold: Structure, loads: Sequence[Mapping[str, Any]], thin: Structure | None
+) -> tuple[Structure, str]:
+    """An answer that fails, preferably by physics: what an answer would be that takes no notice of the weight."""
+    if thin is not None:
+        return thin, "thin support"
+    if loads:
+        for joint in (-3.0, -6.0):
+            careless = lay_once(voxels, joint=joint)
+            if careless is not None and load_factor(careless, loads) > 1:
+                return careless, "shallow joints"
+    made = negatives(gold)
+    label = sorted(made)[len(gold) % len(made)]
+    return made[label], label
+
+
+def negatives(gold: Structure) -> dict[str, Structure]:
+    """Answers spoilt in ways that models spoil them, by what is wrong."""
+    *others, last = gold.bricks
+    lifted = last._replace(z=last.z + 1)
+    if lifted.is_inside(gold.world):
+        floating = [*others, lifted]
+    else:
+        floating = [brick for brick in gold.bricks if brick.z > 0]
+    return {
+        "floating": Structure(tuple(floating), gold.world),
+        "colliding": Structure((*gold.bricks, last), gold.world),
+    }
+
+
+def encode_voxels(voxels: np.ndarray) -> str:
+    """A world of cells as text: its bits in the order [x, y, z], packed, deflated, in base 64."""
+    return base64.b64encode(zlib.compress(np.packbits(voxels).tobytes(), 9)).decode()
+
+
+def decode_voxels(text: str, world: int) -> np.ndarray:
+    """The boolean grid [x, y, z] that `encode_voxels` wrote."""
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8), count=world**3)
+    return bits.reshape((world,) * 3).astype(bool)

@@ -1,0 +1,195 @@
+"""The forces between bricks, as columns of a linear program whose rows say that every brick is at rest.
+
+A brick has five rows: its vertical force, its two moments about horizontal axes, and its two horizontal forces.
+Moments are about the middle of the brick's bottom, where the horizontal forces from below and from the side act, which
+therefore have none. Lengths are in studs; the unit of force is the caller's.
+
+Studs that connect a pair act at K points each, where they push the upper brick up as hard as needed or, by friction,
+pull it down with at most m. So the forces of a pair are v_k >= -m, upwards on the upper brick, and what they do to it
+is sum_k v_k w_k with w_k = (1, x_k, y_k). Written as v_k = u_k - m with u_k >= 0, that is a cone spanned by the w_k,
+shifted by -m sum_k w_k. A w_k that is not at a corner of the convex hull of all points is a mean of those that are, so
+the corners span the same cone: at most six columns (`normals`) stand for all points, exactly, and one more column for
+m (`grips`). The K points of a stud balance about its middle, so that sum_k w_k is the number of points times w at the
+middle of the overlap. As no moment turns a brick about the vertical, the horizontal forces of a pair matter only by
+their sum: two columns (`presses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .structure import PART_MASSES_KG, Structure
+
+GRAVITY = 9.8
+STUD_HOLDS_N = 0.98  # the friction T that one contact point can bear
+STUD_PITCH_M = 0.0078
+HEIGHT_STUDS = 0.0096 / STUD_PITCH_M
+ROWS = 5  # a brick's, in the order: vertical force, moment of x, moment of y, force along x, force along y
+
+# Where a stud touches the brick on it, in studs from the stud's middle: bricks one wide hold it on four sides, wider
+# ones between their walls and a tube.
+_WIDE = np.array([(1 / 8, -1 / 8), (-1 / 4, 0), (1 / 8, 1 / 8)])
+_NARROW = np.array([(0, -1 / 4), (-1 / 4, 0), (0, 1 / 4), (1 / 4, 0)])
+_LONGEST = max(max(size) for size in PART_MASSES_KG)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Entries of `count` columns. Those in rows below 0 act on the ground, which asks for no balance."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    count: int
+
+
+@dataclass(frozen=True)
+class Contacts:
+    """What touches what. One entry a pair connected by studs (`lower` is -1 for the ground), and for each of the two
+    directions the pairs of bricks that touch side by side."""
+
+    centres: np.ndarray  # [brick, axis], cell (0, 0) has its middle at 0
+    lower: np.ndarray
+    upper: np.ndarray
+    corners: np.ndarray  # [pair, axis]: the middle of the lowest stud
+    studs: np.ndarray  # [pair, axis]: how many
+    narrow: np.ndarray  # [pair]: 1 where the upper brick is one wide
+    sides: tuple[np.ndarray, np.ndarray]  # of [pair, 2]: bricks in the order of the axis
+
+    @classmethod
+    def of(cls, structure: Structure) -> Contacts:
+        bricks = np.array(structure.bricks, dtype=np.int64)
+        sizes, low = bricks[:, :2], bricks[:, 2:4]
+        high = low + sizes
+        lower, upper = np.array(structure.links, dtype=np.int64).reshape(-1, 2).T
+        on_ground = (lower < 0)[:, None]
+        corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
+        studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - corners)
+        # the grid is as large as the world, and most of it is empty
+        (x, y), (far_x, far_y) = low.min(axis=0), high.max(axis=0)
+        owner = structure.owner[x:far_x, y:far_y, bricks[:, 4].min() : bricks[:, 4].max() + 1]
+        return cls(
+            centres=low + (sizes - 1) / 2,
+            lower=lower,
+            upper=upper,
+            corners=corners,
+            studs=studs,
+            narrow=(sizes[upper].min(axis=1) == 1).astype(np.int64),
+            sides=(
+                _neighbours(owner[:-1], owner[1:], len(bricks)),
+                _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
+            ),
+        )
+
+    def normals(self) -> Columns:
+        """Pushes between connected bricks, at the corners of the hull of their contact points."""
+        pair, offsets = _points(self, corners_only=True)
+        return self._vertical(pair, self.corners[pair] + offsets, np.ones(len(pair)), np.arange(len(pair)), len(pair))
+
+    def frictions(self) -> tuple[Columns, np.ndarray]:
+        """One pull for every contact point, and the brick whose underside each is at."""
+        pair, offsets = _points(self, corners_only=False)
+        columns = np.arange(len(pair))
+        pulls = self._vertical(pair, self.corners[pair] + offsets, -np.ones(len(pair)), columns, len(pair))
+        return pulls, self.upper[pair]
+
+    def grips(self) -> Columns:
+        """One column a brick: all contact points at its underside pull with a friction of one."""
+        pair = np.arange(len(self.upper))
+        points = np.where(self.narrow, len(_NARROW), len(_WIDE)) * self.studs.prod(axis=1)
+        middles = self.corners + (self.studs - 1) / 2
+        return self._vertical(pair, middles, -points.astype(float), self.upper, len(self.centres))
+
+    def presses(self) -> Columns:
+        """Horizontal forces between connected bricks, along x and then along y, of any sign."""
+        column, one = np.arange(len(self.upper)), np.ones(len(self.upper))
+        rows, columns, values = [], [], []
+        for axis in (0, 1):
+            rows += [ROWS * self.upper + 3 + axis, ROWS * self.lower + 3 + axis, ROWS * self.lower + 1 + axis]
+            columns += [column + axis * len(column)] * 3
+            values += [one, -one, HEIGHT_STUDS * one]  # the lower brick is pushed back at its top: a lever
+        return Columns(np.concatenate(rows), np.concatenate(columns), np.concatenate(values), 2 * len(column))
+
+    def pushes(self) -> Columns:
+        """Bricks side by side push each other apart."""
+        first, second = np.concatenate(self.sides).T
+        axis = np.repeat((0, 1), [len(pairs) for pairs in self.sides])
+        column, one = np.arange(len(first)), np.ones(len(first))
+        rows = np.concatenate([ROWS * first + 3 + axis, ROWS * second + 3 + axis])
+        return Columns(rows, np.tile(column, 2), np.concatenate([-one, one]), len(first))
+
+    def _vertical(
+        self, pair: np.ndarray, points: np.ndarray, forces: np.ndarray, columns: np.ndarray, count: int
+    ) -> Columns:
+        """Vertical `forces` at `points` on the upper brick of each `pair`, and the opposite on the lower."""
+        rows, values = [], []
+        for brick, force in ((self.upper[pair], forces), (self.lower[pair], -forces)):
+            arms = points - self.centres[brick]
+            rows += [ROWS * brick, ROWS * brick + 1, ROWS * brick + 2]
+            values += [force, force * arms[:, 0], force * arms[:, 1]]
+        return Columns(np.concatenate(rows), np.tile(columns, 6), np.concatenate(values), count)
+
+
+def matrix_of(blocks: Sequence[Columns], rows: int) -> Any:
+    """The blocks side by side as a scipy.sparse.csc_array; entries at the same place add up."""
+    from scipy import sparse
+
+    starts = np.cumsum([0, *(block.count for block in blocks)])
+    row = np.concatenate([block.rows for block in blocks])
+    column = np.concatenate([block.columns + start for block, start in zip(blocks, starts, strict=False)])
+    value = np.concatenate([block.values for block in blocks])
+    kept = (row >= 0) & (value != 0)
+    return sparse.csc_array((value[kept], (row[kept], column[kept])), shape=(rows, int(starts[-1])))
+
+
+def _neighbours(first: np.ndarray, second: np.ndarray, bricks: int) -> np.ndarray:
+    """The distinct pairs of different bricks in cells side by side, in order."""
+    touching = (first >= 0) & (second >= 0) & (first != second)
+    pairs = np.unique(first[touching].astype(np.int64) * bricks + second[touching])
+    return np.stack(np.divmod(pairs, bricks), axis=1)
+
+
+def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndarray]:
+    """For every contact point of every pair, the pair and where it is from the middle of the pair's lowest stud."""
+    counts, starts, offsets = _point_table(corners_only)
+    kind = contacts.narrow, contacts.studs[:, 0], contacts.studs[:, 1]
+    count = counts[kind]
+    pair = np.repeat(np.arange(len(count)), count)
+    return pair, offsets[np.arange(len(pair)) + np.repeat(starts[kind] - np.cumsum(count) + count, count)]
+
+
+@cache
+def _point_table(corners_only: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Contact points of every overlap, end to end: how many and from where for [narrow, studs in x, studs in y]."""
+    counts = np.zeros((2, _LONGEST + 1, _LONGEST + 1), dtype=np.int64)
+    points = []
+    for narrow, studs_x, studs_y in np.ndindex(2, _LONGEST, _LONGEST):
+        if min(studs_x, studs_y) > 1 - narrow:  # indices, so one less than the studs: no brick is wider than two
+            continue
+        studs = np.array(list(np.ndindex(studs_x + 1, studs_y + 1)))
+        overlap = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
+        points.append(_hull(overlap) if corners_only else overlap)
+        counts[narrow, studs_x + 1, studs_y + 1] = len(points[-1])
+    starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
+    return counts, starts, np.concatenate(points)
+
+
+def _hull(points: np.ndarray) -> np.ndarray:
+    """The corners of the convex hull (a monotone chain)."""
+    chains = []
+    ordered = sorted(map(tuple, points.tolist()))
+    for side in (ordered, ordered[::-1]):
+        chain: list[tuple[float, ...]] = []
+        for x, y in side:
+            while len(chain) > 1 and (chain[-1][0] - chain[-2][0]) * (y - chain[-2][1]) <= (
+                chain[-1][1] - chain[-2][1]
+            ) * (x - chain[-2][0]):
+                chain.pop()
+            chain.append((x, y))
+        chains += chain[:-1]
+    return np.array(chains)

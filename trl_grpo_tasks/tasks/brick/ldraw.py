@@ -1,0 +1,119 @@
+"""LDraw files (.ldr), which brick viewers open, and the colours that they and our pictures share.
+
+LDraw measures in units of 0.4 mm: 20 to a stud, 24 to a brick's height, and -y is up. Our x is LDraw's x and our y its
+z, which keeps right and left. A part's origin is the centre of the top of its body, its long side along x.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .structure import WORLD, Brick, Structure
+
+STUD, HEIGHT = 20, 24
+
+PARTS = {(1, 1): "3005", (1, 2): "3004", (1, 4): "3010", (1, 6): "3009", (1, 8): "3008",
+         (2, 2): "3003", (2, 4): "3001", (2, 6): "2456"}  # fmt: skip
+_SIZE_OF_PART = {part: size for size, part in PARTS.items()}
+
+_ALONG_X = "1 0 0 0 1 0 0 0 1"
+_ALONG_Y = "0 0 1 0 1 0 -1 0 0"  # a quarter turn about the vertical
+
+
+class Colour(NamedTuple):
+    name: str
+    code: int  # LDraw's
+    rgb: tuple[int, int, int]
+
+
+# Neighbours in this list contrast, since consecutive bricks mostly touch.
+PALETTE = (
+    Colour("Red", 4, (201, 38, 32)),
+    Colour("Yellow", 14, (250, 200, 10)),
+    Colour("Blue", 1, (30, 100, 185)),
+    Colour("Bright_Green", 10, (76, 170, 68)),
+    Colour("Orange", 25, (240, 126, 30)),
+    Colour("Medium_Azure", 322, (84, 190, 222)),
+    Colour("Lime", 27, (165, 202, 24)),
+    Colour("Salmon", 12, (250, 115, 105)),
+    Colour("Dark_Turquoise", 3, (6, 150, 155)),
+    Colour("White", 15, (244, 244, 244)),
+)
+
+
+_SIX = ((1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1))
+
+
+def palette_indices(bricks: Sequence[Brick]) -> list[int]:
+    """For every brick its place in PALETTE: the same for the same bricks, unmoved by bricks that come later, and
+    different from what it touches as far as ten colours go."""
+    painted: dict[tuple[int, int, int], int] = {}  # cell -> colour
+    chosen = []
+    for number, (h, w, x, y, z) in enumerate(bricks):
+        cells = [(x + i, y + j, z) for i in range(h) for j in range(w)]
+        around = [(a + i, b + j, c + k) for a, b, c in cells for i, j, k in _SIX]
+        touched = [painted[cell] for cell in around if cell in painted]
+        order = [(number * 3 + step) % len(PALETTE) for step in range(len(PALETTE))]
+        colour = min(order, key=touched.count)
+        chosen.append(colour)
+        painted.update(dict.fromkeys(cells, colour))
+    return chosen
+
+
+def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
+    """The structure as an LDraw model in the picture's colours, one building step a layer.
+
+    >>> print(to_ldr(Structure((Brick(2, 4, 0, 0, 0),)), "plank"))
+    0 plank
+    0 Name: plank.ldr
+    0 Author: trl_grpo_tasks
+    1 4 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat
+    0 STEP
+    <BLANKLINE>
+    """
+    title = " ".join(name.split()) or "untitled"
+    file_name = re.sub(r"[^A-Za-z0-9._-]+", "_", title).strip("_") or "untitled"
+    lines = [f"0 {title}", f"0 Name: {file_name}.ldr", f"0 Author: {' '.join((author or 'trl_grpo_tasks').split())}"]
+    colours = palette_indices(structure.bricks)
+    layer = None
+    for index in sorted(range(len(structure)), key=lambda i: structure.bricks[i].z):
+        h, w, x, y, z = structure.bricks[index]
+        if layer is not None and z != layer:
+            lines.append("0 STEP")
+        layer = z
+        # x + h/2 studs is a whole number of LDraw units, since a stud is 20.
+        place = f"{STUD * (2 * x + h) // 2} {-HEIGHT * (z + 1)} {STUD * (2 * y + w) // 2}"
+        turn = _ALONG_X if h >= w else _ALONG_Y
+        lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {PARTS[min(h, w), max(h, w)]}.dat")
+    return "\n".join([*lines, "0 STEP", ""])
+
+
+def from_ldr(text: str, world: int = WORLD) -> Structure:
+    """The bricks of an LDraw model. Lines that place none of the eight parts are passed over; one that places such a
+    part tilted or off the grid is a ValueError, since no structure of ours says that."""
+    bricks = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) != 15 or fields[0] != "1":
+            continue
+        size = _SIZE_OF_PART.get(fields[14].lower().removesuffix(".dat"))
+        if size is None:
+            continue
+        numbers = np.array([float(field) for field in fields[2:14]])
+        place, turn = numbers[:3], numbers[3:].reshape(3, 3)
+        # The part's own extents, long side along its x, turned into the model's.
+        extent = np.abs(turn @ [size[1] * STUD, HEIGHT, size[0] * STUD])
+        corner = np.array([place[0] - extent[0] / 2, -place[1] - HEIGHT, place[2] - extent[2] / 2])
+        x, z, y = corner / (STUD, HEIGHT, STUD)
+        brick = Brick(round(extent[0] / STUD), round(extent[2] / STUD), round(x), round(y), round(z))
+        upright = np.allclose(turn[:, 1], (0, 1, 0)) and np.allclose(turn @ turn.T, np.eye(3))
+        if not upright or not np.allclose((x, y, z), brick[2:], atol=0.01) or sorted(brick[:2]) != sorted(size):
+            raise ValueError(
+                f"this part is tilted or off the grid of {STUD} x {HEIGHT} x {STUD} units: {line[:120]!r}"
+            )
+        bricks.append(brick)
+    return Structure(tuple(bricks), world)

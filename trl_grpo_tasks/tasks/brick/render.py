@@ -1,0 +1,249 @@
+"""Pictures of brick structures to look at: one, a sheet of many, before and after. Pillow and numpy, no screen."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from .ldraw import PALETTE, palette_indices
+from .structure import Brick, Structure, parse
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError as error:
+    raise ImportError("pictures of bricks need pillow: pip install 'trl_grpo_tasks[brick]'") from error
+from .scene import HEIGHT, Camera, Scene
+from .shading import shaded
+
+DRAWN_LIMIT = 600  # bricks: more than a sound structure has, and still quick
+FAR = 4  # cells: what is farther outside the world is counted, not drawn
+WIDEST_WORLD = 64  # cells a side: no more than this of a world is drawn
+
+PLATE_COLOUR, WEIGHT_COLOUR = (214, 219, 222), (58, 62, 71)
+FAILING_COLOUR = (232, 12, 20)
+LOAD_COLOURS = ((0.0, (46, 158, 87)), (0.5, (246, 206, 52)), (1.0, (226, 84, 36)))
+INK, WARNING = (45, 50, 58), (176, 42, 30)
+NOTES_SHOWN = 3
+FINE = 4  # how much larger text and signs are drawn before they are shrunk
+_ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
+
+
+def picture(
+    structure: Structure | str,
+    *,
+    colours: str = "brick",
+    loads: Sequence[float] | None = None,
+    failing: Iterable[int] = (),
+    weights: Iterable[tuple[int, int, int, float]] = (),
+    caption: str | None = None,
+    size: tuple[int, int] = (640, 640),
+) -> Image.Image:
+    """The structure on a baseplate, low y in front. Any structure or text gives a picture, with what is wrong with it
+    written below; cells taken twice and bricks outside the world are striped.
+
+    `colours` is "brick", or "load" for green to red by `loads`, each brick's share of what its studs bear. Bricks with
+    an index in `failing` are red, and then palette colours are pale. `weights` are (x, y, z, kg), each on that cell.
+    """
+    if colours not in ("brick", "load"):
+        raise ValueError(f"unknown colours {colours!r}; they are: brick, load")
+    notes = []
+    if isinstance(structure, str):
+        reading = parse(structure)
+        structure, notes = reading.structure, reading.problems[:1]
+    if colours == "load" and (loads is None or len(loads) != len(structure)):
+        given = "none" if loads is None else len(loads)
+        raise ValueError(f"colours='load' needs a load for each of the {len(structure)} bricks; there are {given}")
+    failing = set(failing)
+
+    drawn = {index: brick for index, brick in enumerate(structure.bricks) if _is_near(brick, structure.world)}
+    if far := len(structure) - len(drawn):
+        notes.append(f"not drawn, below the ground or far outside: {_count(far)}")
+    if len(drawn) > DRAWN_LIMIT:
+        notes.append(f"only the first {DRAWN_LIMIT} of {_count(len(drawn))} are drawn")
+        drawn = dict(list(drawn.items())[:DRAWN_LIMIT])
+    cells = {index: {(b.x + i, b.y + j, b.z) for i in range(b.h) for j in range(b.w)} for index, b in drawn.items()}
+    takers = Counter(cell for taken in cells.values() for cell in taken)
+    striped = {cell for cell, count in takers.items() if count > 1}
+    if clashing := sum(not striped.isdisjoint(taken) for taken in cells.values()):
+        notes.append(f"colliding: {_count(clashing)}")
+    outside = [index for index, brick in drawn.items() if not brick.is_inside(structure.world)]
+    if outside:
+        notes.append(f"outside the world of {structure.world}: {_count(len(outside))}")
+        striped.update(*(cells[index] for index in outside))
+    scene = Scene(
+        drawn,
+        [weight for weight in weights if _is_near(Brick(1, 1, *weight[:3]), structure.world)],
+        frozenset(striped),
+    )
+
+    line = max(11, min(size) // 36)  # the height of text
+    rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, size[0] - 2 * line, line, 1)]
+    rows += [(row, INK) for row in _wrapped(caption or "", size[0] - 2 * line, line, 3)]
+    legend = 2.5 * line if colours == "load" else 0
+    camera = Camera(scene, size, legend, 1.4 * line * len(rows))
+    image = shaded(scene, camera, _colours(structure, drawn, loads if colours == "load" else None, failing))
+    for x, y, z, mass_kg in scene.weights:
+        above = camera.project(np.array([x + 0.5, y + 0.5, HEIGHT * (z + 1) + 1.05]))
+        _label(image, (float(above[0]), float(above[1]) - 1.1 * line), f"{1000 * mass_kg:g} g", line)
+    if not drawn:
+        middle = camera.project(np.array([*scene.plate.mean(0), 0]))
+        words = "no brick in sight" if len(structure) else "no bricks"
+        _label(image, (float(middle[0]), float(middle[1])), words, int(1.5 * line))
+    if legend:
+        _draw_legend(image, line, bool(failing))
+    for number, (row, ink) in enumerate(reversed(rows)):
+        _write(image, (size[0] / 2, size[1] - line * (1.4 * number + 0.9)), row, line, ink)
+    return image
+
+
+def png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def sheet(items: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.Image:
+    """Pictures with their captions in a grid, row by row."""
+    if columns < 1:
+        raise ValueError(f"a sheet has at least one column, not {columns}")
+    if not items:
+        return Image.new("RGB", (320, 80), "white")
+    columns = min(columns, len(items))
+    width, height = (max(image.size[side] for image, _ in items) for side in (0, 1))
+    gap = max(4, width // 40)
+    line = max(11, width // 28)
+    captions = [_wrapped(caption, width - gap, line, 3) for _, caption in items]
+    # Every row of the grid is as high as its longest caption needs.
+    below = [max(map(len, captions[start : start + columns])) for start in range(0, len(items), columns)]
+    heights = [height + gap + int(1.35 * line * rows + (0.6 * line if rows else 0)) for rows in below]
+    page = Image.new("RGB", (columns * (width + gap) + gap, sum(heights) + gap), "white")
+    for number, (image, _) in enumerate(items):
+        left = gap + number % columns * (width + gap)
+        top = gap + sum(heights[: number // columns])
+        page.paste(image, (left + (width - image.width) // 2, top + (height - image.height) // 2))
+        for row, text in enumerate(captions[number]):
+            _write(page, (left + width / 2, top + height + line * (1.35 * row + 1.3)), text, line, INK)
+    return page
+
+
+def before_after(
+    left: Image.Image, right: Image.Image, captions: tuple[str, str] = ("before", "after")
+) -> Image.Image:
+    """Two pictures side by side, with an arrow from the left one to the right one."""
+    page = sheet([(left, captions[0]), (right, captions[1])], columns=2)
+    r = max(10, left.width // 24)
+    x, y = page.width / 2 - r, max(left.height, right.height) / 2 - r
+
+    def disc(draw: ImageDraw.ImageDraw) -> None:
+        draw.ellipse((0, 0, 2 * r * FINE, 2 * r * FINE), fill=255)
+
+    def arrow(draw: ImageDraw.ImageDraw) -> None:
+        outline = ((0.5, 0.9), (1.0, 0.9), (1.0, 0.6), (1.55, 1.0), (1.0, 1.4), (1.0, 1.1), (0.5, 1.1))
+        draw.polygon([(a * r * FINE, b * r * FINE) for a, b in outline], fill=255)
+
+    _stamp(page, (x, y), (2 * r, 2 * r), (255, 255, 255), disc)
+    _stamp(page, (x, y), (2 * r, 2 * r), INK, arrow)
+    return page
+
+
+def _is_near(brick: Brick, world: int) -> bool:
+    end = min(world, WIDEST_WORLD) + FAR
+    return min(brick.x, brick.y) >= -FAR and max(brick.x + brick.h, brick.y + brick.w) <= end and 0 <= brick.z < end
+
+
+def _count(bricks: int) -> str:
+    return f"{bricks:,} brick{'s' if bricks > 1 else ''}"
+
+
+def _colours(
+    structure: Structure, drawn: dict[int, Brick], loads: Sequence[float] | None, failing: set[int]
+) -> np.ndarray:
+    """A row for each brick, then for weights, plate and nothing."""
+    table = np.zeros((len(structure) + 3, 3))
+    if loads is None:
+        table[list(drawn)] = [PALETTE[i].rgb for i in palette_indices(list(drawn.values()))] or np.zeros((0, 3))
+        if failing:
+            table = 0.45 * table + 0.55 * np.array([232, 234, 236])
+    else:
+        # What has no finite load cannot stand at all.
+        shares = np.clip(np.nan_to_num(np.array(loads, dtype=float), nan=1, posinf=1), 0, 1)
+        table[: len(structure)] = _load_colour(shares)
+    table[[index for index in failing if index in drawn]] = FAILING_COLOUR
+    table[-3:-1] = WEIGHT_COLOUR, PLATE_COLOUR
+    return table
+
+
+def _load_colour(shares: np.ndarray) -> np.ndarray:
+    stops = [stop for stop, _ in LOAD_COLOURS]
+    return np.stack([np.interp(shares, stops, [rgb[channel] for _, rgb in LOAD_COLOURS]) for channel in range(3)], -1)
+
+
+def _draw_legend(image: Image.Image, line: int, with_failing: bool) -> None:
+    left, top, width, height = int(1.5 * line), int(1.2 * line), 9 * line, int(0.7 * line)
+    scale = _load_colour(np.linspace(0, 1, width)).round().astype(np.uint8)
+    image.paste(Image.fromarray(np.broadcast_to(scale, (height, width, 3)).copy()), (left, top))
+    for share, text in ((0, "0"), (0.5, "load"), (1, "1")):
+        _write(image, (left + share * width, top + 1.8 * line), text, line, INK)
+    if with_failing:
+        swatch = left + width + 2 * line
+        image.paste(FAILING_COLOUR, (swatch, top, swatch + line, top + height))
+        _write(image, (swatch + line / 2, top + 1.8 * line), "fails", line, INK)
+
+
+def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) -> None:
+    """Light text on a dark pill whose middle is at the point."""
+    half = ImageFont.load_default(FINE * line).getlength(text) / FINE / 2 + 0.5 * line
+
+    def pill(draw: ImageDraw.ImageDraw) -> None:
+        draw.rounded_rectangle((0, 0, 2 * half * FINE, 1.5 * line * FINE), 0.5 * line * FINE, 255)
+
+    _stamp(image, (at[0] - half, at[1] - 0.75 * line), (2 * half, 1.5 * line), WEIGHT_COLOUR, pill)
+    _write(image, (at[0], at[1] + 0.35 * line), text, line, (255, 255, 255))
+
+
+def _write(image: Image.Image, at: tuple[float, float], text: str, line: int, ink: tuple[int, int, int]) -> None:
+    """Text whose middle stands on the point."""
+    # Drawn large and shrunk: small letters are spaced unevenly otherwise.
+    font = ImageFont.load_default(FINE * line)
+    half = font.getlength(text) / FINE / 2
+
+    def letters(draw: ImageDraw.ImageDraw) -> None:
+        draw.text((half * FINE, line * FINE), text, fill=255, font=font, anchor="ms")
+
+    _stamp(image, (at[0] - half, at[1] - line), (2 * half, 1.5 * line), ink, letters)
+
+
+def _stamp(
+    image: Image.Image,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+    ink: tuple[int, int, int],
+    paint: Callable[[ImageDraw.ImageDraw], None],
+) -> None:
+    """Something painted in one colour, with smooth edges: `paint` works FINE times as large."""
+    mask = Image.new("L", (int(size[0] + 2) * FINE, int(size[1] + 2) * FINE))
+    paint(ImageDraw.Draw(mask))
+    image.paste(ink, (round(corner[0]), round(corner[1])), mask.reduce(FINE))
+
+
+def _wrapped(text: str, width: float, line: int, most: int) -> list[str]:
+    """The text in at most so many rows of a width. Pillow's own font has little beyond ASCII, so accents go."""
+    plain = unicodedata.normalize("NFKD", text.translate(_ASCII)).encode("ascii", "ignore").decode()
+    font, width = ImageFont.load_default(FINE * line), width * FINE
+    rows: list[str] = []
+    for word in plain.split():
+        if rows and font.getlength(f"{rows[-1]} {word}") <= width:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    if len(rows) > most:
+        rows[most - 1] += " ..."
+    for number, row in enumerate(rows := rows[:most]):
+        while len(row) > 4 and font.getlength(row) > width:
+            row = row.removesuffix(" ...")[:-1] + " ..."
+        rows[number] = row
+    return rows
