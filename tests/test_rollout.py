@@ -1,6 +1,8 @@
 """Rollouts: greedy as `generate`, sampled from the scored distribution, right under any constraint."""
 
 import os
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -175,6 +177,85 @@ def test_samples_follow_the_exact_distribution():
     expected = {key: 3000 * p for key, p in exact.items() if 3000 * p >= 5}
     chi2 = sum((counts[key] - e) ** 2 / e for key, e in expected.items())
     assert len(expected) >= 4 and chi2 < 3.3 * len(expected) + 12
+
+
+class Fickle:
+    """Takes back some of what was written, at random, a limited number of times a row."""
+
+    def __init__(self, seed, times):
+        self._random, self._left, self.asked = random.Random(seed), {}, set()
+        self._times = times
+
+    def keep(self, i, ids, ended):
+        assert ended == (ids[-1] == EOS)
+        self.asked.add((i, tuple(ids)))
+        if self._left.setdefault(i, self._times) and self._random.random() < 0.4:
+            self._left[i] -= 1
+            return self._random.randint(0, len(ids))
+        return None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([None, *sorted(CONSTRAINTS)]),
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=6),
+    st.integers(1, 25),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.integers(0, 8),
+)
+def test_what_an_editor_takes_back_leaves_no_trace(kind, patterns, length, seed, is_replayed, times):
+    """Whatever is cut, and how often: masks are those of a replay, log-probs those of a plain forward pass."""
+    model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
+    rows = [{"pattern": pattern} for pattern in patterns]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
+    constrained = {"constraint": CONSTRAINTS[kind], "rows": rows, "table": table} if kind else {}
+    torch.manual_seed(seed)
+    editor = Fickle(seed, times)
+    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], editor=editor, **constrained,
+                  decoder=REPLAYED["llama"] if is_replayed else None)  # fmt: skip
+    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        ids, masks, logps = out.completion_ids[i], out.masks[i], out.logps[i]
+        assert len(ids) == len(masks) == len(logps) and (i, tuple(ids)) in editor.asked
+        assert 1 <= len(ids) <= length and (len(ids) == length or ids[-1] == EOS) and EOS not in ids[:-1]
+        if kind:
+            assert masks == [table.number_of(mask) for mask in replay(CONSTRAINTS[kind], row, ids)]
+        with torch.no_grad():
+            wanted = dense_logps(model, prompt, ids, masks, table, 1.0)
+        assert logps == pytest.approx(wanted, abs=1e-4)
+
+
+class Refusing:
+    """Rejection sampling: a text that `is_good` does not like is drawn again, from its first token that may differ."""
+
+    def __init__(self, is_good):
+        self._is_good = is_good
+
+    def keep(self, i, ids, ended):
+        return 0 if ended and not self._is_good(TOKENIZER.decode(ids, skip_special_tokens=True)) else None
+
+
+@pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
+def test_an_editor_that_rejects_samples_the_conditional_distribution(decoders):
+    """Chi-square over the four of six answers that are not rejected."""
+    model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
+    good = ["a0x", "a2x", "ab0", "b"]
+    torch.manual_seed(2)
+    out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
+                  rows=[{}] * 3000, table=table, editor=Refusing(good.__contains__),
+                  decoder=decoders.get("qwen2"))  # fmt: skip
+    counts = Counter(map(tuple, out.completion_ids))
+    weight = {}
+    for ids in counts:
+        masks = [table.number_of(mask) for mask in replay(constraint, {}, list(ids))]
+        with torch.no_grad():
+            weight[ids] = float(np.exp(sum(dense_logps(model, PROMPTS[0], list(ids), masks, table, 1.0))))
+    assert {TOKENIZER.decode(ids, skip_special_tokens=True) for ids in counts} == set(good)
+    share = 3000 / sum(weight.values())
+    # some answers have two spellings in tokens
+    chi2 = sum((counts[ids] - share * w) ** 2 / (share * w) for ids, w in weight.items() if share * w >= 5)
+    assert len(counts) >= 4 and chi2 < 3.3 * len(counts) + 12
 
 
 def test_forced_tokens_and_shared_prompts_save_forward_passes():

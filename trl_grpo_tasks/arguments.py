@@ -23,6 +23,9 @@ class RunArguments:
     cold_start_steps: int = field(
         default=0, metadata={"help": "Supervised steps on the task's gold answers before GRPO. 0: none."}
     )
+    cold_start_rows: int | None = field(
+        default=None, metadata={"help": "Rows whose gold answers the cold start sees; all training rows if not given."}
+    )
     cold_start_learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of the cold start."})
     cold_start_batch_size: int = field(default=32, metadata={"help": "Rows a step (and device) of the cold start."})
     eval_only: bool = field(default=False, metadata={"help": "Evaluate the model on held-out rows and stop."})
@@ -30,11 +33,24 @@ class RunArguments:
         default=True, metadata={"help": "Evaluate on held-out rows before and after GRPO."}
     )
     eval_samples: int = field(default=4, metadata={"help": "Completions of each held-out row in an evaluation."})
+    decoding: str | None = field(
+        default=None,
+        metadata={
+            "help": "How evaluations write: a name of the task's decodings, such as free or constrained. Not given: "
+            "as --constrain says."
+        },
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("cold_start_steps", 0), ("cold_start_batch_size", 1), ("eval_samples", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} {getattr(self, name)} must be at least {least}")
+        for name, least in (
+            ("cold_start_steps", 0),
+            ("cold_start_rows", 1),
+            ("cold_start_batch_size", 1),
+            ("eval_samples", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} {value} must be at least {least}")
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, Any]:

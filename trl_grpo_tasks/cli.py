@@ -1,4 +1,4 @@
-"""The command `trl-grpo-tasks`: tasks, train, eval, score, check, new."""
+"""The command `trl-grpo-tasks`: tasks, train, eval, generate, score, check, new."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .run import import_from_here
+from .run import calm_down, import_from_here
 from .task import TASKS, find_task_class, get_task
 
 USAGE = """usage: trl-grpo-tasks COMMAND ...
 
   tasks                           list the tasks
   train --task NAME ...           cold start, GRPO, evaluation, report (the options of train.py; --help lists them)
-  eval  --task NAME ...           evaluate a model on held-out rows (the same options)
+  eval  --task NAME ...           evaluate a model on held-out rows (the same options; --decoding says how it writes)
+  generate --task NAME --model_name_or_path MODEL --text TEXT
+                                  write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
   check --task NAME               prove with no model that a task keeps the contract
   new   NAME                      write a commented task of your own, which works as it is
@@ -29,7 +31,8 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"tasks": tasks, "train": train, "eval": evaluate, "score": score, "check": check, "new": new}
+    commands = {"tasks": tasks, "train": train, "eval": evaluate, "generate": generate, "score": score,
+                "check": check, "new": new}  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import_from_here()
     try:
         return commands[arguments[0]](arguments[1:])
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -62,6 +65,42 @@ def train(arguments: Sequence[str]) -> int:
 
 def evaluate(arguments: Sequence[str]) -> int:
     return train([*arguments, "--eval_only", "true"])
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """Write what a text asks for: completions, pictures and files in a folder, and a line on what each is worth.
+    Options of the task are taken too."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks generate", description=generate.__doc__, allow_abbrev=False)
+    parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
+    parser.add_argument("--model_name_or_path", required=True, help="a folder, a .gguf file, or a Hub id")
+    parser.add_argument("--text", required=True, help="what is asked for, such as 'a small table, world 8'")
+    parser.add_argument("--num_samples", type=int, default=4, help="how many completions; 4 if not given")
+    parser.add_argument("--decoding", help="how they are written; constrained, if not given and there is such a way")
+    parser.add_argument("--output_dir", default="generated", help="folder of the files; 'generated' if not given")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token; the task's if not given")
+    parser.add_argument("--max_completion_length", type=int, help="most tokens; the task's if not given")
+    parser.add_argument("--seed", type=int, default=0)
+    known, rest = parser.parse_known_args(arguments)
+    task = get_task(known.task, _task_options(known.task, rest))
+    from .generate import generate as write
+    from .generate import verdict
+
+    calm_down()
+    samples = write(
+        task,
+        known.model_name_or_path,
+        known.text,
+        known.output_dir,
+        num_samples=known.num_samples,
+        decoding=known.decoding,
+        temperature=known.temperature,
+        max_completion_length=known.max_completion_length,
+        seed=known.seed,
+    )
+    for number, sample in enumerate(samples, 1):
+        print(f"sample {number}: {verdict(sample)}")
+    print(f"files: {Path(known.output_dir) / 'sample_*'}")
+    return 0
 
 
 def score(arguments: Sequence[str]) -> int:

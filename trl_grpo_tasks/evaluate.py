@@ -4,6 +4,7 @@ constraint."""
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,20 +17,21 @@ from .constraints.base import Constraint
 from .constraints.sampling import ConstraintProcessor
 from .constraints.table import MaskTable
 from .rewards.executor import RewardExecutor
-from .rollout import Decoder, rollout, why_not
+from .rollout import Decoder, Editor, rollout, why_not
 from .rollout.support import without_adapter
-from .task import Row, Task
+from .task import DecodingError, Row, Task, check_decoding
 
 
 @dataclass
 class Sample:
-    """One completion of a held-out row, and what the task said of it."""
+    """One completion of a held-out row, and what the task said of it; `counts` of what was done while decoding."""
 
     row: dict[str, Any]
     completion: str
     tokens: int
     score: dict[str, Any] | None
     reason: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,45 +63,69 @@ def evaluate(
     max_completion_length: int = 256,
     batch_size: int = 64,
     constraint: Constraint | None = None,
+    decoding: str | None = None,
     seed: int = 0,
 ) -> Evaluation:
-    """Sample `num_samples` completions of each row and score them. The random state outside is left as it was."""
+    """Sample `num_samples` completions of each row and score them. The random state outside is left as it was.
+
+    `decoding` is one of `task.decodings`, which says itself whether there is a constraint. Not given: with the
+    constraint, if there is one.
+    """
+    if decoding is not None:
+        constraint = _constraint_of(decoding, task, tokenizer, constraint)
     start = time.monotonic()
     repeated = [row for row in rows for _ in range(num_samples)]
     completions: list[tuple[str, int]] = []
+    counts: list[dict[str, int]] = []
     pending = []
     was_training = model.training
     model.eval()
-    decoder = Decoder(model) if why_not(without_adapter(model)) is None else None
+    reason = why_not(without_adapter(model))
+    decoder = Decoder(model) if reason is None else None
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for first in range(0, len(repeated), batch_size):
             batch = repeated[first : first + batch_size]
-            written = _generate(model, tokenizer, batch, temperature, max_completion_length, constraint, decoder)
+            editor = task.editor(decoding, batch, tokenizer) if decoding is not None else None
+            if editor is not None and decoder is None:
+                raise DecodingError(
+                    f"decoding {decoding!r} takes back what was written, which only our own rollouts can do, "
+                    f"and {reason}; "
+                    "choose one that does not, such as free"
+                )
+            written = _generate(
+                model, tokenizer, batch, temperature, max_completion_length, constraint, decoder, editor
+            )
             completions += written
+            counts += [editor.counts(i) if editor is not None else {} for i in range(len(batch))]
             texts = [text for text, _ in written]
             pending.append(executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], texts))
     model.train(was_training)
     outcomes = [outcome for part in pending for outcome in part.result()]
     samples = []
-    for row, (text, tokens), outcome in zip(repeated, completions, outcomes, strict=True):
+    for row, (text, tokens), outcome, done in zip(repeated, completions, outcomes, counts, strict=True):
         score = outcome.score
-        reason = outcome.reason if score is None else score.reason
-        samples.append(Sample(dict(row), text, tokens, None if score is None else score.as_dict(), reason))
-    metrics = summarise(samples, num_samples, max_completion_length)
+        why = outcome.reason if score is None else score.reason
+        samples.append(Sample(dict(row), text, tokens, None if score is None else score.as_dict(), why, done))
+    metrics = summarise(samples, num_samples, max_completion_length, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples)
 
 
-def summarise(samples: Sequence[Sample], num_samples: int, max_completion_length: int) -> dict[str, float]:
-    """Means over samples (those that could not be scored are left out), and unbiased pass@k over each row's."""
+def summarise(
+    samples: Sequence[Sample], num_samples: int, max_completion_length: int, facts: Sequence[str] = ()
+) -> dict[str, float]:
+    """Means over samples (those that could not be scored are left out), and unbiased pass@k over each row's. `facts`
+    are keys of their info that are averaged too."""
     scored = [sample.score for sample in samples if sample.score is not None]
     metrics = {
         "success": _mean([float(score["success"]) for score in scored]),
         "valid": _mean([float(score["valid"]) for score in scored]),
-        "reward": _mean([score["total"] for score in scored]),
     }
+    for fact in facts:
+        metrics[fact] = _mean([float(s["info"][fact]) for s in scored if s["info"].get(fact) is not None])
+    metrics["reward"] = _mean([score["total"] for score in scored])
     for component in sorted({key for score in scored for key in score["components"]}):
         metrics[component] = _mean([s["components"][component] for s in scored if component in s["components"]])
     nan = float("nan")
@@ -108,6 +134,9 @@ def summarise(samples: Sequence[Sample], num_samples: int, max_completion_length
     metrics["unscored"] = 1 - len(scored) / len(samples)
     metrics["tokens"] = _mean([sample.tokens for sample in samples])
     metrics["cut_off"] = _mean([float(sample.tokens >= max_completion_length) for sample in samples])
+    for name in samples[0].counts:
+        values = [sample.counts[name] for sample in samples]
+        metrics |= {name: _mean(values), f"{name}_median": float(statistics.median(values))}
     return metrics
 
 
@@ -124,6 +153,17 @@ def table(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None)
     return "\n".join(lines)
 
 
+def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint | None) -> Constraint | None:
+    """What a decoding of the task is constrained by; `made` is the task's constraint where there is one already."""
+    check_decoding(task, decoding)
+    if decoding.split("+")[0] != "constrained":
+        return None
+    constraint = task.constraint(tokenizer) if made is None else made
+    if constraint is None:
+        raise ValueError(f"decoding {decoding!r}: task {task.name!r} has no constraint with these options")
+    return constraint
+
+
 def _generate(
     model: Any,
     tokenizer: Any,
@@ -132,6 +172,7 @@ def _generate(
     max_length: int,
     constraint: Constraint | None,
     decoder: Decoder | None,
+    editor: Editor | None,
 ) -> list[tuple[str, int]]:
     """The text and the number of tokens of a completion of each row; by our rollouts where there is a decoder."""
     prompts = [row["prompt"] for row in rows]
@@ -154,6 +195,7 @@ def _generate(
             eos_token_ids=sorted(ends - {None}),
             temperature=temperature,
             decoder=decoder,
+            editor=editor,
             **constrained,
         ).completion_ids
     else:

@@ -79,6 +79,17 @@ def is_adapter(path: str | Path) -> bool:
     return (Path(path) / "adapter_config.json").is_file()
 
 
+def load_model(path: str, trainable: bool = False, **kwargs: Any) -> Any:
+    """The model, or the adapter on its model, of a Hub id or folder; `kwargs` are those of from_pretrained."""
+    if is_adapter(path):
+        from peft import AutoPeftModelForCausalLM
+
+        return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+
+
 def load_tokenizer(model: str, revision: str = "main") -> Any:
     """The tokenizer of a model. An adapter that was saved without one has that of its base model; one without a chat
     template gets a plain one."""

@@ -9,7 +9,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments
 from .checkpoints import newest_complete
 from .hub import check_hub, take_token
-from .task import Task
+from .task import Task, check_decoding
 
 
 @dataclass
@@ -34,6 +34,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
 
     _check_folder(run, args)
     component_weights(task, args.component_weights)
+    if run.decoding is not None:
+        check_decoding(task, run.decoding)
     cold_start = run.cold_start_steps > 0 and not run.eval_only
     if cold_start and (model_args.load_in_4bit or model_args.load_in_8bit):
         raise ValueError(

@@ -16,7 +16,7 @@ from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import newest_complete
 from .hub import PushError, push
 from .plan import Plan, prepare
-from .task import Task
+from .task import DecodingError, Task
 
 RESULTS_FILE = "results.json"
 EVAL_ONLY_FILE = "evaluation.json"  # of --eval_only, which may be given the folder of a training run
@@ -26,7 +26,7 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
-    _calm_down()
+    calm_down()
     import_from_here()
     try:
         task, run, args, model_args = parse(argv)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         train(task, run, args, model_args, plan)
-    except PushError as error:
+    except (PushError, DecodingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -174,6 +174,7 @@ class _Evaluations:
                     max_completion_length=args.max_completion_length,
                     batch_size=max(args.per_device_eval_batch_size, 64),
                     constraint=self._plan.constraint,
+                    decoding=self._run.decoding,
                     seed=args.seed,
                 )
             self._done = [one for one in self._done if one.name != name] + [evaluation]
@@ -200,7 +201,7 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     return cold_start(
         plan.model,
         task,
-        plan.rows,
+        plan.rows[: run.cold_start_rows],
         Path(args.output_dir) / "cold_start",
         tokenizer=plan.tokenizer,
         steps=run.cold_start_steps,
@@ -218,18 +219,12 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
 
 
 def _load(path: str, args: Any, quantization: Any, trainable: bool) -> Any:
-    from .models import is_adapter
+    from .models import load_model
 
     kwargs = dict(args.model_init_kwargs)
     if quantization is not None:
         kwargs["quantization_config"] = quantization
-    if is_adapter(path):
-        from peft import AutoPeftModelForCausalLM
-
-        return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+    return load_model(path, trainable, **kwargs)
 
 
 def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
@@ -259,7 +254,7 @@ def _say_nothing(*_: Any) -> None:
     pass
 
 
-def _calm_down() -> None:
+def calm_down() -> None:
     """Leave the console to what matters: no bars for what takes a second, no word of kernels that are optional."""
     import logging
 

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .constraints.base import Constraint
+    from .rollout import Editor
 
 # The packs that come with the toolkit. A new one is a folder under tasks/ and one line here.
 TASKS: dict[str, str] = {
+    "brick": "trl_grpo_tasks.tasks.brick",
     "prompts": "trl_grpo_tasks.tasks.prompts",
+    "theory": "trl_grpo_tasks.tasks.theory",
 }
 
 Row = Mapping[str, Any]
@@ -66,8 +69,8 @@ class Task:
 
     Class attributes: `name`, `version` (bump it whenever a score can change: scores are cached by it), `description`
     (one line), `weights` (component name -> weight in the total), `levels` (names, easy to hard; rows then carry a
-    `level`), `defaults` (training options that suit the pack, below any recipe or flag), `Options` (a dataclass whose
-    fields become command-line flags).
+    `level`), `facts` (keys of `Score.info` whose means evaluations show), `defaults` (training options that suit the
+    pack, below any recipe or flag), `Options` (a dataclass whose fields become command-line flags).
     """
 
     name: ClassVar[str]
@@ -75,6 +78,7 @@ class Task:
     description: ClassVar[str]
     weights: Mapping[str, float]
     levels: Sequence[str] = ()
+    facts: Sequence[str] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     Options: ClassVar[type] = NoOptions
 
@@ -118,6 +122,25 @@ class Task:
         prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
         return f"<pre>{html.escape(str(prompt))} &rarr; <b>{html.escape(completion)}</b></pre>"
 
+    @property
+    def decodings(self) -> Sequence[str]:
+        """The ways in which completions can be written at evaluation and inference, by name. "constrained", alone or
+        before a "+", is under `constraint`; the others are not."""
+        return ("free",) if type(self).constraint is Task.constraint else ("free", "constrained")
+
+    def editor(self, decoding: str, rows: Sequence[Row], tokenizer: Any) -> Editor | None:
+        """Who takes back what was written under a decoding of `decodings`, for these rows; None: nobody."""
+        return None
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
+        raise NotImplementedError(f"task {self.name!r} makes no rows from a text: it does not define row_of(text)")
+
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        """File name -> content: what a person takes away of a completion, beside its text."""
+        picture = self.render(row, completion)
+        return {"sample.html" if isinstance(picture, str) else "sample.png": picture}
+
     def judges(self) -> dict[str, Any]:
         """Frozen models scored in batches on the accelerator: component name -> model id, folder, or a loaded
         sequence-classification model. Their components also appear in `weights`."""
@@ -155,6 +178,18 @@ def get_task(spec: str, options: Any = None) -> Task:
     task = task_class(options)
     task.spec = spec
     return task
+
+
+class DecodingError(ValueError):
+    """A decoding that cannot be had with this model."""
+
+
+def check_decoding(task: Task, name: str) -> None:
+    """ValueError for a decoding that the task does not have."""
+    if name not in task.decodings:
+        raise ValueError(
+            f"unknown decoding {name!r}; decodings of task {task.name!r} are: {', '.join(task.decodings)}"
+        )
 
 
 def find_task_class(spec: str) -> type[Task]:

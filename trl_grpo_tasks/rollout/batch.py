@@ -5,14 +5,15 @@
   one ragged pass;
 - rows that have finished leave the batch;
 - the GPU does not wait: masks of the next tokens are filled while it computes their logits, and without a constraint
-  it goes on with what was drawn before we have looked at it.
+  it goes on with what was drawn before we have looked at it;
+- an editor may take back what was written: the cache is cut there, and the row goes on from what was kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -34,6 +35,18 @@ class Rollout:
     forward_passes: int = 0
 
 
+class Editor(Protocol):
+    """Looks at what is written and takes back what must be written again."""
+
+    def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
+        """How many tokens of row i to keep; None: all. Asked whenever the row has been written to: a token, and those
+        that a constraint forced after it. `ended`: the last is an end-of-sequence token, and the row is over if it is
+        kept. An editor that always takes something back is never done."""
+
+    def counts(self, i: int) -> dict[str, int]:
+        """What was done to row i, by name, for people to read."""
+
+
 @torch.no_grad()
 def rollout(
     model: Any,
@@ -46,11 +59,13 @@ def rollout(
     rows: Sequence[Mapping[str, Any]] | None = None,
     table: MaskTable | None = None,
     decoder: Decoder | None = None,
+    editor: Editor | None = None,
 ) -> Rollout:
     """Sample one completion of each prompt. Temperature 0 takes the likeliest token. Random numbers come from torch's
-    default generator. A `decoder` of the model that is kept from call to call keeps its captured graphs."""
+    default generator. A `decoder` of the model that is kept from call to call keeps its captured graphs. What an
+    `editor` takes back leaves no trace in the result."""
     decoder = Decoder(model) if decoder is None else decoder
-    batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0)
+    batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0, editor=editor)
     if constraint is not None:
         assert rows is not None and table is not None, "a constraint needs the rows and a table for its masks"
         batch.constrain(constraint, rows, table)
@@ -68,9 +83,15 @@ class _Batch:
     """The rows of one rollout on their way: `open` are those still written, `_places` where they are in the cache."""
 
     def __init__(
-        self, decoder: Decoder, prompts: Sequence[Sequence[int]], most: int, eos_ids: Sequence[int], is_greedy: bool
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Sequence[int]],
+        most: int,
+        eos_ids: Sequence[int],
+        is_greedy: bool,
+        editor: Editor | None,
     ):
-        self._decoder = decoder
+        self._decoder, self._editor = decoder, editor
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._most, self._eos, self._greedy = most, frozenset(eos_ids), is_greedy
         count = len(self._prompts)
@@ -79,12 +100,14 @@ class _Batch:
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
         self._unfed: list[list[int]] = [[] for _ in range(count)]
         self._lengths = [len(prompt) for prompt in self._prompts]
+        self._start: Callable[[int], State | None] = lambda i: None
         self._states: dict[int, State] = {}
         self._masks: BatchMasks | None = None
 
     def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
         self._masks = BatchMasks(len(rows), table, self._decoder.device)
-        self._states = {i: state for i, row in enumerate(rows) if (state := constraint.start(row)) is not None}
+        self._start = lambda i: constraint.start(rows[i])
+        self._states = {i: state for i in range(len(rows)) if (state := self._start(i)) is not None}
         for i in list(self._states):
             self._write_forced(i)
 
@@ -105,7 +128,7 @@ class _Batch:
         tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
         chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
         drawn = _later(torch.stack((tokens_B.double(), chosen_B.double())))
-        goes_ahead = self._masks is None and self._decoder.is_asynchronous
+        goes_ahead = self._masks is None and self._editor is None and self._decoder.is_asynchronous
         if goes_ahead:
             self._feed_drawn(tokens_B)
         tokens, chosen = drawn()
@@ -121,6 +144,8 @@ class _Batch:
     def feed(self) -> None:
         """Run what was written since the last pass through the model, for the rows that go on, and see meanwhile
         what may follow."""
+        if self._editor is not None:
+            self._edit(self._editor)
         self._close_finished()
         while any(self._unfed[i] for i in self.open):
             feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
@@ -160,6 +185,29 @@ class _Batch:
             assert self._masks is not None
             self._write(i, token, 0.0, self._masks.table.number_of_only(token))
             state.accept(token)
+
+    def _edit(self, editor: Editor) -> None:
+        for i in self.open:
+            ids = self.result.completion_ids[i]
+            while ids and (kept := editor.keep(i, ids, ids[-1] in self._eos)) is not None and kept < len(ids):
+                self._rewind(i, kept)
+                if len(ids) == kept:  # nothing was forced after it, so that there is nothing new to ask about
+                    break
+
+    def _rewind(self, i: int, kept: int) -> None:
+        """Go back to the first `kept` tokens. The last of these (of the prompt, where none is kept) is fed once more:
+        the logits after it are no longer known."""
+        for written in (self.result.completion_ids[i], self.result.masks[i], self.result.logps[i]):
+            del written[kept:]
+        ids = self.result.completion_ids[i]
+        self._lengths[i] = min(self._lengths[i], len(self._prompts[i]) + kept - 1)
+        self._unfed[i] = [*self._prompts[i], *ids][self._lengths[i] :]
+        state = self._start(i)
+        if state is not None:
+            for token in ids:
+                state.accept(token)
+            self._states[i] = state
+            self._write_forced(i)
 
     def _close_finished(self) -> None:
         """Rows that ended, or are as long as allowed, leave the batch."""

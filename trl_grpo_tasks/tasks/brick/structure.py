@@ -45,9 +45,7 @@ class Brick(NamedTuple):
         return PART_MASSES_KG[min(self.h, self.w), max(self.h, self.w)]
 
     def is_inside(self, world: int) -> bool:
-        return (
-            min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
-        )
+        return min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
 
     def overlap(self, other: Brick) -> int:
         """Cells that the two share when seen from above."""

@@ -1,0 +1,80 @@
+"""Completions of a text of one's own, and what a person wants of them: pictures, files, and what the task says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .task import Task, check_decoding
+
+if TYPE_CHECKING:
+    from .evaluate import Sample
+
+
+def generate(
+    task: Task,
+    model_name: str,
+    text: str,
+    output_dir: str | Path,
+    *,
+    num_samples: int = 4,
+    decoding: str | None = None,
+    temperature: float | None = None,
+    max_completion_length: int | None = None,
+    seed: int = 0,
+) -> list[Sample]:
+    """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
+
+    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults.
+    """
+    if decoding is None:
+        decoding = "constrained" if "constrained" in task.decodings else "free"
+    check_decoding(task, decoding)
+    row = task.row_of(text)
+    if num_samples < 1:
+        raise ValueError(f"--num_samples {num_samples} must be at least 1")
+    if temperature is not None and temperature < 0:
+        raise ValueError(f"--temperature {temperature} must be at least 0")
+
+    import torch
+
+    from .evaluate import evaluate
+    from .models import load_model, load_tokenizer, prepare_model
+    from .rewards.executor import RewardExecutor
+
+    folder = Path(output_dir)
+    path = prepare_model(model_name, task, folder, seed)
+    tokenizer = load_tokenizer(path)
+    model = load_model(path, dtype="float32").to("cuda" if torch.cuda.is_available() else "cpu")
+    with RewardExecutor(task) as executor:
+        samples = evaluate(
+            "generate",
+            model,
+            tokenizer,
+            task,
+            [row],
+            executor=executor,
+            num_samples=num_samples,
+            temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
+            max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
+            decoding=decoding,
+            seed=seed,
+        ).samples
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, sample in enumerate(samples, 1):
+        files = {"sample.txt": sample.completion, **task.exports(row, sample.completion)}
+        for name, content in files.items():
+            file = folder / f"{Path(name).stem}_{number}{Path(name).suffix}"
+            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+    return samples
+
+
+def verdict(sample: Sample) -> str:
+    """What the task says of a sample, in a line."""
+    score = sample.score
+    if score is None:
+        return f"could not be judged: {sample.reason}"
+    word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
+    facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
+    told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
+    return "; ".join(part for part in (word, sample.reason, ", ".join(told)) if part)

@@ -1,0 +1,141 @@
+"""The ways to write a structure at evaluation and inference: those of the published table, and ours.
+
+"free": what the model says. "rejection": a line that is no brick, leaves the world, collides or is one brick too many
+is drawn again, and the last draw is kept when there were too many. "constrained": under the choice tree, where no such
+line can be. With "+rollback", a structure that has ended and does not stand under its weights is cut before the first
+brick that fails, again and again until the rest stands, and the model goes on from there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...task import Row
+from .designs import loads_on
+from .stability import SolverError, analyse
+from .structure import MAX_OFFSET, Structure, parse
+
+MODES = ("free", "rejection", "constrained")
+DECODINGS = (*MODES, *(f"{mode}+rollback" for mode in MODES))
+MAX_BRICK_REJECTIONS = 50
+MAX_ROLLBACKS = 100
+LONGEST_LINE = 32  # tokens: no brick has as many characters
+
+
+@dataclass
+class _Progress:
+    """One row: how often its line was drawn again, and what was accepted although it is wrong."""
+
+    redrawn: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    rollbacks: int = 0
+
+
+class BrickEditor:
+    """Takes back lines that cannot be built (`rejects`) and structures that do not stand (`rolls_back`)."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Any,
+        *,
+        rejects: bool,
+        rolls_back: bool,
+        max_bricks: int,
+        max_brick_rejections: int = MAX_BRICK_REJECTIONS,
+        max_rollbacks: int = MAX_ROLLBACKS,
+        max_offset: int = MAX_OFFSET,
+        backend: str = "auto",
+    ):
+        self._rows, self._tokenizer = rows, tokenizer
+        self._rejects, self._rolls_back = rejects, rolls_back
+        self._max_bricks, self._max_offset, self._backend = max_bricks, max_offset, backend
+        self._max_rejections, self._max_rollbacks = max_brick_rejections, max_rollbacks
+        self._progress = [_Progress() for _ in rows]
+        self._ends_line: dict[int, bool] = {}
+
+    def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
+        kept = self._before_rejected_line(i, ids, ended) if self._rejects else None
+        if kept is None and ended and self._rolls_back:
+            kept = self._before_failing_brick(i, ids)
+        return kept
+
+    def counts(self, i: int) -> dict[str, int]:
+        done = self._progress[i]
+        return ({"rejections": done.rejections} if self._rejects else {}) | (
+            {"rollbacks": done.rollbacks} if self._rolls_back else {}
+        )
+
+    def _before_rejected_line(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
+        """The tokens before the line that was written last, if it is to be drawn again."""
+        start = next((t for t in range(len(ids) - 1, 0, -1) if self._is_break(ids[t - 1])), 0)
+        is_whole = ended or self._is_break(ids[-1])
+        if not is_whole and len(ids) - start <= LONGEST_LINE:
+            return None
+        progress = self._progress[i]
+        wrong = self._wrong(i, self._text(ids, ended)) if is_whole else progress.accepted + 1
+        if wrong > progress.accepted and progress.redrawn < self._max_rejections:
+            progress.redrawn += 1
+            progress.rejections += 1
+            return start
+        if is_whole:
+            progress.redrawn, progress.accepted = 0, wrong
+        return None
+
+    def _before_failing_brick(self, i: int, ids: Sequence[int]) -> int | None:
+        """The tokens of the bricks to go on from, if the structure that has ended does not stand."""
+        progress = self._progress[i]
+        if progress.rollbacks >= self._max_rollbacks:
+            return None
+        try:
+            sound = self._sound_bricks(i, self._text(ids, ended=True))
+        except SolverError:
+            return None  # which says nothing about the structure
+        if sound is None:
+            return None
+        progress.rollbacks += 1
+        progress.redrawn = progress.accepted = 0  # all that is kept is right
+        ends = [0, *(t for t, token in enumerate(ids, 1) if self._is_break(token))]
+        return ends[bisect_right(ends, sound, key=lambda end: parse(self._text(ids[:end], ended=False)).lines) - 1]
+
+    def _sound_bricks(self, i: int, text: str) -> int | None:
+        """With how many of its bricks a structure stands, from the first on; None: with all, and they are right."""
+        row = self._rows[i]
+        lines = [line for line in text.split("\n") if line.strip()]
+        right = bisect_right(range(1, len(lines) + 1), 0, key=lambda n: self._wrong(i, "\n".join(lines[:n])))
+        structure = parse("\n".join(lines[:right]), row["world"], self._max_offset).structure
+        resting = loads_on(structure, row.get("loads") or ())
+        if isinstance(resting, str):
+            if right == len(lines):
+                return 0  # no brick can be blamed that a weight has none below it
+            resting = []
+        count = len(structure)
+        while count:
+            built = Structure(structure.bricks[:count], structure.world)
+            carried = [load for load in resting if built.occupied[load[:3]]]  # the others come with later bricks
+            analysis = analyse(built, backend=self._backend, loads=carried)
+            if analysis.stable:
+                break
+            count = min(analysis.failing, default=0)
+        return None if 0 < count == len(lines) else count
+
+    def _wrong(self, i: int, text: str) -> int:
+        """How many lines of a text are not what a structure may have."""
+        reading = parse(text, self._rows[i]["world"], self._max_offset)
+        structure = reading.structure
+        too_many = max(len(structure) - self._max_bricks, 0)
+        return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many
+
+    def _text(self, ids: Sequence[int], ended: bool) -> str:
+        """What was written; only whole lines of it while the last may go on."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text if ended else text[: text.rfind("\n") + 1]
+
+    def _is_break(self, token: int) -> bool:
+        if token not in self._ends_line:
+            self._ends_line[token] = "\n" in self._tokenizer.decode([token], skip_special_tokens=True)
+        return self._ends_line[token]

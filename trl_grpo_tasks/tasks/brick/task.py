@@ -1,0 +1,271 @@
+"""BrickTask: toy-brick structures as text, from a caption, that are what was asked for, stand, and carry weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...task import Row, Score, Task, TinySpec
+from . import hub
+from .captions import CAPTION_WORDS, PROMPT_STYLES, caption, choices, prompt
+from .catalogue import CATEGORIES
+from .data import ALL, decode_voxels, loads_on, make_row, make_rows
+from .decoding import DECODINGS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
+from .designs import encode_voxels
+from .levels import LEVELS
+from .reward import Judgement, facts, judge, verdict
+from .stability import SolverError
+from .structure import MAX_OFFSET, SIZES, WORLD, parse
+
+if TYPE_CHECKING:
+    from ...constraints.base import Constraint
+    from ...rollout import Editor
+
+FORMS = ("absolute", "pivot")
+BACKENDS = ("auto", "highs", "clarabel", "gurobi")
+LARGEST_WORLD = 40
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class BrickOptions:
+    """What is built, how it is written, and what counts."""
+
+    brick_levels: list[str] = field(
+        default_factory=list, metadata={"help": f"Levels to use, of {', '.join(ALL)}. Empty: all."}
+    )
+    brick_data: str | None = _option(
+        None, f"Train on published structures instead: a Hub id ({hub.DATASET}), a folder or a file in its format."
+    )
+    prompt_style: str = _option("short", "Prompts: 'short' (the caption) or 'full' (with the rules, for a real LLM).")
+    world_dim: int | None = _option(None, "Side of the world. Not given: as large as the level is, 8 to 20.")
+    max_bricks: int = _option(150, "Most bricks a structure may have.")
+    text_form: str = _option("absolute", "How bricks are written: 'absolute' or 'pivot' (offset from a placed brick).")
+    max_offset_distance: int = _option(MAX_OFFSET, "Largest offset from a placed brick in the pivot form.")
+    attach: bool = _option(True, "With --constrain: every brick stands on the ground or on studs of an earlier one.")
+    canonical: bool = _option(True, "With --constrain: layer by layer, x and then y descending, as gold answers are.")
+    max_brick_rejections: int = _option(
+        MAX_BRICK_REJECTIONS, "With --decoding rejection: how often a line is drawn again before it is kept anyway."
+    )
+    max_rollbacks: int = _option(
+        MAX_ROLLBACKS,
+        "With --decoding ...+rollback: how often a structure that does not stand is cut and gone on with.",
+    )
+    success_iou: float = _option(0.8, "Overlap with the target that success needs.")
+    stability_backend: str = _option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
+    stability_weight: float = _option(1.0, "Weight of standing: one minus the load factor.")
+    connectivity_weight: float = _option(0.5, "Weight of the share of bricks that studs connect to the ground.")
+    quality_weight: float = _option(0.25, "Weight of the share of bricks that neither collide nor leave the world.")
+    length_weight: float = _option(0.1, "Weight of having as many bricks as the gold answer.")
+    shape_weight: float = _option(2.0, "Weight of the overlap with the target.")
+    syntax_weight: float = _option(0.1, "Weight of the share of lines that are bricks.")
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("prompt_style", self.prompt_style, PROMPT_STYLES),
+            ("text_form", self.text_form, FORMS),
+            ("stability_backend", self.stability_backend, BACKENDS),
+            *(("brick_levels", level, ALL) for level in self.brick_levels),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown --{name} {value!r}; choose one of: {', '.join(known)}")
+        if not 0 < self.success_iou <= 1:
+            raise ValueError(f"--success_iou {self.success_iou} must be above 0 and at most 1")
+        if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:
+            raise ValueError(f"--world_dim {self.world_dim} must be between 1 and {LARGEST_WORLD}")
+        for name in ("max_brick_rejections", "max_rollbacks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")
+
+
+class BrickTask(Task):
+    name: ClassVar[str] = "brick"
+    version: ClassVar[str] = "1"
+    description: ClassVar[str] = "Toy-brick structures from a caption: the right shape, standing, carrying weights"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "constrain": True,
+        "max_completion_length": 1200,
+        "num_generations": 8,
+        "temperature": 1.0,
+    }
+    facts = ("stable", "iou")
+    Options: ClassVar[type] = BrickOptions
+
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        given = self.options
+        self.weights = {
+            "stability": given.stability_weight,
+            "connectivity": given.connectivity_weight,
+            "quality": given.quality_weight,
+            "length": given.length_weight,
+            "shape": given.shape_weight,
+            "syntax": given.syntax_weight,
+        }
+        wanted = given.brick_levels or ALL
+        self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
+        if given.world_dim is not None:
+            world = {level: LEVELS[level].world if level in LEVELS else WORLD for level in self.levels}
+            self.levels = [level for level in self.levels if world[level] <= given.world_dim]
+            if not self.levels:
+                raise ValueError(
+                    f"--world_dim {given.world_dim} is too small for these levels: "
+                    + ", ".join(f"{level} needs {size}" for level, size in world.items())
+                )
+
+    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        given = self.options
+        if given.brick_data:
+            rows = hub.from_hub(given.brick_data, split, size, seed, given.prompt_style)
+        else:
+            rows = make_rows(split, size, seed, levels=self.levels, prompt_style=given.prompt_style)
+        return rows if given.world_dim is None else [self._in_world(row, given.world_dim) for row in rows]
+
+    def _in_world(self, row: dict[str, Any], world: int) -> dict[str, Any]:
+        """The same row in a larger world."""
+        import numpy as np
+
+        voxels = np.zeros((world,) * 3, dtype=bool)
+        voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
+        messages = prompt(row["caption"], world, self.options.prompt_style)
+        return {**row, "prompt": messages, "world": world, "voxels": encode_voxels(voxels)}
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """A row for a caption of one's own, which may end in `, world 8`. A caption that a level has comes with its
+        target and weights; for any other there is no target, so that only physics is judged."""
+        match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
+        assert match is not None  # every text matches
+        said, named = match.groups()
+        world = (
+            int(named)
+            if named
+            else self.options.world_dim
+            or max(LEVELS[level].world if level in LEVELS else WORLD for level in self.levels)
+        )
+        if not 1 <= world <= LARGEST_WORLD:
+            raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
+        for level in self.levels:
+            if level in LEVELS and LEVELS[level].world == world and (row := self._known(level, said)):
+                return row
+        messages = prompt(said, world, self.options.prompt_style)
+        return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
+
+    def _known(self, level: str, text: str) -> dict[str, Any] | None:
+        """The row of a level that has this caption."""
+        for request, detail in choices(level):
+            category = CATEGORIES[request.category]
+            # how thick the support is only the row knows; as it might be, first, since making rows is slow
+            supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
+            if any(caption(level, request, detail, support) == text for support in supports):
+                row = make_row(level, request, detail, self.options.prompt_style)
+                if row["caption"] == text:
+                    return row
+        return None
+
+    @property
+    def decodings(self) -> Sequence[str]:
+        return DECODINGS
+
+    def editor(self, decoding: str, rows: Sequence[Row], tokenizer: Any) -> Editor | None:
+        mode, _, more = decoding.partition("+")
+        if mode != "rejection" and not more:
+            return None
+        given = self.options
+        return BrickEditor(
+            rows,
+            tokenizer,
+            rejects=mode == "rejection",
+            rolls_back=bool(more),
+            max_bricks=given.max_bricks,
+            max_brick_rejections=given.max_brick_rejections,
+            max_rollbacks=given.max_rollbacks,
+            max_offset=given.max_offset_distance,
+            backend=given.stability_backend,
+        )
+
+    def score(self, row: Row, completion: str) -> Score | None:
+        try:
+            judged = self.judge(row, completion)
+        except SolverError:
+            return None
+        return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
+
+    def judge(self, row: Row, completion: str, explain: bool = False) -> Judgement:
+        given = self.options
+        return judge(
+            completion,
+            row,
+            max_bricks=given.max_bricks,
+            success_iou=given.success_iou,
+            backend=given.stability_backend,
+            max_offset=given.max_offset_distance,
+            explain=explain,
+        )
+
+    def gold(self, row: Row) -> str:
+        return self._written(row["gold"], row)
+
+    def bad(self, row: Row) -> str:
+        return self._written(row["bad"], row)
+
+    def _written(self, text: str, row: Row) -> str:
+        if self.options.text_form == "absolute":
+            return text
+        return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
+
+    def constraint(self, tokenizer: Any) -> Constraint:
+        from .constraint import brick_constraint
+
+        given = self.options
+        return brick_constraint(
+            tokenizer,
+            max_bricks=given.max_bricks,
+            form=given.text_form,
+            attach=given.attach,
+            canonical=given.canonical,
+            max_offset=given.max_offset_distance,
+        )
+
+    def tiny(self) -> TinySpec | None:
+        """A small Llama whose tokens are the words of captions and the parts of a line: four tokens a brick. None
+        where prompts have other words too."""
+        if self.options.brick_data or self.options.prompt_style == "full":
+            return None
+        largest = self.options.world_dim or WORLD
+        opening = " (" if self.options.text_form == "absolute" else " @"
+        words = [text for word in CAPTION_WORDS for text in (word, f" {word}")]
+        pieces = [f"{h}x{w}{opening}" for h, w in SIZES]
+        pieces += [f"{n}{end}" for n in range(largest) for end in (",", ")\n")]
+        if self.options.text_form == "pivot":
+            reach = self.options.max_offset_distance
+            pieces += [f"{n}{end}" for n in range(-reach, 0) for end in (",", ")\n")]
+            pieces += [f"{n} (" for n in range(self.options.max_bricks)]
+        single = list("0123456789x@(,)- \n")
+        tokens = list(dict.fromkeys([*words, *pieces, *single]))
+        return TinySpec(tokens=tokens, hidden_size=128, layers=4, heads=4, context=640)
+
+    def render(self, row: Row, completion: str) -> bytes:
+        """The structure: bricks that give way in red, the weights it is to carry, and what is to be said of it."""
+        from . import render
+
+        judged = self.judge(row, completion)
+        resting = loads_on(judged.structure, row.get("loads") or ())
+        image = render.picture(
+            judged.structure,
+            failing=judged.analysis.failing if judged.analysis else (),
+            weights=() if isinstance(resting, str) else resting,
+            caption=f"{row['caption']} · {verdict(judged, row.get('loads') or ())}",
+        )
+        return render.png(image)
+
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        """The picture, and the model that brick viewers open."""
+        from .ldraw import to_ldr
+
+        structure = parse(completion, row["world"], self.options.max_offset_distance).structure
+        return {**super().exports(row, completion), "sample.ldr": to_ldr(structure, row["caption"])}

@@ -1,0 +1,8 @@
+"""The theory pack: quantum field theories whose anomalies, vacuum and masses are checked with exact arithmetic."""
+
+from .anomalies import anomalies
+from .task import TheoryOptions, TheoryTask
+
+TASK = TheoryTask
+
+__all__ = ["TASK", "TheoryOptions", "TheoryTask", "anomalies"]

@@ -1,0 +1,224 @@
+"""Rows of the theory pack: prompts are beginnings of theories that are known to succeed, cut at some place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from .constraint import check_prompt
+from .examples import NAMES, SM_FERMIONS, hierarchical, make, named
+from .language import write
+from .reward import judge
+from .tensors import reps_of
+from .terms import with_all_terms
+from .theory import Fermion, MassTerm, Term, Theory, Yukawa, conjugate_numbers
+from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS
+
+TEST_SHARE = 5  # one prompt in so many belongs to the test split
+DEFAULT_ROWS = {"train": 512, "test": 64}
+_TRIES = 300  # without a new prompt, before there seem to be no more
+_HEAVY = [mass for mass in MASSES if mass >= 300]
+_SMALL = (0.0, 1e-6, 1e-3, 0.01, 0.1)
+
+
+def generate(start: str, split: str, size: int | None, seed: int, most_new: int) -> list[dict[str, Any]]:
+    """Rows of one kind of prompt. A prompt belongs to one split by its own words, whatever the seed; in the test split
+    none comes twice, so there may be fewer than `size`."""
+    wanted = DEFAULT_ROWS[split] if size is None else size
+    makers = list(STARTS.values()) if start == "mixed" else [STARTS[start]]
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    index = useless = 0
+    while len(rows) < wanted and useless < _TRIES:
+        rng = random.Random(f"{seed}-{split}-{start}-{index}")
+        prompt, gold = makers[index % len(makers)](rng, most_new)
+        index, useless = index + 1, useless + 1
+        if _is_test(prompt) == (split == "test") and (split == "train" or prompt not in seen):
+            seen.add(prompt)
+            rows.append({"prompt": prompt, "gold": gold})
+            useless = 0
+    return rows
+
+
+def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows of both splits from a file: a line is a prompt, or a JSON object with `prompt` and perhaps `gold`."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"--prompts_file {path}: there is no such file")
+    splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line.strip()}
+            if not isinstance(row.get("prompt"), str):
+                raise ValueError("a JSON line needs a text under 'prompt'")
+            check_prompt(row["prompt"])
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        splits["test" if _is_test(row["prompt"]) else "train"].append(row)
+    prompts = [row for rows in splits.values() for row in rows]
+    if not prompts:
+        raise ValueError(f"--prompts_file {path} has no prompt")
+    # A short list can fall on one side; evaluation then uses the prompts that it has.
+    return {split: rows or prompts for split, rows in splits.items()} if len(prompts) < TEST_SHARE else splits
+
+
+def _is_test(prompt: str) -> bool:
+    return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % TEST_SHARE == 0
+
+
+# ---- kinds of prompt
+
+
+def _standard_model(rng: random.Random, most_new: int) -> tuple[str, str]:
+    """The Standard Model with room for some more multiplets."""
+    theory, new = extension(rng, most_new)
+    return _cut(theory, len(theory.fermions) - new)
+
+
+def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
+    """The same, with the first of the new multiplets given."""
+    theory, new = extension(rng, most_new, least_new=2)
+    return _cut(theory, len(theory.fermions) - new + 1)
+
+
+def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
+    """The Standard Model under one more U(1): a mixture of B-L and hypercharge, which needs neutral fermions."""
+    while True:
+        a, b = (
+            Fraction(rng.choice((-6, -3, -2, 2, 3, 6)), 6),
+            Fraction(rng.choice((-2, -1, 0, 1, 2)), rng.choice((1, 2))),
+        )
+        theory = _u1_theory(a, b, rng)
+        if theory is not None:
+            return _cut(theory, len(SM_FERMIONS))
+
+
+def _groups(rng: random.Random, most_new: int) -> tuple[str, str]:
+    """Groups, vevs and the number of multiplets; all fermions are to be found."""
+    theory = named(rng.choice(NAMES)) if rng.random() < 0.2 else extension(rng, most_new)[0]
+    return _cut(_shuffled(theory, rng), 0)
+
+
+def _scratch(rng: random.Random, most_new: int) -> tuple[str, str]:
+    """The first few words: how many groups there are, and perhaps which."""
+    theory = named(rng.choice(NAMES)) if rng.random() < 0.5 else extension(rng, most_new)[0]
+    words = write(theory).split()
+    end = rng.randrange(4, words.index("SYMMETRY_BREAKING") + 3)
+    return " ".join(words[:end]), " " + " ".join(words[end:])
+
+
+STARTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
+    "standard_model": _standard_model,
+    "one_given": _one_given,
+    "extra_u1": _extra_u1,
+    "groups": _groups,
+    "scratch": _scratch,
+}
+
+
+def _cut(theory: Theory, given: int) -> tuple[str, str]:
+    """The text of a theory up to so many of its fermions, and the rest."""
+    words = write(theory).split()
+    starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]
+    return " ".join(words[: starts[given]]), " " + " ".join(words[starts[given] :])
+
+
+# ---- theories that succeed
+
+
+def extension(rng: random.Random, most_new: int, least_new: int = 1) -> tuple[Theory, int]:
+    """The Standard Model with new fermions that succeeds, and how many multiplets are new: the last ones."""
+    model = _shuffled(named("standard_model"), rng)
+    most = min(most_new, MAX_MULTIPLETS - len(model.fermions))
+    while True:
+        count = rng.randint(min(least_new, most), most)
+        if count == len(model.fermions) and rng.random() < 0.3:
+            new = [Fermion(f"new{n}", f.numbers, 1) for n, f in enumerate(model.fermions)]  # a fourth generation
+        else:
+            new = list(_vectorlike(rng, model, count))
+        rng.shuffle(new)
+        if {(f.numbers, f.generations) for f in new} & {(f.numbers, f.generations) for f in model.fermions}:
+            continue
+        theory = _with_values(Theory(model.groups, (*model.fermions, *new), model.scalars, model.terms), rng)
+        if not judge(theory, 0, 1).problems and len({(f.numbers, f.generations) for f in new}) == count:
+            return theory, count
+
+
+def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Fermion]:
+    """Pairs of conjugate fields, and for an odd number one that is its own conjugate."""
+    reps = [list(reps_of(group.group).values()) for group in theory.groups[:2]]
+    real = [pair for pair in product(*reps) if pair[0] in (reps[0][0], reps[0][3]) and pair[1] != reps[1][1]]
+    if count % 2:
+        yield Fermion("real", (*rng.choice(real), Fraction(0)), rng.randint(1, MAX_GENERATIONS))
+    for n in range(count // 2):
+        generations = rng.randint(1, MAX_GENERATIONS)
+        numbers = (rng.choice(reps[0]), rng.choice(reps[1]), rng.choice(CHARGES))
+        yield Fermion(f"new{n}", numbers, generations)
+        yield Fermion(f"mirror{n}", conjugate_numbers(theory, numbers), generations)
+
+
+def _with_values(theory: Theory, rng: random.Random) -> Theory:
+    """Heavy masses and small couplings for the terms that have no value yet."""
+    terms: list[Term] = []
+    for term in with_all_terms(theory).terms:
+        first, second = theory.fermion(term.first), theory.fermion(term.second)
+        if isinstance(term, MassTerm):
+            partners = first.generations == second.generations
+            terms.append(MassTerm(term.first, term.second, rng.choice(_HEAVY) if partners else 0.0))
+        elif any(term.values):
+            terms.append(term)
+        else:
+            chiral = first.generations == second.generations == 1 and rng.random() < 0.5
+            value = rng.choice((1.0, 2.0, 3.0)) if chiral else rng.choice(_SMALL)
+            terms.append(Yukawa(term.first, term.second, term.scalar, term.conjugate, (value,) * len(term.values)))
+    return Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
+
+
+def _shuffled(theory: Theory, rng: random.Random) -> Theory:
+    """The same theory with its fermions in another order."""
+    fermions = rng.sample(theory.fermions, len(theory.fermions))
+    return with_all_terms(Theory(theory.groups, tuple(fermions), theory.scalars, theory.terms))
+
+
+def _u1_theory(a: Fraction, b: Fraction, rng: random.Random) -> Theory | None:
+    """X = a (B-L) + b Y with right-handed neutrinos; None if a charge has no word."""
+    b_minus_l = {
+        "Q": Fraction(1, 3),
+        "uc": Fraction(-1, 3),
+        "dc": Fraction(-1, 3),
+        "L": Fraction(-1),
+        "ec": Fraction(1),
+    }
+    fermions: dict[str, tuple] = {}
+    for name in rng.sample(list(SM_FERMIONS), len(SM_FERMIONS)):
+        words, generations = SM_FERMIONS[name]
+        fermions[name] = (f"{words} {a * b_minus_l[name] + b * Fraction(words.split()[-1])}", generations)
+    fermions["N"] = (f"singlet singlet 0 {a}", 3)
+    scalars = {
+        "H": (f"singlet fund 1/2 {b / 2}", 125, (0, 2, 0, 0), 246),
+        "S": (f"singlet singlet 0 {-2 * a}", 1000, (0, 0, 0, 0), rng.choice((1000, 3000, 10000))),
+    }
+    charges = [Fraction(note[0].split()[-1]) for note in (*fermions.values(), *scalars.values())]
+    if not set(charges) <= set(CHARGES):
+        return None
+    groups = {"c": "SU(3)", "L": "SU(2)", "Y": "U(1)", "X": "U(1)"}
+    theory = make(groups, scalars, fermions, {})
+    known = {frozenset(("Q", "uc")): 1.0, frozenset(("Q", "dc")): 0.02, frozenset(("L", "ec")): 0.01}
+    terms: list[Term] = []
+    for term in theory.terms:
+        if isinstance(term, Yukawa):
+            largest = known.get(frozenset((term.first, term.second)))
+            values = (rng.choice(_SMALL),) * 3 if largest is None else hierarchical(largest)
+            terms.append(Yukawa(term.first, term.second, term.scalar, term.conjugate, values))
+        else:
+            terms.append(MassTerm(term.first, term.second, 0.0))
+    result = Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
+    return None if judge(result, 0, 1).problems else result

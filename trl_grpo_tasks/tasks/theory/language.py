@@ -1,0 +1,264 @@
+"""The language of theories: reading and writing them as a sequence of words, block by block.
+
+    BOS GAUGE_GROUPS NUM_GAUGE num_3 GROUP group_1 SU_3 GROUP group_2 SU_2 GROUP group_3 U_1
+    SYMMETRY_BREAKING NUM_VEVS num_1 SCALAR multiplet_01 REP group_1 singlet REP group_2 fund CHARGE group_3 q_1/2
+    VEV group_2 component_02 v_246GeV MASS m_125GeV
+    MULTIPLETS NUM_MULTIPLETS num_5 FERMION multiplet_02 GENERATIONS num_3 REP group_1 fund REP group_2 fund ...
+    INTERACTIONS BARE_MASS multiplet_07 multiplet_08 m_1000GeV
+    YUKAWA multiplet_02 multiplet_03 SCALAR multiplet_01 h_1e0 ... END
+
+Words are separated by single spaces; a prompt is a prefix, and a completion begins with the space after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .groups import U1
+from .tensors import components, kind_of, reps_of
+from .terms import allowed_shapes, shape_of
+from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa
+from .words import (
+    CHARGE_WORDS,
+    COMPONENT_WORDS,
+    COUNT_WORDS,
+    GROUPS,
+    MASS_WORDS,
+    MAX_GENERATIONS,
+    MAX_GROUPS,
+    MAX_MULTIPLETS,
+    MAX_VEVS,
+    VEV_WORDS,
+    charge_word,
+    component_word,
+    count_word,
+    gev_word,
+    group_name,
+    group_word,
+    multiplet_word,
+    yukawa_values,
+    yukawa_word,
+    yukawa_words,
+)
+
+
+class LanguageError(ValueError):
+    """A text that is no theory: says at which word, and what was expected."""
+
+
+def parse(text: str) -> Theory:
+    """The theory that a text describes. Groups are named group_1, ... and fields multiplet_1, ..., as written."""
+    return _Parser(text).theory()
+
+
+def write(theory: Theory) -> str:
+    """A theory in words. Scalars with a vev come first, then other scalars, then fermions."""
+    return " ".join(_words(theory))
+
+
+def relabelled(theory: Theory) -> Theory:
+    """The theory with the names and the order of fields that it has when it is written and read again."""
+    vevs = [scalar for scalar in theory.scalars if scalar.vev is not None]
+    scalars = vevs + [scalar for scalar in theory.scalars if scalar.vev is None]
+    fields: list[Scalar | Fermion] = [*scalars, *theory.fermions]
+    names = {field.name: multiplet_word(n) for n, field in enumerate(fields, 1)}
+    return Theory(
+        tuple(GaugeGroup(f"group_{n}", group.group) for n, group in enumerate(theory.groups, 1)),
+        tuple(Fermion(names[f.name], f.numbers, f.generations) for f in theory.fermions),
+        tuple(Scalar(names[s.name], s.numbers, s.mass, s.vev) for s in scalars),
+        tuple(
+            MassTerm(names[t.first], names[t.second], t.value)
+            if isinstance(t, MassTerm)
+            else Yukawa(names[t.first], names[t.second], names[t.scalar], t.conjugate, t.values)
+            for t in theory.terms
+        ),
+    )
+
+
+# ---- writing
+
+
+def _words(theory: Theory) -> list[str]:
+    theory = relabelled(theory)
+    vevs = [scalar for scalar in theory.scalars if scalar.vev is not None]
+    plain = [scalar for scalar in theory.scalars if scalar.vev is None]
+    words = ["BOS", "GAUGE_GROUPS", "NUM_GAUGE", count_word(len(theory.groups))]
+    for group in theory.groups:
+        words += ["GROUP", group.id, _known(group_word(group.group), GROUPS, "group")]
+    words += ["SYMMETRY_BREAKING", "NUM_VEVS", count_word(len(vevs))]
+    for scalar in vevs:
+        words += scalar_words(theory, scalar)
+    words += ["MULTIPLETS", "NUM_MULTIPLETS", count_word(len(plain) + len(theory.fermions))]
+    for scalar in plain:
+        words += scalar_words(theory, scalar)
+    for fermion in theory.fermions:
+        words += ["FERMION", fermion.name, "GENERATIONS", count_word(fermion.generations)]
+        words += _number_words(theory, fermion.numbers)
+    words.append("INTERACTIONS")
+    for term in theory.terms:
+        if isinstance(term, MassTerm):
+            words += ["BARE_MASS", term.first, term.second, _known(gev_word("m", term.value), MASS_WORDS, "mass")]
+        else:
+            words += ["YUKAWA", term.first, term.second, "CONJUGATE" if term.conjugate else "SCALAR", term.scalar]
+            words.append(yukawa_word(term.values))
+    return [*words, "END"]
+
+
+def scalar_words(theory: Theory, scalar: Scalar) -> list[str]:
+    words = ["SCALAR", scalar.name, *_number_words(theory, scalar.numbers)]
+    if scalar.vev is not None:
+        words.append("VEV")
+        for group, component in zip(theory.groups, scalar.vev.components, strict=True):
+            if component:
+                words += [group.id, component_word(component)]
+        words.append(_known(gev_word("v", scalar.vev.value), VEV_WORDS, "vev"))
+    return [*words, "MASS", _known(gev_word("m", scalar.mass), MASS_WORDS, "mass")]
+
+
+def _number_words(theory: Theory, numbers: Sequence[Number]) -> list[str]:
+    words = []
+    for group, number in zip(theory.groups, numbers, strict=True):
+        if isinstance(number, tuple):
+            words += ["REP", group.id, kind_of(group.group, number)]
+        else:
+            words += ["CHARGE", group.id, _known(charge_word(number), CHARGE_WORDS, "charge")]
+    return words
+
+
+def _known(word: str, known: Any, what: str) -> str:
+    if word not in known:
+        raise ValueError(f"there is no word {word!r} for this {what}; words are: {', '.join(known)}")
+    return word
+
+
+# ---- reading
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self._words = text.split()
+        self._place = 0
+
+    def theory(self) -> Theory:
+        self._expect("BOS", "GAUGE_GROUPS")
+        groups = tuple(self._group(n) for n in self._counted("NUM_GAUGE", 1, MAX_GROUPS))
+        self._groups = groups
+        self._expect("SYMMETRY_BREAKING")
+        scalars = [self._scalar(n, True) for n in self._counted("NUM_VEVS", 0, MAX_VEVS)]
+        fermions: list[Fermion] = []
+        self._expect("MULTIPLETS")
+        for n in self._counted("NUM_MULTIPLETS", 1, MAX_MULTIPLETS):
+            id = n + sum(scalar.vev is not None for scalar in scalars)
+            if self._peek() == "SCALAR" and not fermions:
+                scalars.append(self._scalar(id, False))
+            else:
+                fermions.append(self._fermion(id))
+        _no_twins([*scalars, *fermions])
+        self._expect("INTERACTIONS")
+        terms: list[Term] = []
+        content = Theory(groups, tuple(fermions), tuple(scalars))
+        while self._peek() in ("BARE_MASS", "YUKAWA"):
+            terms.append(self._term(content))
+        theory = Theory(groups, tuple(fermions), tuple(scalars), tuple(terms))
+        self._expect("END")
+        if self._place < len(self._words):
+            raise self._error("nothing after END")
+        _check_terms(theory)
+        return theory
+
+    def _group(self, number: int) -> GaugeGroup:
+        self._expect("GROUP", f"group_{number}")
+        return GaugeGroup(f"group_{number}", group_name(self._one_of(GROUPS)))
+
+    def _scalar(self, number: int, with_vev: bool) -> Scalar:
+        self._expect("SCALAR", multiplet_word(number))
+        numbers = self._numbers()
+        vev = None
+        if with_vev:
+            self._expect("VEV")
+            chosen = []
+            for group, rep in zip(self._groups, numbers, strict=True):
+                if isinstance(rep, tuple) and any(rep):
+                    self._expect(group.id)
+                    count = len(components(group.group, rep))
+                    chosen.append(COMPONENT_WORDS[self._one_of(list(COMPONENT_WORDS)[:count])])
+                else:
+                    chosen.append(0)
+            vev = Vev(tuple(chosen), VEV_WORDS[self._one_of(VEV_WORDS)])
+        self._expect("MASS")
+        return Scalar(multiplet_word(number), numbers, MASS_WORDS[self._one_of(list(MASS_WORDS)[1:])], vev)
+
+    def _fermion(self, number: int) -> Fermion:
+        self._expect("FERMION", multiplet_word(number), "GENERATIONS")
+        generations = COUNT_WORDS[self._one_of(list(COUNT_WORDS)[1 : MAX_GENERATIONS + 1])]
+        return Fermion(multiplet_word(number), self._numbers(), generations)
+
+    def _numbers(self) -> tuple[Number, ...]:
+        numbers: list[Number] = []
+        for group in self._groups:
+            if group.group == U1:
+                self._expect("CHARGE", group.id)
+                numbers.append(CHARGE_WORDS[self._one_of(CHARGE_WORDS)])
+            else:
+                self._expect("REP", group.id)
+                kinds = reps_of(group.group)
+                numbers.append(kinds[self._one_of(kinds)])
+        return tuple(numbers)
+
+    def _term(self, content: Theory) -> Term:
+        fermions = [fermion.name for fermion in content.fermions]
+        kind = self._one_of(("BARE_MASS", "YUKAWA"))
+        first = self._one_of(fermions)
+        second = self._one_of(fermions[fermions.index(first) :])
+        if kind == "BARE_MASS":
+            return MassTerm(first, second, MASS_WORDS[self._one_of(MASS_WORDS)])
+        conjugate = self._one_of(("SCALAR", "CONJUGATE")) == "CONJUGATE"
+        scalar = self._one_of([scalar.name for scalar in content.scalars])
+        pairs = min(content.fermion(first).generations, content.fermion(second).generations)
+        values = yukawa_values(self._one_of(yukawa_words(pairs)), pairs)
+        return Yukawa(first, second, scalar, conjugate, values)
+
+    def _counted(self, word: str, least: int, most: int) -> range:
+        self._expect(word)
+        return range(1, COUNT_WORDS[self._one_of(list(COUNT_WORDS)[least : most + 1])] + 1)
+
+    def _expect(self, *words: str) -> None:
+        for word in words:
+            self._one_of((word,))
+
+    def _one_of(self, words: Any) -> str:
+        word = self._peek()
+        if word not in words:
+            raise self._error(", ".join(list(words)[:8]) + (", ..." if len(words) > 8 else ""))
+        self._place += 1
+        return word
+
+    def _peek(self) -> str:
+        return self._words[self._place] if self._place < len(self._words) else ""
+
+    def _error(self, expected: str) -> LanguageError:
+        found = repr(self._peek()[:40]) if self._peek() else "the end of the text"
+        return LanguageError(f"word {self._place + 1}: expected {expected}; found {found}")
+
+
+def _no_twins(fields: Sequence[Fermion | Scalar]) -> None:
+    seen: dict[Fermion | Scalar, str] = {}
+    for field in fields:
+        twin = seen.setdefault(replace(field, name=""), field.name)
+        if twin != field.name:
+            raise LanguageError(f"{field.name} is the same as {twin}; give that one more generations instead")
+
+
+def _check_terms(theory: Theory) -> None:
+    allowed = set(allowed_shapes(theory))
+    seen = set()
+    for term in theory.terms:
+        shape = shape_of(theory, term)
+        kind = "mass term" if isinstance(term, MassTerm) else "Yukawa coupling"
+        if shape not in allowed:
+            raise LanguageError(f"the {kind} of {term.first} and {term.second} is not gauge invariant")
+        if shape in seen:
+            raise LanguageError(f"the {kind} of {term.first} and {term.second} is there twice")
+        seen.add(shape)

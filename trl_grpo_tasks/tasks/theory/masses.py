@@ -1,0 +1,241 @@
+"""Masses after symmetry breaking: a matrix for each colour and electric charge, its singular values, and what is bad.
+
+Fermion masses come from M f f' and from y f f' <phi>. Scalars have the mass of their multiplet, on the directions that
+are not eaten by gauge bosons. Gauge bosons themselves are left out: their couplings are not part of a theory here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from .breaking import Vacuum
+from .groups import U1, Dynkin
+from .states import State, states_of
+from .tensors import contraction, direction, generator, size_of
+from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
+
+PERTURBATIVE = math.sqrt(4 * math.pi)
+# Masses below this part of the largest one in their sector are zeros of the arithmetic.
+_ZERO_PART = 1e-11
+
+
+@dataclass(frozen=True)
+class Sector:
+    """States of one colour and electric charge. `charge` is that of the triplet, or positive for what equals its
+    conjugate in colour. `masses` are in GeV, lightest first; states without a partner are there with mass 0."""
+
+    kind: str  # "dirac", "majorana" or "scalar"
+    colour: int  # 1, 3 or 8
+    charge: Fraction
+    matrix: np.ndarray
+    masses: tuple[float, ...]
+
+    @property
+    def massless(self) -> int:
+        return sum(mass == 0 for mass in self.masses)
+
+    @property
+    def visible(self) -> bool:
+        """Whether the states have colour or charge."""
+        return self.colour > 1 or self.charge != 0
+
+
+def fermion_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
+    """The mass matrices of all fermions. Rows of a Dirac matrix have colour 3 or positive charge, columns the rest."""
+    found: dict[tuple[Dynkin, Fraction], list[tuple[Fermion, State]]] = {}
+    for fermion in theory.fermions:
+        for state in states_of(theory, fermion, vacuum):
+            found.setdefault((state.colour, state.charge), []).append((fermion, state))
+    couplings = _couplings(theory)
+    sectors = []
+    for colour, charge in found:
+        partner = (colour[::-1], -charge)
+        key = max((colour, charge), partner)
+        if key != (colour, charge) and key in found:
+            continue  # filled where its partner is
+        left, right = found.get(key, []), found.get((key[0][::-1], -key[1]), [])
+        kind = "majorana" if partner == key == (colour, charge) else "dirac"
+        sectors.append(_sector(kind, *key, _mass_matrix(couplings, vacuum, left, right)))
+    return _in_order(sectors)
+
+
+def scalar_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
+    """The scalars that have colour or charge and are not eaten. Remembered, as many theories share their scalars."""
+    return list(_scalar_sectors(Theory(theory.groups, scalars=theory.scalars), vacuum))
+
+
+@lru_cache(1024)
+def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
+    fields: dict[tuple[Dynkin, Fraction], list[tuple[Scalar, bool, State]]] = {}
+    for scalar in theory.scalars:
+        for state in states_of(theory, scalar, vacuum):
+            key, conjugate = (state.colour, state.charge), (state.colour[::-1], -state.charge)
+            if key == conjugate and state.colour == (0, 0):
+                continue  # neither colour nor charge
+            if key >= conjugate:
+                fields.setdefault(key, []).append((scalar, False, state))
+            elif not is_real(theory, scalar):  # of a real field the conjugate is among the components
+                fields.setdefault(conjugate, []).append((scalar, True, state))
+    sectors = []
+    for (colour, charge), members in fields.items():
+        squares = np.diag([scalar.mass**2 for scalar, _, _ in members])
+        eaten = _eaten(theory, vacuum, members)
+        if len(eaten):
+            _, values, directions = np.linalg.svd(eaten)
+            physical = directions[int((values > 1e-9).sum()) :]
+            squares = physical @ squares @ physical.T
+        masses = np.sqrt(np.clip(np.linalg.eigvalsh(squares), 0, None)) if len(squares) else np.zeros(0)
+        if len(masses):
+            sectors.append(Sector("scalar", _dimension(colour), charge, squares, tuple(sorted(masses.tolist()))))
+    return tuple(_in_order(sectors))
+
+
+def largest_yukawa(theory: Theory) -> float:
+    return max((abs(y) for term in theory.terms if isinstance(term, Yukawa) for y in term.values), default=0.0)
+
+
+def is_perturbative(theory: Theory) -> bool:
+    """Whether every Yukawa coupling is below sqrt(4 pi)."""
+    return largest_yukawa(theory) < PERTURBATIVE
+
+
+def massless_charged(sectors: list[Sector]) -> int:
+    """How many states with colour or charge have no mass."""
+    return sum(sector.massless for sector in sectors if sector.visible)
+
+
+# ---- matrices
+
+
+class _Coupling(NamedTuple):
+    """A term as a mass for each pair of generations, and a matrix of components for each group (None: a U(1))."""
+
+    strength: list[float]
+    tensors: list[np.ndarray | None]
+
+
+def _mass_matrix(
+    couplings: dict[tuple[str, str], list[_Coupling]],
+    vacuum: Vacuum,
+    left: list[tuple[Fermion, State]],
+    right: list[tuple[Fermion, State]],
+) -> np.ndarray:
+    matrix = np.zeros((sum(f.generations for f, _ in left), sum(f.generations for f, _ in right)))
+    r = 0
+    for first, row in left:
+        c = 0
+        for second, column in right:
+            for coupling in couplings.get((first.name, second.name), ()):
+                entry = _entry(coupling.tensors, vacuum, row, column)
+                if entry:
+                    for generation, mass in enumerate(coupling.strength):
+                        matrix[r + generation, c + generation] += mass * entry
+            c += second.generations
+        r += first.generations
+    return matrix
+
+
+def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
+    """The terms that give masses, by the names of their fermions, in both orders."""
+    fermions = {fermion.name: fermion for fermion in theory.fermions}
+    scalars = {scalar.name: scalar for scalar in theory.scalars}
+    result: dict[tuple[str, str], list[_Coupling]] = {}
+    for term in theory.terms:
+        first, second = fermions[term.first], fermions[term.second]
+        if isinstance(term, MassTerm):
+            strength = [term.value] * min(first.generations, second.generations)
+            tensors = [
+                None if group.group == U1 else contraction(group.group, (one, two))
+                for group, one, two in zip(theory.groups, first.numbers, second.numbers, strict=True)
+            ]
+        else:
+            scalar = scalars[term.scalar]
+            if scalar.vev is None:
+                continue
+            strength = [y * scalar.vev.value / math.sqrt(2) for y in term.values]
+            reps = zip(first.numbers, second.numbers, scalar.numbers, strict=True)
+            tensors = [
+                None if group.group == U1 else _along(group.group, three, component, term.conjugate)
+                for group, three, component in zip(theory.groups, reps, scalar.vev.components, strict=True)
+            ]
+        if any(strength):
+            result.setdefault((term.first, term.second), []).append(_Coupling(strength, tensors))
+            if term.first != term.second:
+                swapped = [None if tensor is None else tensor.T for tensor in tensors]
+                result.setdefault((term.second, term.first), []).append(_Coupling(strength, swapped))
+    return result
+
+
+@lru_cache(4096)
+def _along(group: str, reps: tuple[Dynkin, Dynkin, Dynkin], component: int, dual: bool) -> np.ndarray:
+    """The invariant of three fields with the third along a vev: a matrix of the first two."""
+    tensor = contraction(group, reps, dual)
+    if tensor is None:
+        raise ValueError(f"{group}: there is not exactly one invariant of {[list(rep) for rep in reps]}")
+    return tensor @ direction(group, reps[2], component or 1)
+
+
+def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column: State) -> float:
+    assert vacuum.colour is not None
+    entry = 1.0
+    for i, tensor in enumerate(tensors):
+        if tensor is not None and entry:
+            if i == vacuum.colour[0]:
+                entry *= float(row.highest @ tensor @ column.lowest)
+            else:
+                entry *= float(tensor[row.places[i], column.places[i]])
+    return entry
+
+
+def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, State]]) -> np.ndarray:
+    """The directions in which broken generators E_ab push the vevs, among these components."""
+    assert vacuum.colour is not None
+    rows = []
+    for i, group in enumerate(theory.groups):
+        if group.group == U1:
+            continue
+        n = size_of(group.group)
+        for a, b in ((a, b) for a in range(n) for b in range(n) if a != b):
+            row = np.zeros(len(members))
+            for place, (scalar, conjugated, state) in enumerate(members):
+                if scalar.vev is None:
+                    continue
+                push = scalar.vev.value
+                for j, other in enumerate(theory.groups):
+                    rep = scalar.numbers[j]
+                    if other.group == U1 or not isinstance(rep, tuple):
+                        continue
+                    vector = direction(other.group, rep, scalar.vev.components[j] or 1)
+                    if j == i:
+                        acting = generator(other.group, rep, a, b)
+                        vector = -acting.T @ vector if conjugated else acting @ vector
+                    if j == vacuum.colour[0]:  # the highest component of a conjugate is the lowest of the field
+                        push *= float((state.lowest if conjugated else state.highest) @ vector)
+                    else:
+                        push *= float(vector[state.places[j]])
+                row[place] = push
+            if np.abs(row).max() > 1e-9:
+                rows.append(row)
+    return np.array(rows)
+
+
+def _sector(kind: str, colour: Dynkin, charge: Fraction, matrix: np.ndarray) -> Sector:
+    values = np.linalg.svd(matrix, compute_uv=False) if matrix.size else np.zeros(0)
+    values[values < _ZERO_PART * (values.max() if len(values) else 0)] = 0
+    excess = abs(matrix.shape[0] - matrix.shape[1])
+    return Sector(kind, _dimension(colour), charge, matrix, tuple([0.0] * excess + sorted(values.tolist())))
+
+
+def _in_order(sectors: list[Sector]) -> list[Sector]:
+    return sorted(sectors, key=lambda sector: (-sector.colour, -abs(sector.charge), -sector.charge))
+
+
+def _dimension(colour: Dynkin) -> int:
+    p, q = colour
+    return (p + 1) * (q + 1) * (p + q + 2) // 2

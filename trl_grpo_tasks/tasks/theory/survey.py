@@ -1,0 +1,87 @@
+"""Surveys of theories: how many succeed, how many of those differ, and which named ones are among them.
+
+    python -m trl_grpo_tasks.tasks.theory.survey --samples 4000                       # random walks of the grammar
+    python -m trl_grpo_tasks.tasks.theory.survey --results outputs/theory_tiny        # beside the samples of a run
+
+All columns are over the same number of theories: that of the run's evaluations, or `--samples`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...task import Row
+from .constraint import after_prompt, choices
+from .task import TheoryOptions, TheoryTask
+
+
+def random_walk(prompt: str, rng: random.Random) -> str:
+    """A completion in which each choice is made blindly."""
+    written = ""
+    options: Sequence[tuple[str, Any]] = after_prompt(prompt)
+    while True:
+        text, node = rng.choice(options)
+        written += text
+        if node is None:
+            return written
+        options = choices(node)
+
+
+def summarise(scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Counts over scores in the form of `Score.as_dict`."""
+    scores = list(scores)
+    found = [score["info"] for score in scores if score["success"]]
+    named = Counter(info["named"] for info in found if info["named"])
+    return {
+        "theories": len(scores),
+        "success": len(found) / max(1, len(scores)),
+        "distinct": len({info["theory"] for info in found}),
+        "named": sorted(named),
+    }
+
+
+def survey_random_walks(task: TheoryTask, rows: Sequence[Row], samples: int, seed: int = 0) -> dict[str, Any]:
+    """Random walks from these rows, in turn."""
+    rng = random.Random(seed)
+    chosen = [rows[n % len(rows)] for n in range(samples)]
+    return summarise(task.score(row, random_walk(row["prompt"], rng)).as_dict() for row in chosen)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", help="the output folder of a run, with results.json")
+    parser.add_argument("--start", default="standard_model", help="without --results: the kind of prompt")
+    parser.add_argument("--samples", type=int, default=1000, help="without --results: how many random walks")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    columns: dict[str, dict[str, Any]] = {}
+    if arguments.results:
+        results = json.loads((Path(arguments.results) / "results.json").read_text(encoding="utf-8"))
+        for evaluation in results["evaluations"]:
+            scores = [sample["score"] for sample in evaluation["samples"] if sample["score"] is not None]
+            columns[evaluation["name"]] = summarise(scores)
+        samples = results["evaluations"][0]["samples"]
+        rows, count = [sample["row"] for sample in samples], len(samples)
+        task = TheoryTask()
+    else:
+        task = TheoryTask(TheoryOptions(start=arguments.start))
+        rows, count = task.dataset("test", None, arguments.seed), arguments.samples
+    columns = {"random walk": survey_random_walks(task, rows, count, arguments.seed), **columns}
+    walked = columns["random walk"]["success"]
+    print(f"{'':14}{'theories':>10}{'success':>10}{'distinct':>10}{'gain':>8}  named theories")
+    for name, column in columns.items():
+        gain = f"{column['success'] / walked:8.0f}" if walked and name != "random walk" else f"{'':8}"
+        print(
+            f"{name:14}{column['theories']:10d}{column['success']:10.4f}{column['distinct']:10d}{gain}"
+            f"  {', '.join(column['named']) or '-'}"
+        )
+
+
+if __name__ == "__main__":
+    main()

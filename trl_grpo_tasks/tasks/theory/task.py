@@ -1,0 +1,190 @@
+"""TheoryTask: continue a quantum field theory so that it is consistent and agrees with what is known."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...task import Row, Score, Task, TinySpec
+from . import data
+from .canonical import digest, rediscovered
+from .language import LanguageError, parse
+from .reward import GOALS, THRESHOLD_GEV, WORST, judge
+from .words import VOCABULARY
+
+if TYPE_CHECKING:
+    from ...constraints.base import Constraint
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class TheoryOptions:
+    """Which theories are begun, and what counts."""
+
+    start: str = _option(
+        "standard_model",
+        f"What prompts give: {', '.join(data.STARTS)}, or mixed.",
+    )
+    new_multiplets: int = _option(4, "The most fermion multiplets that are to be added to the Standard Model.")
+    prompts_file: str | None = _option(
+        None, "A file with a prompt on each line, or JSON objects with 'prompt' and perhaps 'gold'. None: use --start."
+    )
+    goals: list[str] = field(
+        default_factory=lambda: ["anomalies"],
+        metadata={
+            "help": f"Levels of the curriculum, each with its own success: {', '.join(GOALS)}. Test rows: the last."
+        },
+    )
+    max_words: int = _option(400, "A theory with more words than this is too long.")
+    threshold_gev: float = _option(THRESHOLD_GEV, "Charged and coloured exotics must be heavier than this (GeV).")
+    tiny_width: int = _option(128, "Width of the embedded model.")
+    tiny_layers: int = _option(4, "Layers of the embedded model.")
+    tiny_heads: int = _option(4, "Attention heads of the embedded model.")
+
+    def __post_init__(self) -> None:
+        _check_choice("start", self.start, [*data.STARTS, "mixed"])
+        for goal in self.goals:
+            _check_choice("goals", goal, list(GOALS))
+        if not self.goals or list(self.goals) != [goal for goal in GOALS if goal in self.goals]:
+            raise ValueError(f"--goals {' '.join(self.goals)}: give some of {' '.join(GOALS)}, in this order")
+        if not 1 <= self.new_multiplets <= 7:
+            raise ValueError(f"--new_multiplets {self.new_multiplets} must be from 1 to 7")
+        if self.tiny_width % self.tiny_heads or self.tiny_width // self.tiny_heads % 2:
+            raise ValueError(
+                f"--tiny_width {self.tiny_width} must be an even multiple of --tiny_heads {self.tiny_heads}"
+            )
+        for name in ("max_words", "threshold_gev", "tiny_layers"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name} {getattr(self, name)} must be above 0")
+
+
+class TheoryTask(Task):
+    """Total reward is from -13 (no theory at all) to 4: 1 for cancelled anomalies, 2 for success, 1 for a success that
+    nobody else in the group has."""
+
+    name: ClassVar[str] = "theory"
+    version: ClassVar[str] = "1"
+    description: ClassVar[str] = "Quantum field theories without anomalies and without light exotics"
+    weights: Mapping[str, float] = {
+        "anomalies": 1.0,
+        "exotics": 0.02,
+        "standard_model": 1.0,
+        "perturbativity": 0.2,
+        "length": 0.01,
+        "solved": 2.0,
+        "distinct": 1.0,
+    }
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "constrain": True,
+        "max_completion_length": 256,
+        "num_generations": 16,
+        "per_device_train_batch_size": 128,
+        "temperature": 1.0,
+        "learning_rate": 5e-4,
+        "max_steps": 150,
+        "cold_start_steps": 60,
+    }
+    Options: ClassVar[type] = TheoryOptions
+
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        self.levels = tuple(self.options.goals)
+        self._rows = data.read_prompts(self.options.prompts_file) if self.options.prompts_file else None
+
+    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        """Rows with a prompt, a level, and a `gold` completion where one is known."""
+        if split not in ("train", "test"):
+            raise ValueError(f"unknown split {split!r}; splits are: train, test")
+        if self._rows is not None:
+            rows = self._rows[split][:size]
+        else:
+            rows = data.generate(self.options.start, split, size, seed, self.options.new_multiplets)
+        levels = self.levels if split == "train" else self.levels[-1:]
+        # A short file still has a row of every level.
+        repeats = -(-len(levels) // max(1, len(rows))) if size is None else 1
+        return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
+
+    def score(self, row: Row, completion: str) -> Score:
+        goal = GOALS[row.get("level", self.levels[-1])]
+        text = f"{row['prompt']} {completion}"
+        try:
+            theory = parse(text)
+        except LanguageError as error:
+            components = {name: WORST[name] for name in goal} | {"solved": 0.0}
+            return self.make_score(components, valid=False, success=False, reason=str(error))
+        words = len(text.split())
+        found = judge(theory, words, self.options.max_words, self.options.threshold_gev)
+        problems = [found.problems[name] for name in goal if name in found.problems]
+        if not _adds_fermions(row["prompt"], completion, len(theory.groups)):
+            problems.append("no fermion was added to what the prompt gives")
+        key = digest(theory)
+        components = {name: found.components[name] for name in goal} | {"solved": float(not problems)}
+        info = {
+            "theory": key,
+            "named": rediscovered(key),
+            "words": words,
+            "anomalies": {name: str(value) for name, value in found.anomalies.items() if value},
+            "unbroken": found.vacuum.unbroken,
+            "exotics": [[s.kind, s.colour, str(s.charge), round(mass, 3)] for s, mass in found.exotics[:20]],
+            "problems": dict(found.problems),
+        }
+        return self.make_score(components, True, not problems, "; ".join(problems), info)
+
+    def gold(self, row: Row) -> str:
+        if not row.get("gold"):
+            raise ValueError(
+                "this prompt has no known completion; give it a 'gold' in the file, or --cold_start_steps 0"
+            )
+        return row["gold"]
+
+    def bad(self, row: Row) -> str:
+        """The prompt again, which is what a model that learned nothing likes to say."""
+        return " " + row["prompt"]
+
+    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
+        """For a success: one over how many of the group found the same theory."""
+        keys = [score.info["theory"] if score.success else None for score in map(self.score, rows, completions)]
+        counts = Counter(keys)
+        return {"distinct": [0.0 if key is None else 1 / counts[key] for key in keys]}
+
+    def constraint(self, tokenizer: Any) -> Constraint:
+        from .constraint import theory_constraint
+
+        return theory_constraint(tokenizer)
+
+    def tiny(self) -> TinySpec:
+        """One token a word; all but the first word have their space in front."""
+        options = self.options
+        tokens = ["BOS", *(f" {word}" for word in VOCABULARY)]
+        return TinySpec(tokens, options.tiny_width, options.tiny_layers, options.tiny_heads, context=1024)
+
+    def render(self, row: Row, completion: str) -> str | bytes:
+        from .render import picture, to_html
+
+        try:
+            theory = parse(f"{row['prompt']} {completion}")
+        except LanguageError as error:
+            return to_html(row["prompt"], completion, str(error))
+        return picture(theory, self.score(row, completion))
+
+
+def _adds_fermions(prompt: str, completion: str, groups: int) -> bool:
+    """Whether at least a part of a fermion was not in the prompt."""
+    if "FERMION" in completion.split():
+        return True
+    words = prompt.split()
+    last = len(words) - 1 - words[::-1].index("FERMION") if "FERMION" in words else len(words)
+    return 0 < len(words) - last < 4 + 3 * groups  # FERMION id GENERATIONS n, and three words for each group
+
+
+def _check_choice(name: str, value: str, choices: list[str]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown --{name} {value!r}{hint}; choose from: {', '.join(choices)}")

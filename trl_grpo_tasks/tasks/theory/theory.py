@@ -1,0 +1,254 @@
+"""Theory: gauge groups, fields, vacuum expectation values and couplings, and the dictionary form of all that.
+
+All fermions are left-handed Weyl fermions; a right-handed one enters as its conjugate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from . import groups
+from .groups import U1, Dynkin
+from .tensors import components
+
+# What a field is under one group: Dynkin labels, or for a U(1) the charge.
+Number = Dynkin | Fraction
+
+
+@dataclass(frozen=True)
+class GaugeGroup:
+    """One factor of the gauge group: `group` is "SU(3)", "U(1)", ..., `id` tells factors apart."""
+
+    id: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Fermion:
+    """A left-handed Weyl multiplet; `numbers` has an entry for each gauge group of the theory, in order."""
+
+    name: str
+    numbers: tuple[Number, ...]
+    generations: int = 1
+
+
+@dataclass(frozen=True)
+class Vev:
+    """A vacuum expectation value: `value` is v in GeV where <phi> = v / sqrt 2.
+
+    `components` says, for each gauge group, which component of the representation it lies in, counted from 1 in the
+    order of `tensors.components`; 0 where the field is a singlet.
+    """
+
+    components: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A complex scalar multiplet, or a real one (see `is_real`). `mass` is in GeV."""
+
+    name: str
+    numbers: tuple[Number, ...]
+    mass: float
+    vev: Vev | None = None
+
+
+@dataclass(frozen=True)
+class MassTerm:
+    """M f f' (Majorana where both are the same field), the same for each pair of generations; in GeV."""
+
+    first: str
+    second: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Yukawa:
+    """y f f' phi, or phi* if `conjugate`, between equal generations; a value for each pair of generations."""
+
+    first: str
+    second: str
+    scalar: str
+    conjugate: bool
+    values: tuple[float, ...]
+
+
+Term = MassTerm | Yukawa
+
+
+@dataclass(frozen=True)
+class Theory:
+    groups: tuple[GaugeGroup, ...]
+    fermions: tuple[Fermion, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
+    terms: tuple[Term, ...] = ()
+
+    def __post_init__(self) -> None:
+        fields = [scalar.name for scalar in self.scalars] + [fermion.name for fermion in self.fermions]
+        for kind, names in (("group", [group.id for group in self.groups]), ("field", fields)):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"{kind} {twice!r} is declared twice; {kind}s need different names")
+
+    def fermion(self, name: str) -> Fermion:
+        return _named(self.fermions, name, "fermion")
+
+    def scalar(self, name: str) -> Scalar:
+        return _named(self.scalars, name, "scalar")
+
+
+def from_dict(theory: Mapping[str, Any]) -> Theory:
+    """A theory from its dictionary form; a representation or charge that is left out is a singlet."""
+    declared = tuple(GaugeGroup(one["id"], one["group"]) for one in theory["groups"])
+    known = {group.id: group.group for group in declared}
+    fermions = tuple(
+        Fermion(one["name"], _read_numbers(one, known), _whole(one.get("multiplicity", 1), one["name"]))
+        for one in theory.get("fermions", ())
+    )
+    scalars = tuple(
+        Scalar(one["name"], _read_numbers(one, known), float(one["mass"]), _read_vev(one.get("vev"), known))
+        for one in theory.get("scalars", ())
+    )
+    return Theory(declared, fermions, scalars, tuple(_read_term(one) for one in theory.get("terms", ())))
+
+
+def to_dict(theory: Theory) -> dict[str, Any]:
+    """The dictionary form of a theory: JSON can hold it, and `from_dict` gives the theory back."""
+    result: dict[str, Any] = {
+        "groups": [{"id": group.id, "group": group.group} for group in theory.groups],
+        "fermions": [
+            {"name": f.name, "multiplicity": f.generations, **_write_numbers(theory, f.numbers)}
+            for f in theory.fermions
+        ],
+    }
+    if theory.scalars:
+        result["scalars"] = [_write_scalar(theory, scalar) for scalar in theory.scalars]
+    if theory.terms:
+        result["terms"] = [_write_term(term) for term in theory.terms]
+    return result
+
+
+def dimension(theory: Theory, field: Fermion | Scalar) -> int:
+    """How many components a multiplet has, generations apart."""
+    result = 1
+    for group, number in zip(theory.groups, field.numbers, strict=True):
+        if isinstance(number, tuple):
+            result *= groups.irrep(group.group, number).dimension
+    return result
+
+
+def conjugate_number(group: str, number: Number) -> Number:
+    return groups.conjugate(group, number) if isinstance(number, tuple) else -number
+
+
+def conjugate_numbers(theory: Theory, numbers: tuple[Number, ...]) -> tuple[Number, ...]:
+    return tuple(conjugate_number(g.group, n) for g, n in zip(theory.groups, numbers, strict=True))
+
+
+def is_real(theory: Theory, scalar: Scalar) -> bool:
+    """Whether a scalar is a real field: real under each group, without charges, and its vev too (a component of an
+    adjoint that is not diagonal has no real vev). A product of two doublets counts as complex, as is usual."""
+    for i, (group, number) in enumerate(zip(theory.groups, scalar.numbers, strict=True)):
+        if not isinstance(number, tuple):
+            if number:
+                return False
+            continue
+        place = None if scalar.vev is None else scalar.vev.components[i] - 1
+        if groups.reality(group.group, number) != 1:
+            return False
+        if place is not None and any(components(group.group, number)[place]):
+            return False
+    return True
+
+
+# ---- reading
+
+
+@lru_cache(4096)
+def _read_charge(value: Any, field: str, group: str) -> Fraction:
+    if isinstance(value, float):
+        raise ValueError(f"field {field!r}: charge {value!r} under {group!r} is not exact; write it as '1/6' or 2")
+    try:
+        return Fraction(value)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"field {field!r}: {value!r} is no charge under {group!r}; write it as '1/6' or 2") from error
+
+
+def _read_numbers(field: Mapping[str, Any], known: Mapping[str, str]) -> tuple[Number, ...]:
+    reps, charges, name = field.get("reps", {}), field.get("charges", {}), field["name"]
+    for id in (*reps, *charges):
+        if id not in known:
+            raise ValueError(f"field {name!r} names group {id!r}; the theory has: {', '.join(known)}")
+    numbers: list[Number] = []
+    for id, group in known.items():
+        if group == U1:
+            numbers.append(_read_charge(charges.get(id, 0), name, id))
+        elif id in reps:
+            numbers.append(tuple(reps[id]["dynkin"]))
+        else:
+            numbers.append(groups.trivial(group))
+    return tuple(numbers)
+
+
+def _read_vev(vev: Mapping[str, Any] | None, known: Mapping[str, str]) -> Vev | None:
+    if vev is None:
+        return None
+    return Vev(tuple(vev["components"].get(id, 0) for id in known), float(vev["value"]))
+
+
+def _read_term(term: Mapping[str, Any]) -> Term:
+    first, second = term["fermions"]
+    if "scalar" not in term:
+        return MassTerm(first, second, float(term["value"]))
+    return Yukawa(first, second, term["scalar"], term["conjugate"], tuple(map(float, term["values"])))
+
+
+def _whole(value: Any, field: str) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"field {field!r}: multiplicity {value!r} must be a whole number from 1 on")
+    return value
+
+
+def _named(fields: tuple[Any, ...], name: str, kind: str) -> Any:
+    for field in fields:
+        if field.name == name:
+            return field
+    raise ValueError(f"there is no {kind} {name!r}; {kind}s are: {', '.join(field.name for field in fields)}")
+
+
+# ---- writing
+
+
+def _write_numbers(theory: Theory, numbers: tuple[Number, ...]) -> dict[str, Any]:
+    reps, charges = {}, {}
+    for group, number in zip(theory.groups, numbers, strict=True):
+        if isinstance(number, tuple):
+            reps[group.id] = {"dynkin": list(number)}
+        else:
+            charges[group.id] = str(number)
+    return {"reps": reps, "charges": charges}
+
+
+def _write_scalar(theory: Theory, scalar: Scalar) -> dict[str, Any]:
+    result = {"name": scalar.name, **_write_numbers(theory, scalar.numbers), "mass": scalar.mass}
+    if scalar.vev is not None:
+        components = zip(theory.groups, scalar.vev.components, strict=True)
+        result["vev"] = {"components": {g.id: c for g, c in components if c}, "value": scalar.vev.value}
+    return result
+
+
+def _write_term(term: Term) -> dict[str, Any]:
+    fermions = [term.first, term.second]
+    if isinstance(term, MassTerm):
+        return {"fermions": fermions, "value": term.value}
+    return {
+        "fermions": fermions,
+        "scalar": term.scalar,
+        "conjugate": term.conjugate,
+        "values": list(term.values),
+    }
