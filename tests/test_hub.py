@@ -42,7 +42,7 @@ def test_an_adapter_arrives_intact(tmp_path):
     assert not [name for name in pushed if name.startswith("checkpoint-")]
     assert "pushed to user/letters" in done.stdout
     card = pushed["README.md"].decode()
-    assert "grpo" in card.lower() and "trl" in card
+    assert "library_name: peft" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
     for name, content in {**files, **pushed}.items():
         assert SECRET.encode() not in content, f"{name} gives the token away"
     assert hub.requests.count("POST /api/models/user/letters/commit/main") == 1, "it is pushed once, at the end"

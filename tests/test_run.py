@@ -96,7 +96,7 @@ def test_the_report_opens_from_disk(whole_run):
     page = (whole_run / "report.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*['"]?(?!data:)|https?://|@import|url\(""", page)
     assert "cold start" in page and "GRPO" in page and page.count("<polyline") >= 3
-    assert page.count("<figure class=") == 12 and "constraint/allowed_mass" in page
+    assert page.count("<div class=pair>") == 6 and "constraint/allowed_mass" in page
     for name, value in results(whole_run)["GRPO"]["metrics"].items():
         assert name in page and f"{value:.3f}" in page
 

@@ -11,8 +11,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-METRICS_FILE = "training_metrics.jsonl"
-PERFORMANCE_FILE = "performance.jsonl"
+from .report import write_report
+from .report.folder import METRICS_FILE, PERFORMANCE_FILE
+from .report.gallery import Pictures
+from .task import Task
+
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
 
@@ -74,6 +77,33 @@ class StepLine(TrainerCallback):
 
 def _short(name: str) -> str:
     return name.removeprefix("rewards/").removeprefix("completions/").removesuffix("/mean").removeprefix("constraint/")
+
+
+class LiveReport(TrainerCallback):
+    """Writes the report again while the run goes on: at a log or a save, at most once in `every` seconds, and never
+    so often that it takes more than a fiftieth of the time."""
+
+    def __init__(self, task: Task, pictures: Pictures, every: float = 60.0, say: Any = print):
+        self._task, self._pictures, self._every, self._say = task, pictures, every, say
+        self._next = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._next = time.monotonic() + self._every
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        start = time.monotonic()
+        if not state.is_world_process_zero or start < self._next:
+            return
+        try:
+            write_report(args.output_dir, self._task, pictures=self._pictures, running_to=state.max_steps)
+        except Exception as error:  # noqa: BLE001 - whatever ails a page, training goes on
+            self._say(f"the report could not be written ({type(error).__name__}: {error}); training goes on")
+            self._next = math.inf
+            return
+        end = time.monotonic()
+        self._next = end + max(self._every, 50 * (end - start))
+
+    on_save = on_log
 
 
 class Hints(TrainerCallback):

@@ -1,4 +1,4 @@
-"""The command `trl-grpo-tasks`: tasks, train, eval, generate, score, check, new."""
+"""The command `trl-grpo-tasks`: tasks, train, eval, report, generate, score, check, new."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
   tasks                           list the tasks
   train --task NAME ...           cold start, GRPO, evaluation, report (the options of train.py; --help lists them)
   eval  --task NAME ...           evaluate a model on held-out rows (the same options; --decoding says how it writes)
+  report RUN_DIR                  write the page of a run again: curves, pictures before and after, times, settings
   generate --task NAME --model_name_or_path MODEL --text TEXT
                                   write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
@@ -31,8 +32,8 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"tasks": tasks, "train": train, "eval": evaluate, "generate": generate, "score": score,
-                "check": check, "new": new}  # fmt: skip
+    commands = {"tasks": tasks, "train": train, "eval": evaluate, "report": report, "generate": generate,
+                "score": score, "check": check, "new": new}  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -65,6 +66,21 @@ def train(arguments: Sequence[str]) -> int:
 
 def evaluate(arguments: Sequence[str]) -> int:
     return train([*arguments, "--eval_only", "true"])
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write report.html into the folder of a run, from what the run has left there so far."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks report", description=report.__doc__, allow_abbrev=False)
+    parser.add_argument("run_dir", help="the --output_dir of a run, which may still be going on")
+    parser.add_argument("--task", help="which task it was, and its options, if not as the run's settings.json says")
+    known, rest = parser.parse_known_args(arguments)
+    from .report import task_of, write_report
+
+    if rest and not known.task:
+        raise ValueError(f"{rest[0]}: options of a task need --task; without it they are those of the run")
+    task = get_task(known.task, _task_options(known.task, rest)) if known.task else task_of(known.run_dir)
+    print(write_report(known.run_dir, task))
+    return 0
 
 
 def generate(arguments: Sequence[str]) -> int:

@@ -58,6 +58,7 @@ def cold_start(
         save_strategy="no",
         report_to="none",
         ddp_find_unused_parameters=False,
+        adam_beta2=0.98,  # a short run must not wait a thousand steps for its averages
         **settings,
     )
     trainer = SFTTrainer(model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config)

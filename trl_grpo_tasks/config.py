@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import GRPOConfig
 
 from .advantages import ESTIMATORS, check_estimator
+from .task import option
 
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
@@ -22,10 +23,6 @@ NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass
 class TaskGRPOConfig(GRPOConfig):
     """GRPOConfig with advantages, constraints, moving references, replay, curriculum and parallel rewards.
@@ -37,70 +34,70 @@ class TaskGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "component_weights"]
 
     # Data and rewards of a task
-    train_rows: int | None = _option(None, "Rows of the task's training split; as many as the task has if not given.")
-    eval_rows: int | None = _option(None, "Rows of the task's held-out split; as many as the task has if not given.")
-    component_weights: dict | str | None = _option(
+    train_rows: int | None = option(None, "Rows of the task's training split; as many as the task has if not given.")
+    eval_rows: int | None = option(None, "Rows of the task's held-out split; as many as the task has if not given.")
+    component_weights: dict | str | None = option(
         None,
         'Weights of reward components by name, as JSON: {"format": 0.2}. Others keep the weight the task gives them. '
         "'success' and 'valid' are components too, with weight 0.",
     )
-    reward_workers: int | None = _option(
+    reward_workers: int | None = option(
         None,
         "Processes that score completions, per training process. 0: none, score in this one. Not given: by cores.",
     )
-    reward_timeout: float = _option(30.0, "Seconds a worker may take for one completion before it is replaced.")
-    reward_memory_mb: int | None = _option(None, "Memory limit of a reward worker in MB.")
-    reward_backend: str = _option("process", "Where rewards are computed: 'process' (this machine) or 'ray'.")
+    reward_timeout: float = option(30.0, "Seconds a worker may take for one completion before it is replaced.")
+    reward_memory_mb: int | None = option(None, "Memory limit of a reward worker in MB.")
+    reward_backend: str = option("process", "Where rewards are computed: 'process' (this machine) or 'ray'.")
 
     # Advantages
-    advantage_estimator: str = _option(
+    advantage_estimator: str = option(
         "grpo", f"How rewards become advantages: {', '.join(ESTIMATORS)}. 'grpo' is TRL's own."
     )
-    pass_k: int | None = _option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
-    advantage_clip: float | None = _option(
+    pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
+    advantage_clip: float | None = option(
         None, "Clamp advantages to [-x, x], after normalisation. Not the clip of the PPO ratio, which is epsilon."
     )
 
     # Constraint
-    constrain: bool = _option(
+    constrain: bool = option(
         False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
     )
 
     # Rollouts
-    rollout: str = _option(
+    rollout: str = option(
         "trl",
         "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
         "the model, finished rows leave, CUDA graphs), or 'auto' (fast where it is known to be right, else TRL's).",
     )
-    share_prompts: bool = _option(
+    share_prompts: bool = option(
         False,
         "Score completions of one prompt behind one copy of it where that saves tokens, which it does for prompts "
         "that are longer than half a completion. The same log-probs, up to rounding.",
     )
 
     # Reference policy and KL
-    reference_mode: str = _option(
+    reference_mode: str = option(
         "static",
         "Reference policy: 'static', 'ema' (an average of past policies) or 'periodic' (a copy now and then).",
     )
-    ema_alpha: float = _option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
-    reference_update_freq: int = _option(100, "Iterations between the copies of reference mode 'periodic'.")
-    kl_target: float | None = _option(None, "Adapt beta so that the KL divergence stays near this value.")
-    kl_horizon: float = _option(1000.0, "Completions over which beta adapts; larger is slower.")
+    ema_alpha: float = option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
+    reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
+    kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
+    kl_horizon: float = option(1000.0, "Completions over which beta adapts; larger is slower.")
 
     # Replay
-    replay_size: int = _option(0, "Groups kept to replace groups without signal. 0: no replay.")
-    replay_max_age: int = _option(50, "Optimizer steps after which a kept group is dropped.")
-    replay_fraction: float = _option(0.5, "Largest share of a batch's groups that replay may replace.")
-    replay_alpha: float = _option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
-    replay_beta: float = _option(0.4, "How much importance weights make up for that preference; 1: fully.")
+    replay_size: int = option(0, "Groups kept to replace groups without signal. 0: no replay.")
+    replay_max_age: int = option(50, "Optimizer steps after which a kept group is dropped.")
+    replay_fraction: float = option(0.5, "Largest share of a batch's groups that replay may replace.")
+    replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
+    replay_beta: float = option(0.4, "How much importance weights make up for that preference; 1: fully.")
 
     # Curriculum
-    curriculum: bool = _option(False, "Train on one of the task's levels at a time, by success rate.")
-    curriculum_window: int = _option(128, "Completions of a level that are judged before it changes.")
-    curriculum_advance: float = _option(0.7, "Success rate from which the next level begins.")
-    curriculum_fall_back: float = _option(0.1, "Success rate at which training goes back a level.")
-    curriculum_review: float = _option(0.2, "Share of prompts that come from lower levels.")
+    curriculum: bool = option(False, "Train on one of the task's levels at a time, by success rate.")
+    curriculum_window: int = option(128, "Completions of a level that are judged before it changes.")
+    curriculum_advance: float = option(0.7, "Success rate from which the next level begins.")
+    curriculum_fall_back: float = option(0.1, "Success rate at which training goes back a level.")
+    curriculum_review: float = option(0.2, "Share of prompts that come from lower levels.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

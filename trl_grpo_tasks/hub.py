@@ -42,7 +42,6 @@ def push(trainer: Any) -> None:
     if not trainer.accelerator.is_main_process:
         return
     try:
-        trainer.create_model_card(model_name=trainer.hub_model_id.split("/")[-1])
         upload_folder(
             repo_id=trainer.hub_model_id,
             folder_path=trainer.args.output_dir,

@@ -6,9 +6,11 @@ import copy
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import newest_complete
 from .hub import PushError, push
 from .plan import Plan, prepare
+from .report import Pictures, write_report
+from .report.folder import EVAL_ONLY_FILE, RESULTS_FILE, SETTINGS_FILE
 from .task import DecodingError, Task
 
-RESULTS_FILE = "results.json"
-EVAL_ONLY_FILE = "evaluation.json"  # of --eval_only, which may be given the folder of a training run
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
                    "constraint/allowed_mass", "curriculum/level")  # fmt: skip
 
@@ -53,9 +55,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     from accelerate import PartialState
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    from .callbacks import StepLine
+    from .callbacks import LiveReport, StepLine
+    from .card import write_card
     from .models import is_adapter
-    from .report import write_report
     from .trainer import TaskGRPOTrainer
 
     plan = prepare(task, run, args, model_args) if plan is None else plan
@@ -94,14 +96,17 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepLine("step", CONSOLE_METRICS))
-    _write_settings(folder, task, run, args, model_args)
+    pictures = Pictures(task)
+    trainer.add_callback(LiveReport(task, pictures))
+    _write_settings(folder, task, run, args, model_args, trainer.model)
     _train_or_resume(trainer, args, say)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
         evaluations.save()
     if state.is_main_process:
-        say(f"report: {write_report(folder, task)}")
+        say(f"report: {write_report(folder, task, pictures=pictures)}")
+        write_card(folder, task, getattr(trainer, "hub_model_id", None), pictures=pictures)  # in the place of TRL's
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
@@ -227,23 +232,36 @@ def _load(path: str, args: Any, quantization: Any, trainable: bool) -> Any:
     return load_model(path, trainable, **kwargs)
 
 
-def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
+def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
     if not args.should_save:
         return
+    is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
     settings = {
-        "command": _command(),
+        "command": _command("accelerate launch" if args.world_size > 1 else "python"),
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
-        "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft},
+        "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
+        | ({} if is_packed else {"parameters": sum(p.numel() for p in model.parameters())}),
+        "machine": _machine(args),
+        "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
         "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
     }
-    (folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str))
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, default=str))
 
 
-def _command() -> str:
+def _command(launcher: str) -> str:
     """What was typed, without the secret that may be in it."""
-    typed = re.sub(r"(--hub_token[= ])\S+", r"\1...", " ".join(sys.argv[1:]))
-    return f"{os.path.basename(sys.argv[0])} {typed}"
+    typed = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join(sys.argv[1:]))
+    program = os.path.basename(sys.argv[0])
+    return f"{launcher} {program} {typed}" if program.endswith(".py") else f"{program} {typed}"
+
+
+def _machine(args: Any) -> str:
+    import torch
+
+    name = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else args.device.type
+    many = f"{args.world_size} processes, " if args.world_size > 1 else ""
+    return f"{many}{name}, {_precision(args)}"
 
 
 def _precision(args: Any) -> str:

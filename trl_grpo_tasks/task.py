@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # The packs that come with the toolkit. A new one is a folder under tasks/ and one line here.
 TASKS: dict[str, str] = {
     "brick": "trl_grpo_tasks.tasks.brick",
+    "machine": "trl_grpo_tasks.tasks.machine",
     "prompts": "trl_grpo_tasks.tasks.prompts",
     "theory": "trl_grpo_tasks.tasks.theory",
 }
@@ -43,6 +44,11 @@ class Score:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A field of a task's `Options`: its default, and what --help says."""
+    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)

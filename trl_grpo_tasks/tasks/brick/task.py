@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec
+from ...task import Row, Score, Task, TinySpec, option
 from . import hub
 from .captions import CAPTION_WORDS, PROMPT_STYLES, caption, choices, prompt
 from .catalogue import CATEGORIES
@@ -28,10 +28,6 @@ BACKENDS = ("auto", "highs", "clarabel", "gurobi")
 LARGEST_WORLD = 40
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class BrickOptions:
     """What is built, how it is written, and what counts."""
@@ -39,31 +35,31 @@ class BrickOptions:
     brick_levels: list[str] = field(
         default_factory=list, metadata={"help": f"Levels to use, of {', '.join(ALL)}. Empty: all."}
     )
-    brick_data: str | None = _option(
+    brick_data: str | None = option(
         None, f"Train on published structures instead: a Hub id ({hub.DATASET}), a folder or a file in its format."
     )
-    prompt_style: str = _option("short", "Prompts: 'short' (the caption) or 'full' (with the rules, for a real LLM).")
-    world_dim: int | None = _option(None, "Side of the world. Not given: as large as the level is, 8 to 20.")
-    max_bricks: int = _option(150, "Most bricks a structure may have.")
-    text_form: str = _option("absolute", "How bricks are written: 'absolute' or 'pivot' (offset from a placed brick).")
-    max_offset_distance: int = _option(MAX_OFFSET, "Largest offset from a placed brick in the pivot form.")
-    attach: bool = _option(True, "With --constrain: every brick stands on the ground or on studs of an earlier one.")
-    canonical: bool = _option(True, "With --constrain: layer by layer, x and then y descending, as gold answers are.")
-    max_brick_rejections: int = _option(
+    prompt_style: str = option("short", "Prompts: 'short' (the caption) or 'full' (with the rules, for a real LLM).")
+    world_dim: int | None = option(None, "Side of the world. Not given: as large as the level is, 8 to 20.")
+    max_bricks: int = option(150, "Most bricks a structure may have.")
+    text_form: str = option("absolute", "How bricks are written: 'absolute' or 'pivot' (offset from a placed brick).")
+    max_offset_distance: int = option(MAX_OFFSET, "Largest offset from a placed brick in the pivot form.")
+    attach: bool = option(True, "With --constrain: every brick stands on the ground or on studs of an earlier one.")
+    canonical: bool = option(True, "With --constrain: layer by layer, x and then y descending, as gold answers are.")
+    max_brick_rejections: int = option(
         MAX_BRICK_REJECTIONS, "With --decoding rejection: how often a line is drawn again before it is kept anyway."
     )
-    max_rollbacks: int = _option(
+    max_rollbacks: int = option(
         MAX_ROLLBACKS,
         "With --decoding ...+rollback: how often a structure that does not stand is cut and gone on with.",
     )
-    success_iou: float = _option(0.8, "Overlap with the target that success needs.")
-    stability_backend: str = _option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
-    stability_weight: float = _option(1.0, "Weight of standing: one minus the load factor.")
-    connectivity_weight: float = _option(0.5, "Weight of the share of bricks that studs connect to the ground.")
-    quality_weight: float = _option(0.25, "Weight of the share of bricks that neither collide nor leave the world.")
-    length_weight: float = _option(0.1, "Weight of having as many bricks as the gold answer.")
-    shape_weight: float = _option(2.0, "Weight of the overlap with the target.")
-    syntax_weight: float = _option(0.1, "Weight of the share of lines that are bricks.")
+    success_iou: float = option(0.8, "Overlap with the target that success needs.")
+    stability_backend: str = option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
+    stability_weight: float = option(1.0, "Weight of standing: one minus the load factor.")
+    connectivity_weight: float = option(0.5, "Weight of the share of bricks that studs connect to the ground.")
+    quality_weight: float = option(0.25, "Weight of the share of bricks that neither collide nor leave the world.")
+    length_weight: float = option(0.1, "Weight of having as many bricks as the gold answer.")
+    shape_weight: float = option(2.0, "Weight of the overlap with the target.")
+    syntax_weight: float = option(0.1, "Weight of the share of lines that are bricks.")
 
     def __post_init__(self) -> None:
         for name, value, known in (

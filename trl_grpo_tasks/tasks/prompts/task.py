@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec
+from ...task import Row, Score, Task, TinySpec, option
 from . import data, generators, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
 
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class PromptsOptions:
     """Where prompts come from and how answers to them are judged."""
 
-    prompts_file: str | None = _option(
+    prompts_file: str | None = option(
         None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). None: use --generator."
     )
-    generator: str = _option("arithmetic", f"Without a file: {', '.join(generators.GENERATORS)} or mixed.")
+    generator: str = option("arithmetic", f"Without a file: {', '.join(generators.GENERATORS)} or mixed.")
     generator_levels: list[str] = field(
         default_factory=list, metadata={"help": "Levels of the generator to use, such as 1 2 3. Empty: all."}
     )
@@ -43,20 +39,20 @@ class PromptsOptions:
             f"{', '.join(REWARDS)}, or my_module:my_function."
         },
     )
-    prompt_column: str = _option("prompt", "The column of the file that holds the prompt: text or chat messages.")
-    answer_column: str = _option("answer", "The column of the file that holds the answer.")
-    system_prompt: str | None = _option(None, "A system message in front of every prompt that has none.")
-    target_length: int | None = _option(None, "Words that reward 'length' wants, in rows without a target_length.")
-    reward_model: str | None = _option(None, "A sequence-classification model (Hub id or folder) that scores answers.")
-    test_fraction: float = _option(0.1, "The share of prompts kept for testing.")
-    constrain_format: bool = _option(
+    prompt_column: str = option("prompt", "The column of the file that holds the prompt: text or chat messages.")
+    answer_column: str = option("answer", "The column of the file that holds the answer.")
+    system_prompt: str | None = option(None, "A system message in front of every prompt that has none.")
+    target_length: int | None = option(None, "Words that reward 'length' wants, in rows without a target_length.")
+    reward_model: str | None = option(None, "A sequence-classification model (Hub id or folder) that scores answers.")
+    test_fraction: float = option(0.1, "The share of prompts kept for testing.")
+    constrain_format: bool = option(
         False, "Let rows with a schema (or a regex pattern) be written only as that allows, with --constrain."
     )
-    allow_code_execution: bool = _option(
+    allow_code_execution: bool = option(
         False, "Run programs that the model wrote, in a sandbox that is not a container. Needed by reward 'tests'."
     )
-    sandbox_timeout: float = _option(10.0, "Seconds that the tests of one program may take.")
-    sandbox_memory_mb: int = _option(512, "Memory that one program may use, in MB.")
+    sandbox_timeout: float = option(10.0, "Seconds that the tests of one program may take.")
+    sandbox_memory_mb: int = option(512, "Memory that one program may use, in MB.")
 
 
 class PromptsTask(Task):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec
+from ...task import Row, Score, Task, TinySpec, option
 from . import data
 from .canonical import digest, rediscovered
 from .language import LanguageError, parse
@@ -19,20 +19,16 @@ if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class TheoryOptions:
     """Which theories are begun, and what counts."""
 
-    start: str = _option(
+    start: str = option(
         "standard_model",
         f"What prompts give: {', '.join(data.STARTS)}, or mixed.",
     )
-    new_multiplets: int = _option(4, "The most fermion multiplets that are to be added to the Standard Model.")
-    prompts_file: str | None = _option(
+    new_multiplets: int = option(4, "The most fermion multiplets that are to be added to the Standard Model.")
+    prompts_file: str | None = option(
         None, "A file with a prompt on each line, or JSON objects with 'prompt' and perhaps 'gold'. None: use --start."
     )
     goals: list[str] = field(
@@ -41,11 +37,11 @@ class TheoryOptions:
             "help": f"Levels of the curriculum, each with its own success: {', '.join(GOALS)}. Test rows: the last."
         },
     )
-    max_words: int = _option(400, "A theory with more words than this is too long.")
-    threshold_gev: float = _option(THRESHOLD_GEV, "Charged and coloured exotics must be heavier than this (GeV).")
-    tiny_width: int = _option(128, "Width of the embedded model.")
-    tiny_layers: int = _option(4, "Layers of the embedded model.")
-    tiny_heads: int = _option(4, "Attention heads of the embedded model.")
+    max_words: int = option(400, "A theory with more words than this is too long.")
+    threshold_gev: float = option(THRESHOLD_GEV, "Charged and coloured exotics must be heavier than this (GeV).")
+    tiny_width: int = option(128, "Width of the embedded model.")
+    tiny_layers: int = option(4, "Layers of the embedded model.")
+    tiny_heads: int = option(4, "Attention heads of the embedded model.")
 
     def __post_init__(self) -> None:
         _check_choice("start", self.start, [*data.STARTS, "mixed"])

@@ -1,0 +1,86 @@
+"""The report of a run: one HTML page that opens from disk. What was trained, what came of it, and how to repeat it."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..task import Task, get_task
+from .folder import SETTINGS_FILE, RunFolder
+from .gallery import Pictures
+from .look import SCRIPT, STYLE
+from .sections import curves, evaluation_table, headline, pass_at_k, reproduce, samples, times
+
+REPORT_FILE = "report.html"
+RELOADED_EVERY = 60  # seconds, in the browser, while a run goes on
+# For drawing, at most. While a run goes on it waits for us: a few pictures a time, which are kept.
+SECONDS, SECONDS_WHILE_RUNNING = 60.0, 2.0
+
+
+def write_report(
+    run_dir: str | Path, task: Task, *, pictures: Pictures | None = None, running_to: int | None = None
+) -> Path:
+    """Write report.html into a run's folder from what the run left there so far, and return its path.
+
+    `running_to` is the last step of a run that goes on now. `pictures` can be kept from one call to the next.
+    """
+    run = RunFolder.read(run_dir)
+    pictures = Pictures(task) if pictures is None else pictures
+    pictures.start_page(SECONDS if running_to is None else SECONDS_WHILE_RUNNING)
+    body = [
+        headline(run, task, running_to),
+        _section(
+            "Held-out rows", f"<div class=beside><div>{evaluation_table(run)}</div><div>{pass_at_k(run)}</div></div>"
+        ),
+        samples(run, pictures),
+        curves(run),
+        _section("Time", times(run)),
+        _section("How to repeat it", reproduce(run)),
+        _settings(run.settings),
+        "<dialog id=large><button autofocus>close</button><div></div></dialog>",
+    ]
+    reload = f"<meta http-equiv=refresh content={RELOADED_EVERY}>" if running_to is not None else ""
+    page = (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        f"<meta name=viewport content='width=device-width,initial-scale=1'>{reload}"
+        f"<title>{html.escape(task.name)}: report</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+    path = run.path / REPORT_FILE
+    half_written = path.with_suffix(".tmp")  # a browser may be reading the page, and a run may be killed now
+    half_written.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(half_written, path)
+    return path
+
+
+def task_of(run_dir: str | Path) -> Task:
+    """The task of a run, with its options, from what is in the run's folder. ValueError in words if it is not."""
+    run = RunFolder.read(run_dir)
+    if run.is_empty:
+        raise ValueError(
+            f"{run_dir} is not the folder of a run: it has none of settings.json, results.json, evaluation.json and "
+            "training_metrics.jsonl"
+        )
+    if run.task_spec is None:
+        raise ValueError(f"{run_dir} does not say which task was trained (it has no settings.json): give --task")
+    try:
+        return get_task(run.task_spec, run.settings.get("task", {}).get("options"))
+    except TypeError as error:
+        raise ValueError(
+            f"{run.path / SETTINGS_FILE} has options that task {run.task_spec!r} does not have now ({error}): give "
+            "--task and its options"
+        ) from error
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    if not settings:
+        return ""
+    text = html.escape(json.dumps(settings, indent=1, ensure_ascii=False))
+    return f"<details><summary>All settings</summary><pre class=block>{text}</pre></details>"

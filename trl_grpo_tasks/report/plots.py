@@ -1,0 +1,113 @@
+"""Charts as inline SVG: axes, a line or several, and a tooltip on every point. Colours come from the page's style."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+Points = Sequence[tuple[float, float]]
+Scale = Callable[[float], float]
+
+MOST_POINTS = 150  # of a line; longer ones are averaged in stretches
+SMOOTHED_FROM = 30  # points: from here on a running mean is drawn over the raw line
+COLOURS = 6  # classes s0 to s5 of the style
+
+
+def chart(
+    title: str,
+    lines: Mapping[str, Points],
+    *,
+    name: str = "",
+    x_label: str = "step",
+    limits: tuple[float, float] | None = None,
+    log2: bool = False,
+    size: tuple[int, int] = (340, 200),
+) -> str:
+    """A figure with a chart of `lines` by their labels; `name` is how the metric is called in the files. `limits` of
+    the vertical axis are widened to what there is to show; `log2` spaces the horizontal one in doublings."""
+    lines = {label: _thinned(points) for label, points in lines.items() if points}
+    if not lines:
+        return ""
+    steps = sorted({step for points in lines.values() for step, _ in points})
+    values = [value for points in lines.values() for _, value in points]
+    low, high = min([*values, *(limits or ())]), max([*values, *(limits or ())])
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        low, high = low - max(0.5, abs(low) / 10), high + max(0.5, abs(high) / 10)
+    ticks = nice_ticks(low, high)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    width, height = size
+    left, right, top, bottom = 12 + 6.5 * max(len(_number(tick)) for tick in ticks), 10, 8, 34
+
+    def x(step: float) -> float:
+        first, last, at = (math.log2(s) if log2 else s for s in (steps[0], steps[-1], step))
+        return left + (width - left - right) * ((at - first) / (last - first) if last > first else 0.5)
+
+    def y(value: float) -> float:
+        return top + (height - top - bottom) * (high - value) / (high - low)
+
+    parts = []
+    for tick in ticks:
+        parts.append(f"<line class=grid x1={left:.1f} x2={width - right} y1={y(tick):.1f} y2={y(tick):.1f} />")
+        parts.append(f"<text x={left - 6:.1f} y={y(tick) + 4:.1f} text-anchor=end>{_number(tick)}</text>")
+    marks = steps if log2 else [t for t in nice_ticks(steps[0], steps[-1], 5) if steps[0] <= t <= steps[-1]] or steps
+    for mark in marks:
+        parts.append(f"<text x={x(mark):.1f} y={height - bottom + 16} text-anchor=middle>{_number(mark)}</text>")
+    parts.append(f"<text x={(left + width - right) / 2:.1f} y={height - 3} text-anchor=middle>{x_label}</text>")
+    for place, (label, points) in enumerate(lines.items()):
+        parts.append(_line(points, x, y, place % COLOURS, f"{label}, {x_label}" if len(lines) > 1 else x_label))
+    legend = ""
+    if len(lines) > 1:
+        keys = (f"<span><i class=k{i % COLOURS}></i>{html.escape(label)}</span>" for i, label in enumerate(lines))
+        legend = f"<div class=legend>{''.join(keys)}</div>"
+    change = ""
+    if len(lines) == 1:
+        (points,) = lines.values()
+        change = f"<span>{_number(points[0][1])} &rarr; {_number(points[-1][1])}</span>"
+    called = f"<code>{html.escape(name)}</code>" if name else ""
+    return (
+        f"<figure class=chart><figcaption><b>{html.escape(title)}</b>{change}{called}</figcaption>"
+        f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{html.escape(title)}'>{''.join(parts)}</svg>"
+        f"{legend}</figure>"
+    )
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` round numbers around what is between `low` and `high`."""
+    rough = (high - low) / count or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(n * step, 12) for n in range(first, last + 1)]
+
+
+def _line(points: Points, x: Scale, y: Scale, colour: int, said: str) -> str:
+    smooth = len(points) >= SMOOTHED_FROM
+    drawn = [f"<polyline class='s{colour}{' raw' if smooth else ''}' points='{_path(points, x, y)}' />"]
+    if smooth:
+        drawn.append(f"<polyline class=s{colour} points='{_path(_running_mean(points), x, y)}' />")
+    for step, value in points:
+        dot = f"<circle class='dot f{colour}' r=2 cx={x(step):.1f} cy={y(value):.1f} />" if not smooth else ""
+        target = f"<circle class=hit r=7 cx={x(step):.1f} cy={y(value):.1f} />"
+        drawn.append(f"<g>{dot}{target}<title>{html.escape(said)} {_number(step)}: {_number(value)}</title></g>")
+    return "".join(drawn)
+
+
+def _path(points: Points, x: Scale, y: Scale) -> str:
+    return " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
+
+
+def _running_mean(points: Points) -> Points:
+    reach = max(2, len(points) // 20)
+    windows = [points[max(0, i - reach) : i + reach + 1] for i in range(len(points))]
+    return [(step, sum(v for _, v in w) / len(w)) for (step, _), w in zip(points, windows, strict=True)]
+
+
+def _thinned(points: Points) -> Points:
+    stretch = math.ceil(len(points) / MOST_POINTS)
+    parts = [points[i : i + stretch] for i in range(0, len(points), stretch)]
+    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.3g}"

@@ -1,0 +1,10 @@
+"""The machine pack: cars and catapults as construction trees, judged by physics."""
+
+from .scene import to_xml
+from .simulator import Result, simulate
+from .task import MachineOptions, MachineTask
+from .tree import ConstructionTree
+
+TASK = MachineTask
+
+__all__ = ["TASK", "ConstructionTree", "MachineOptions", "MachineTask", "Result", "simulate", "to_xml"]

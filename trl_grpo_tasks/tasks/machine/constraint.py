@@ -1,0 +1,138 @@
+"""What may be written of a machine: JSON of the right shape (schema), or only machines that can be built (tree)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...constraints.choices import Choices, ChoiceTreeConstraint
+from ...constraints.grammar import Grammar, GrammarConstraint
+from ...task import Row
+from .blocks import BLOCKS
+from .growth import Growth
+from .reading import MOST_BLOCKS
+from .tree import ROOT, Block, ConstructionTree, block_json
+
+_GROWTHS_KEPT = 4096
+_OPENING = "[" + block_json(0, ROOT)
+
+
+def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> ChoiceTreeConstraint:
+    """Texts of machines with two to `max_blocks` blocks of these kinds, as `ConstructionTree.to_json` writes them;
+    every one of them is valid. A row may have `blocks` and `max_blocks` of its own."""
+    tree = MachineTree(kinds, max_blocks)
+    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
+
+
+def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
+    """Texts with the right keys and kinds of values, compact as `to_json` writes them; a machine may still be invalid.
+    A row may have `blocks` and `max_blocks` of its own."""
+
+    def grammar(row: Row) -> Grammar:
+        schema = machine_schema(row.get("blocks") or kinds, row.get("max_blocks") or max_blocks)
+        return Grammar.json_schema(schema, separators=(",", ":"))
+
+    grammar({}).parse()
+    return GrammarConstraint(tokenizer, grammar)
+
+
+def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
+    """The JSON schema of a list of blocks: the start block, then one to `max_blocks - 1` others."""
+    two_ended = [kind for kind in kinds if BLOCKS[kind].two_ended]
+    one_ended = [kind for kind in kinds if not BLOCKS[kind].two_ended and kind != "0"]
+    number = {"type": "integer", "minimum": 0, "maximum": max_blocks - 1}
+    face = {"type": "integer", "minimum": 0, "maximum": max(len(block.faces) for block in BLOCKS.values()) - 1}
+
+    def entry(names: list[str], **ends: Any) -> dict[str, Any]:
+        properties = {"id": {"enum": names}, "order_id": number, **ends}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+
+    root = {"const": json.loads(block_json(0, ROOT))}
+    shapes = []
+    if one_ended:
+        shapes.append(entry(one_ended, parent=number, bp_id=face))
+    if two_ended:
+        shapes.append(entry(two_ended, parent_a=number, bp_id_a=face, parent_b=number, bp_id_b=face))
+    return {
+        "type": "array",
+        "prefixItems": [root],
+        "items": {"anyOf": shapes},
+        "minItems": 2,
+        "maxItems": max_blocks,
+    }
+
+
+class MachineTree:
+    """The tree of literals. A node is ((max_blocks, kinds), text so far, and what has been chosen of the next block):
+    kind, parent, face, and parent and face again for two ends.
+
+    Growths are remembered by the text, and made from it again if they have been forgotten; nodes hold plain things
+    only, because the engine keeps many thousands of them.
+    """
+
+    def __init__(self, kinds: Sequence[str], max_blocks: int):
+        self._defaults = (max_blocks, tuple(kinds))
+        self.growths: dict[str, Growth] = {_OPENING: Growth.start()}
+        self.root({})  # so that bad options show now, not at the first row
+
+    def root(self, row: Row) -> tuple[Any, ...]:
+        max_blocks = row.get("max_blocks") or self._defaults[0]
+        kinds = tuple(row.get("blocks") or self._defaults[1])
+        unknown = [kind for kind in kinds if kind not in BLOCKS]
+        if unknown or not any(not BLOCKS[kind].two_ended and kind != "0" for kind in kinds):
+            raise ValueError(
+                f"blocks {', '.join(kinds)}: give some of {', '.join(BLOCKS)}, not only 0 and two-ended ones"
+            )
+        if not 2 <= max_blocks <= MOST_BLOCKS:
+            raise ValueError(f"max_blocks is {max_blocks}; it must be from 2 to {MOST_BLOCKS}, the most ever read")
+        return ((max_blocks, kinds), "")
+
+    def choices(self, node: tuple[Any, ...]) -> Choices:
+        """Every node has a choice: kinds are offered that fit somewhere, and a machine of two blocks may end."""
+        rules, text, *chosen = node
+        if not text:
+            return [(_OPENING, (rules, _OPENING))]
+        growth = self._growth(text)
+        index = len(growth.blocks)
+        if not chosen:
+            max_blocks, kinds = rules
+            literals: list[tuple[str, Any]] = [] if index == 1 else [("]", None)]
+            for kind in growth.kinds(kinds) if index < max_blocks else ():
+                end = "_a" if BLOCKS[kind].two_ended else ""
+                literals.append((f',{{"id":"{kind}","order_id":{index},"parent{end}":', (rules, text, kind)))
+            return literals
+        kind, *ends = chosen
+        two_ended = BLOCKS[kind].two_ended
+        places = growth.faces if two_ended else growth.places(kind)
+        if len(ends) >= 2:
+            places = [place for place in places if place != (ends[0], ends[1])]  # both ends on one face are none
+        letter = ("_a" if len(ends) < 2 else "_b") if two_ended else ""
+        if len(ends) % 2 == 0:
+            parents = dict.fromkeys(parent for parent, _ in places)
+            return [(f'{parent},"bp_id{letter}":', (*node, parent)) for parent in parents]
+        faces = [face for parent, face in places if parent == ends[-1]]
+        if two_ended and len(ends) == 1:
+            return [(f'{face},"parent_b":', (*node, face)) for face in faces]
+        finished = []
+        for face in faces:
+            numbers: list[int] = [*ends, face]
+            finished.append((f"{face}}}", (rules, f"{text},{block_json(index, Block(kind, *numbers))}")))
+        return finished
+
+    def _growth(self, text: str) -> Growth:
+        """From the one a block before where that is remembered, otherwise from the text."""
+        growth = self.growths.get(text)
+        if growth is None:
+            tree = ConstructionTree.parse(text + "]")
+            before = self.growths.get(text[: text.rfind(",{")])
+            growth = before.grow(tree.blocks[-1]) if before is not None else Growth(tree)
+            self.growths[text] = growth
+            if len(self.growths) > _GROWTHS_KEPT:
+                del self.growths[next(iter(self.growths))]  # the oldest
+        return growth

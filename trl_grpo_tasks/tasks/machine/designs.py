@@ -1,0 +1,170 @@
+"""Machines that work: a seeded generator of cars and catapults, and a short search that betters them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from .blocks import BLOCKS, PROMPT_BLOCKS
+from .growth import Growth
+from .simulator import simulate
+from .tree import Block, ConstructionTree
+from .trials import Trial, get_trial, task_score
+
+LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # blocks of a machine, at least and at most
+_BARS = ("15", "1", "63")
+_FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
+
+
+def search(
+    trial: Trial | str,
+    blocks: tuple[int, int],
+    seed: int | str,
+    *,
+    kinds: Sequence[str] = PROMPT_BLOCKS,
+    sketches: int = 16,
+    changes: int = 32,
+) -> tuple[ConstructionTree, float]:
+    """The best of some sketches with that many blocks (at least, at most), bettered by random changes, and its score.
+    The same seed gives the same machine."""
+    trial = get_trial(trial)
+    rng = random.Random(f"{seed}-{trial.name}")
+    draw = sketch_catapult if trial.throws else sketch_car
+    best, best_score = None, -3.0
+    for step in range(sketches + changes):
+        tree = draw(rng, blocks, kinds) if step < sketches or best is None else changed(best, rng, blocks[1], kinds)
+        score = _worth(tree, trial) if blocks[0] <= len(tree.blocks) <= blocks[1] else -2.0
+        if score > best_score:
+            best, best_score = tree, score
+    assert best is not None
+    return best, best_score
+
+
+def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
+    """A spine along the way, pairs of wheels on its sides, and perhaps something on top."""
+    draft, max_blocks = _Draft(kinds), blocks[1]
+    ends = [draft.add(rng.choice(_BARS), 0, face) for face in (_FRONT, _BACK)]
+    while rng.random() < 0.4 and len(draft.blocks) < max_blocks - 4:
+        side = rng.randrange(2)
+        ends[side] = draft.add(rng.choice(_BARS), ends[side], 0) or ends[side]
+    spine = list(range(1, len(draft.blocks)))
+    for _ in range(rng.randint(2, 5)):
+        if len(draft.blocks) > max_blocks - 2:
+            break
+        bar = rng.choice(spine)
+        length = (len(BLOCKS[draft.blocks[bar].kind].faces) - 1) // 4
+        place = rng.randrange(length)
+        for side in range(2):
+            draft.add("2", bar, 1 + side * length + place)
+    draft.fill(rng, rng.randint(*blocks) if blocks[0] > 2 else len(draft.blocks) + rng.choice((0, 0, 1)))
+    return draft.tree()
+
+
+def sketch_catapult(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
+    """Feet, a tower, a motor on its side, an arm on the motor, a bowl at the end of the arm, a boulder in the bowl."""
+    draft, max_blocks = _Draft(kinds), blocks[1]
+    spare = max_blocks - 6  # the tower, motor, arm, bowl, boulder and the start
+    feet = [f for f in (_FRONT, _BACK, _LEFT, _RIGHT) if rng.random() < 0.8][: max(1, spare - 1)]
+    for face in feet:
+        foot = draft.add("63", 0, face)
+        if foot and rng.random() < 0.5 and len(draft.blocks) < spare:
+            draft.add("35", foot, 0)
+    tower = draft.add(rng.choice(("63", "63", "1")), 0, _UP)
+    if tower and rng.random() < 0.3 and len(draft.blocks) < max_blocks - 4:
+        tower = draft.add(rng.choice(_BARS), tower, 0) or tower
+    motor = _try(draft, rng, "22", tower)
+    arm = _try(draft, rng, rng.choice(("63", "63", "1")), motor)
+    if arm and rng.random() < 0.6 and len(draft.blocks) < max_blocks - 2:
+        arm = draft.add(rng.choice(_BARS), arm, 0) or arm
+    bowl = _try(draft, rng, "30", arm)
+    if bowl:
+        draft.add("36", bowl, 0)
+    draft.fill(rng, rng.randint(*blocks) if blocks[0] > 2 else len(draft.blocks) + rng.choice((0, 0, 1)))
+    return draft.tree()
+
+
+def changed(
+    tree: ConstructionTree, rng: random.Random, max_blocks: int, kinds: Sequence[str] = PROMPT_BLOCKS
+) -> ConstructionTree:
+    """The machine with a block left out, another in its place, one on another face, or one more; always valid."""
+    blocks = list(tree.blocks)
+    index = rng.randrange(1, len(blocks))
+    what = rng.choice(("drop", "kind", "face", "add"))
+    draft = _Draft(kinds)
+    numbers: dict[int | None, int | None] = {0: 0, None: None}
+    for old, block in enumerate(blocks[1:], start=1):
+        kind, face = block.kind, block.face
+        if old == index and what == "drop":
+            continue
+        if old == index and what == "kind" and not block.type.two_ended:
+            kind = rng.choice([k for k in kinds if k != "0" and not BLOCKS[k].two_ended])
+        if old == index and what == "face":
+            face = rng.randrange(len(blocks[block.parent].type.faces))
+        if block.parent in numbers and block.parent_b in numbers:
+            number = draft.add(kind, numbers[block.parent], face, numbers[block.parent_b], block.face_b)
+            if number:
+                numbers[old] = number
+    if what == "add":
+        draft.fill(rng, min(max_blocks, len(draft.blocks) + 1))
+    grown = draft.tree()
+    return grown if len(grown.blocks) > 1 else tree
+
+
+class _Draft:
+    """A machine that grows by what fits; what does not fit is left out."""
+
+    def __init__(self, kinds: Sequence[str]):
+        self.growth, self.kinds = Growth.start(), ["0", *(kind for kind in kinds if kind != "0")]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.growth.blocks
+
+    def tree(self) -> ConstructionTree:
+        return ConstructionTree(self.growth.blocks)
+
+    def add(
+        self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None
+    ) -> int | None:
+        """The number of the new block, or None where it does not fit."""
+        if parent is None or kind not in self.kinds:
+            return None
+        if BLOCKS[kind].two_ended:
+            fits = {(parent, face), (parent_b, face_b)} <= set(self.growth.faces) and (parent, face) != (
+                parent_b,
+                face_b,
+            )
+        else:
+            fits = (parent, face) in self.growth.places(kind)
+        if not fits:
+            return None
+        self.growth = self.growth.grow(Block(kind, parent, face, parent_b, face_b))
+        return len(self.blocks) - 1
+
+    def fill(self, rng: random.Random, size: int) -> None:
+        """Random blocks on random faces until the machine has this many; mostly plain ones."""
+        plain = [kind for kind in ("15", "1", "63", "35", "41") if kind in self.kinds]
+        for _ in range(20 * size):
+            if len(self.blocks) >= size:
+                break
+            kind = rng.choice(plain or self.kinds[1:]) if rng.random() < 0.7 else rng.choice(self.kinds[1:])
+            places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
+            if kind != "36" and len(places) > 1:
+                ends = rng.sample(places, 2) if BLOCKS[kind].two_ended else [rng.choice(places)]
+                self.add(kind, *(number for end in ends for number in end))
+
+
+def _try(draft: _Draft, rng: random.Random, kind: str, parent: int | None) -> int | None:
+    """The block on some side of its parent on which it fits."""
+    if parent is None:
+        return None
+    faces = list(range(len(draft.blocks[parent].type.faces)))
+    rng.shuffle(faces)
+    return next((number for face in faces if (number := draft.add(kind, parent, face))), None)
+
+
+def _worth(tree: ConstructionTree, trial: Trial) -> float:
+    if trial.throws and not any(block.kind == "36" for block in tree.blocks):
+        return 0.0
+    result = simulate(tree, trial)
+    return task_score(trial, result)[0] if result.valid else -1.0

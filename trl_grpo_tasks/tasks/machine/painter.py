@@ -1,0 +1,200 @@
+"""A small painter of MuJoCo scenes: boxes, cylinders and balls in parallel projection. Pillow and numpy, no OpenGL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+try:
+    from PIL import Image, ImageDraw
+except ImportError as error:
+    raise ImportError("pictures of machines need pillow: pip install 'trl_grpo_tasks[machine]'") from error
+
+SKY, GROUND, GRID, ROPE, RING = (236, 241, 245), (214, 220, 208), (190, 197, 184), (70, 74, 82), (222, 160, 20)
+_LIGHT = np.array([0.35, -0.5, 0.8]) / np.linalg.norm([0.35, -0.5, 0.8])
+_FINE = 2  # drawn this much larger, then shrunk
+_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6  # MuJoCo's numbers of the shapes
+_CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=float)
+_BOX_FACES = ((0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3))
+_BOX_NORMALS = np.array([_CORNERS[list(face)].mean(axis=0) for face in _BOX_FACES])
+_UNSEEN = 3  # the group of shapes that only touch
+_SIDES = 18  # of the prism that stands for a cylinder
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Looks at `centre` from behind and the right; `span` metres fill the width of the picture."""
+
+    centre: np.ndarray
+    span: float
+    size: tuple[int, int]
+    azimuth: float = -62.0
+    elevation: float = 20.0
+
+    @cached_property
+    def axes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Right, up and towards the viewer."""
+        a, e = math.radians(self.azimuth), math.radians(self.elevation)
+        towards = np.array([-math.sin(a) * math.cos(e), -math.cos(a) * math.cos(e), math.sin(e)])
+        right = np.array([math.cos(a), -math.sin(a), 0.0])
+        return right, np.cross(towards, right), towards
+
+    def project(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels of the fine picture, and how near each point is."""
+        right, up, towards = self.axes
+        offset = points - self.centre
+        scale = _FINE * self.size[0] / self.span
+        x = _FINE * self.size[0] / 2 + scale * (offset @ right)
+        y = _FINE * self.size[1] / 2 - scale * (offset @ up)
+        return np.stack([x, y], axis=-1), offset @ towards
+
+
+def paint(camera: Camera, model: Any, positions: np.ndarray, matrices: np.ndarray, sites: np.ndarray) -> Image.Image:
+    """One moment of a run: poses of all geoms and sites, as `simulate(..., record=True)` keeps them."""
+    image = Image.new("RGB", (_FINE * camera.size[0], _FINE * camera.size[1]), SKY)
+    _paint_ground(ImageDraw.Draw(image), camera)
+    canvas = _Canvas(np.array(image))
+    for geom in range(model.ngeom):
+        shape, size = int(model.geom_type[geom]), model.geom_size[geom]
+        colour, centre = model.geom_rgba[geom, :3], positions[geom]
+        if model.geom_group[geom] == _UNSEEN:
+            continue
+        if shape == _SPHERE:
+            pixel, depth = camera.project(centre[None])
+            canvas.ball(pixel[0], float(depth[0]), float(size[0]), camera, colour)
+        elif shape != _PLANE:
+            _solid(canvas, camera, shape, size, centre, matrices[geom].reshape(3, 3), colour)
+    image = Image.fromarray(canvas.colours)
+    _paint_ropes_and_rings(ImageDraw.Draw(image), camera, model, sites)
+    return image
+
+
+def shrunk(image: Image.Image) -> Image.Image:
+    return image.reduce(_FINE)
+
+
+class _Canvas:
+    """Colours, and how near what is painted at each pixel is: solids that interlock come out right."""
+
+    def __init__(self, colours: np.ndarray):
+        self.colours = colours
+        self._depth: np.ndarray = np.full(colours.shape[:2], -np.inf)
+
+    def polygon(self, pixels: np.ndarray, depths: np.ndarray, colour: tuple[int, int, int]) -> None:
+        """A flat convex polygon, its rim darker."""
+        window, x, y = self._window(pixels.min(axis=0), pixels.max(axis=0))
+        if window is None:
+            return
+        edges = np.roll(pixels, -1, axis=0) - pixels
+        lengths = np.hypot(edges[:, 0], edges[:, 1]) + 1e-9
+        (px, py), (qx, qy) = pixels.T, np.roll(pixels, -1, axis=0).T
+        turn = 1.0 if (px * qy - py * qx).sum() > 0 else -1.0
+        rim = np.full(np.broadcast_shapes(x.shape, y.shape), np.inf)
+        for corner, (ex, ey), length in zip(pixels, edges, lengths, strict=True):
+            np.minimum(rim, turn * (ex * (y - corner[1]) - ey * (x - corner[0])) / length, out=rim)
+        plane = np.linalg.lstsq(np.column_stack([pixels, np.ones(len(pixels))]), depths, rcond=None)[0]
+        depth = plane[0] * x + plane[1] * y + plane[2]
+        seen = (rim >= 0) & (depth > self._depth[window])
+        self._depth[window][seen] = depth[seen]
+        self.colours[window][seen] = colour
+        self.colours[window][seen & (rim < _FINE * 0.6)] = [int(0.7 * channel) for channel in colour]
+
+    def ball(self, pixel: np.ndarray, depth: float, radius: float, camera: Camera, colour: np.ndarray) -> None:
+        scale = _FINE * camera.size[0] / camera.span
+        window, x, y = self._window(pixel - radius * scale, pixel + radius * scale)
+        if window is None:
+            return
+        across, down = (x - pixel[0]) / scale, (y - pixel[1]) / scale
+        square = radius**2 - across**2 - down**2
+        bulge = np.sqrt(np.maximum(square, 0.0))
+        seen = (square > 0) & (depth + bulge > self._depth[window])
+        right, up, towards = camera.axes
+        light = (across * (right @ _LIGHT) - down * (up @ _LIGHT) + bulge * (towards @ _LIGHT)) / radius
+        shade = 0.55 + 0.45 * np.maximum(light, 0.0)
+        self._depth[window][seen] = (depth + bulge)[seen]
+        self.colours[window][seen] = (255 * shade[seen][:, None] * colour).astype(np.uint8)
+
+    def _window(self, low: np.ndarray, high: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The part of the canvas between two corners, and the middles of its pixels; None where there is none."""
+        height, width = self._depth.shape
+        left, right = max(0, math.floor(low[0])), min(width, math.ceil(high[0]))
+        top, bottom = max(0, math.floor(low[1])), min(height, math.ceil(high[1]))
+        if left >= right or top >= bottom:
+            return None, np.zeros(0), np.zeros(0)
+        window = (slice(top, bottom), slice(left, right))
+        return window, np.arange(left, right)[None, :] + 0.5, np.arange(top, bottom)[:, None] + 0.5
+
+
+def _solid(
+    canvas: _Canvas,
+    camera: Camera,
+    shape: int,
+    size: np.ndarray,
+    centre: np.ndarray,
+    frame: np.ndarray,
+    colour: np.ndarray,
+) -> None:
+    """The faces of a box or a prism that look at the viewer."""
+    if shape == _BOX:
+        outlines = [_CORNERS[list(face)] * size for face in _BOX_FACES]
+        normals = _BOX_NORMALS
+    else:
+        half, turns = np.array([0.0, 0.0, size[1]]), np.linspace(0, 2 * math.pi, _SIDES, endpoint=False)
+        ring = size[0] * np.stack([np.cos(turns), np.sin(turns), np.zeros(_SIDES)], axis=1)
+        sides = [
+            np.array([ring[n] - half, ring[n - 1] - half, ring[n - 1] + half, ring[n] + half]) for n in range(_SIDES)
+        ]
+        outlines = [ring + half, ring - half, *sides]
+        normals = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], *((ring + np.roll(ring, 1, axis=0)) / 2)])
+    turned = normals @ frame.T
+    turned = turned / np.linalg.norm(turned, axis=1, keepdims=True)
+    lights = 0.55 + 0.45 * np.maximum(turned @ _LIGHT, 0.0)
+    for n in np.flatnonzero(turned @ camera.axes[2] > 1e-6):
+        pixels, depths = camera.project(centre + outlines[n] @ frame.T)
+        canvas.polygon(pixels, depths, _shaded(colour, float(lights[n])))
+
+
+def _shaded(colour: np.ndarray, light: float) -> tuple[int, int, int]:
+    red, green, blue = (int(255 * light * channel) for channel in colour)
+    return red, green, blue
+
+
+def _paint_ground(draw: ImageDraw.ImageDraw, camera: Camera) -> None:
+    reach = 2.0 * camera.span
+    x, y = camera.centre[:2]
+    corners = np.array(
+        [[x - reach, y - reach, 0], [x + reach, y - reach, 0], [x + reach, y + reach, 0], [x - reach, y + reach, 0]]
+    )
+    draw.polygon([tuple(p) for p in camera.project(corners)[0].tolist()], fill=GROUND)
+    step = 1.0 if camera.span < 25 else 5.0
+    for line in np.arange(math.floor((x - reach) / step) * step, x + reach, step):
+        _line(draw, camera, [[line, y - reach, 0], [line, y + reach, 0]], GRID)
+    for line in np.arange(math.floor((y - reach) / step) * step, y + reach, step):
+        _line(draw, camera, [[x - reach, line, 0], [x + reach, line, 0]], GRID)
+
+
+def _paint_ropes_and_rings(draw: ImageDraw.ImageDraw, camera: Camera, model: Any, sites: np.ndarray) -> None:
+    names = {model.site(n).name: n for n in range(model.nsite)}
+    for name, index in names.items():
+        if name.startswith("s") and name.endswith("a") and name[:-1] + "b" in names:
+            _line(draw, camera, [sites[index], sites[names[name[:-1] + "b"]]], ROPE, width=3)
+        elif name.startswith("ring"):
+            radius = float(model.site_size[index, 0])
+            turns = np.linspace(0, 2 * math.pi, 40)
+            circle = sites[index] + radius * np.stack([np.cos(turns), 0 * turns, np.sin(turns)], axis=1)
+            _line(draw, camera, circle, RING, width=5)
+
+
+def paint_path(image: Image.Image, camera: Camera, path: np.ndarray, colour: tuple[int, int, int]) -> None:
+    _line(ImageDraw.Draw(image), camera, path, colour, width=4)
+
+
+def _line(
+    draw: ImageDraw.ImageDraw, camera: Camera, points: Any, colour: tuple[int, int, int], width: int = 1
+) -> None:
+    pixels, _ = camera.project(np.asarray(points, dtype=float))
+    draw.line([tuple(p) for p in pixels.tolist()], fill=colour, width=width)

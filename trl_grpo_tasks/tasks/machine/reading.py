@@ -1,0 +1,148 @@
+"""Reading blocks from whatever a model wrote: thoughts, fences, both spellings of the fields. Nothing here raises."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from .blocks import BLOCKS
+
+LONGEST_TEXT = 200_000
+MOST_BLOCKS = 200
+_STARTS_TRIED = 20  # places in a text without a fence at which a list may begin
+
+_FENCE = re.compile(r"```[ \t]*(?:json|JSON)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
+_JSON_FENCE = re.compile(r"```[ \t]*(?:json|JSON)[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
+
+# The authors' fields, and the paper's, each for blocks with one parent and with two.
+_SPELLINGS = (
+    {"kind": "id", "order": "order_id", "face": "bp_id"},
+    {"kind": "type", "order": "id", "face": "face_id"},
+)
+
+
+class Entry(NamedTuple):
+    kind: str
+    parent: int
+    face: int
+    parent_b: int | None
+    face_b: int | None
+
+
+class _Repeated(dict[str, Any]):
+    """An object of a JSON text that had a key twice."""
+
+
+def read_blocks(text: str) -> tuple[list[Entry], list[str]]:
+    """The blocks of a text and all problems in words; blocks are given only where there are no problems."""
+    found, problem = _find_list(text)
+    if problem:
+        return [], [problem]
+    if not found:
+        return [], ["the list of blocks is empty"]
+    if len(found) > MOST_BLOCKS:
+        return [], [f"the machine has {len(found)} blocks; at most {MOST_BLOCKS} are read"]
+    entries: list[Entry] = []
+    problems: list[str] = []
+    for place, item in enumerate(found):
+        entry = _read_entry(place, item, problems)
+        if entry is not None:
+            entries.append(entry)
+    return ([], problems) if problems else (entries, [])
+
+
+def _find_list(text: str) -> tuple[list[Any], str]:
+    if len(text) > LONGEST_TEXT:
+        return [], f"the text has {len(text)} characters; at most {LONGEST_TEXT} are read"
+    fenced = _JSON_FENCE.findall(text) or _FENCE.findall(text)
+    if fenced:
+        value, problem = _decode(fenced[-1].strip(), whole=True)
+    else:
+        value, problem = None, "there is no JSON list in the text"
+        stripped = text.strip()
+        if stripped[:1] in ("{", '"') or stripped[:1].isdigit():
+            value, problem = _decode(stripped, whole=True)
+        else:
+            starts = [match.start() for _, match in zip(range(_STARTS_TRIED), re.finditer(r"\[", text), strict=False)]
+            for start in starts:
+                value, trouble = _decode(text[start:], whole=False)
+                if not trouble and (not value or isinstance(value[0], dict)):
+                    problem = ""
+                    break
+                problem = trouble or problem
+    if problem:
+        return [], problem
+    if not isinstance(value, list):
+        return [], f"the JSON is {_described(value)}, not a list of blocks"
+    return value, ""
+
+
+def _decode(text: str, whole: bool) -> tuple[Any, str]:
+    decoder = json.JSONDecoder(object_pairs_hook=_pairs)
+    try:
+        return (decoder.decode(text) if whole else decoder.raw_decode(text)[0]), ""
+    except ValueError as error:  # also numbers with thousands of digits
+        return None, f"the JSON cannot be read: {str(error)[:200]}"
+    except RecursionError:
+        return None, "the JSON is nested too deeply"
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    return plain if len(plain) == len(pairs) else _Repeated(plain)
+
+
+def _read_entry(place: int, item: Any, problems: list[str]) -> Entry | None:
+    where = f"the block at place {place}"
+    if not isinstance(item, dict):
+        problems.append(f"{where} is {_described(item)}, not an object")
+        return None
+    if isinstance(item, _Repeated):
+        problems.append(f"{where} has a key twice")
+        return None
+    names = _SPELLINGS[1] if "type" in item else _SPELLINGS[0]
+    kind = item.get(names["kind"])
+    kind = str(kind) if _is_integer(kind) else kind
+    if not isinstance(kind, str) or kind not in BLOCKS:
+        problems.append(f"{where} has the unknown type {_described(kind)}; types are: {', '.join(BLOCKS)}")
+        return None
+    ends = ("_a", "_b") if BLOCKS[kind].two_ended else ("",)
+    wanted = [names["kind"], names["order"], *(f"{name}{end}" for end in ends for name in ("parent", names["face"]))]
+    before = len(problems)
+    for key in wanted:
+        if key not in item:
+            problems.append(f"{where} ({BLOCKS[kind].name}) has no {key!r}; its keys must be: {', '.join(wanted)}")
+        elif key != names["kind"] and not _is_integer(item[key]):
+            problems.append(f"{where} has {key!r} {_described(item[key])}, which is not an integer")
+    for key in sorted(set(item) - set(wanted))[:5]:
+        problems.append(f"{where} ({BLOCKS[kind].name}) has the extra key {_described(key)}")
+    if len(problems) > before:
+        return None
+    if item[names["order"]] != place:
+        problems.append(
+            f"{where} has {names['order']!r} {_described(item[names['order']])}; they must count 0, 1, 2, ..."
+        )
+        return None
+    numbers = [item[key] for key in wanted[2:]]
+    if any(abs(number) > 10 * MOST_BLOCKS for number in numbers):
+        problems.append(f"{where} names a parent or a face far beyond any there could be")
+        return None
+    parent, face, parent_b, face_b = (*numbers, None, None)[:4]
+    return Entry(kind, parent, face, parent_b, face_b)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _described(value: Any) -> str:
+    """A value in a message, short, and without what a file could not hold."""
+    shown = (
+        ascii(value) if isinstance(value, str | int | float | None) and not _is_huge(value) else type(value).__name__
+    )
+    return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def _is_huge(value: Any) -> bool:
+    return _is_integer(value) and value.bit_length() > 200  # printing thousands of digits is refused by Python

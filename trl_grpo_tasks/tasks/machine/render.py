@@ -1,0 +1,103 @@
+"""Pictures of machines at work: a picture with what path they took, and an animated GIF. Nothing but Pillow is needed.
+
+from trl_grpo_tasks.tasks.machine import simulate
+from trl_grpo_tasks.tasks.machine.render import animation
+
+Path("car.gif").write_bytes(animation(simulate(text, "car", record=True, to_the_end=True), "car"))
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .painter import SKY, Camera, Image, ImageDraw, paint, paint_path, shrunk
+from .simulator import Result
+from .trials import Trial, get_trial
+
+INK, WARNING, PATH = (40, 44, 52), (170, 40, 30), (200, 60, 40)
+_SIZE = (560, 350)
+_LINES_SHOWN = 8
+
+
+def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[str]) -> bytes:
+    """A PNG: the machine at the start, close, above the whole way it or its boulder took; `lines` are written on it.
+    Without a run that was recorded there are only the lines."""
+    if result is None or not result.valid or result.frames is None or trial is None:
+        image = Image.new("RGB", _SIZE, SKY)
+        _write(image, ["no machine", *lines], WARNING)
+        return _png(image)
+    paths = _paths(result, get_trial(trial))
+    close = _painted(result, 0, _close_camera(result, 0), ())
+    far = _painted(result, len(result.times) - 1, _far_camera(paths), paths)
+    image = Image.new("RGB", (_SIZE[0], 2 * _SIZE[1]))
+    image.paste(close, (0, 0))
+    image.paste(far, (0, _SIZE[1]))
+    _write(image, [line for line in lines if line], INK)
+    return _png(image)
+
+
+def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 12, caption: str = "") -> bytes:
+    """An animated GIF of a recorded run. The camera goes along with a car; a throw is seen whole."""
+    if result.frames is None or not result.valid:
+        raise ValueError("an animation needs a valid run made with record=True")
+    trial = get_trial(trial)
+    paths = _paths(result, trial)
+    wanted = np.arange(0, result.times[-1] + 1e-9, 1 / frames_per_second)
+    moments = np.searchsorted(result.times, wanted).clip(max=len(result.times) - 1)
+    images = []
+    for moment in moments.tolist():
+        camera = _far_camera(paths) if trial.throws else _close_camera(result, moment, span=14.0)
+        image = _painted(result, moment, camera, [path[: moment + 1] for path in paths if moment])
+        _write(image, [f"{caption}  {result.times[moment]:.1f} s".strip()], INK)
+        images.append(image.quantize(48, method=Image.Quantize.FASTOCTREE))
+    stream = io.BytesIO()
+    images[0].save(
+        stream, "GIF", save_all=True, append_images=images[1:], duration=round(1000 / frames_per_second), loop=0
+    )
+    return stream.getvalue()
+
+
+def _paths(result: Result, trial: Trial) -> list[np.ndarray]:
+    return list(result.boulder_paths) if trial.throws and result.boulder_paths else [result.path]
+
+
+def _painted(result: Result, moment: int, camera: Camera, paths: Sequence[np.ndarray]) -> Any:
+    frames = result.frames
+    image = paint(camera, frames.model, frames.positions[moment], frames.matrices[moment], frames.sites[moment])
+    for path in paths:
+        paint_path(image, camera, path, PATH)
+    return shrunk(image)
+
+
+def _close_camera(result: Result, moment: int, span: float | None = None) -> Camera:
+    frames = result.frames
+    named = [frames.model.geom(n).name for n in range(frames.model.ngeom)]
+    start = frames.positions[0][[name.startswith("g") and name != "ground" for name in named]]
+    low, high = start.min(axis=0), start.max(axis=0)
+    moved = result.path[moment] - result.path[0]
+    return Camera((low + high) / 2 + [moved[0], moved[1], 0.0], span or 6.0 + float((high - low).max()) * 1.2, _SIZE)
+
+
+def _far_camera(paths: Sequence[np.ndarray]) -> Camera:
+    points = np.concatenate(paths)
+    low, high = points.min(axis=0), points.max(axis=0)
+    return Camera((low + high) / 2, 12.0 + 1.3 * float((high - low).max()), _SIZE)
+
+
+def _write(image: Any, lines: Sequence[str], colour: tuple[int, int, int]) -> None:
+    draw = ImageDraw.Draw(image)
+    plain = [line.encode("ascii", "replace").decode() for line in lines]
+    wrapped = [part for line in plain for part in textwrap.wrap(line[:400], 95)]
+    for n, line in enumerate(wrapped[:_LINES_SHOWN]):
+        draw.text((12, 10 + 16 * n), line, fill=colour)
+
+
+def _png(image: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()

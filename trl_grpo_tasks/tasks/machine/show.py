@@ -1,0 +1,56 @@
+"""Look at one machine: what is wrong with it, what it does, and files to see it in.
+
+python -m trl_grpo_tasks.tasks.machine.show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
+
+The file holds what a model wrote; "-" reads it from the terminal, and `gold` takes the best known machine. MuJoCo's
+own viewer opens the XML: python -m mujoco.viewer --mjcf=machine.xml
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .data import gold_machines
+from .render import animation, picture
+from .scene import to_xml
+from .simulator import simulate
+from .tree import ConstructionTree
+from .trials import SCORINGS, TRIALS, task_score
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="a text with a machine in it, - for the terminal, or gold")
+    parser.add_argument("--trial", choices=list(TRIALS), default="car")
+    for kind in ("png", "gif", "xml"):
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write a {kind.upper()} file")
+    options = parser.parse_args(arguments)
+    if options.file == "gold":
+        known = [entry for level in gold_machines()[options.trial].values() for entry in level]
+        text = max(known, key=lambda entry: entry["score"])["machine"]
+    else:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+    tree = ConstructionTree.parse(text)
+    result = simulate(tree, options.trial, record=True, to_the_end=True)
+    if not result.valid:
+        print(f"not valid: {result.reason}")
+        return 1
+    trial = TRIALS[options.trial]
+    scores = {scoring: task_score(trial, result, scoring) for scoring in SCORINGS}
+    print(f"{len(tree.blocks)} blocks, {' x '.join(f'{side:g}' for side in tree.extent())} m")
+    for scoring, (score, why) in scores.items():
+        print(f"score ({scoring}): {score:.2f}{' - ' + why if why else ''}")
+    if options.png:
+        options.png.write_bytes(picture(result, trial, [f"{trial.name}: {scores['paper'][0]:.2f}"]))
+    if options.gif:
+        options.gif.write_bytes(animation(result, trial, caption=trial.name))
+    if options.xml:
+        options.xml.write_text(to_xml(tree, trial.scene))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""simulate(tree, trial): runs a machine in MuJoCo and says what came of it; always the same for the same machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .scene import MOTOR_SPEED, WHEEL_SPEED, to_xml
+from .tree import ConstructionTree
+from .trials import Trial, get_trial
+
+logger = logging.getLogger(__name__)
+
+DT = 0.005
+SAMPLE_S = 0.02  # positions are looked at this often
+TRIGGER_S = 0.2  # springs pull and grabbers let go from here on
+FASTEST = 100.0  # m/s: no machine of these parts gets there, so what does is a fault of the numbers
+TIME_LIMIT_S = 20.0
+BOULDER_RADIUS = 0.95
+_CHECK_EVERY = 10  # samples
+_FLYING = 0.5  # a boulder has left the ground when it is this far above it
+# The load at which a block breaks off its seat: newtons, newton metres. Rods bear a fifth.
+STRENGTH = (8000.0, 8000.0)
+_FRAGILE = {"41": 0.2}
+
+
+@dataclass(frozen=True)
+class Throw:
+    """How a boulder flew: highest point, rise above its own start, how far it landed, how far it was at the end."""
+
+    height: float
+    rise: float
+    distance: float
+    final_distance: float
+    landed: bool
+    landing: tuple[float, float]  # right, forward of where it started
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run. Paths are (samples, 3) in metres: right, forward, up. `timed_out` means that nothing is
+    known of the machine, because the run took too long by the clock."""
+
+    valid: bool
+    reason: str = ""
+    timed_out: bool = False
+    distance: float = 0.0
+    forward: float = 0.0
+    seconds: float = 0.0
+    throws: tuple[Throw, ...] = ()
+    broken: str = ""
+    loads: dict[int, tuple[float, float]] = field(default_factory=dict)
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
+    path: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)), compare=False)
+    boulder_paths: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    frames: Any = field(default=None, compare=False, repr=False)  # poses for pictures, with record=True
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The poses of all geoms over a run, for pictures."""
+
+    model: Any
+    times: np.ndarray
+    positions: np.ndarray
+    matrices: np.ndarray
+    sites: np.ndarray
+
+
+def simulate(
+    tree: ConstructionTree | str,
+    trial: Trial | str = "car",
+    *,
+    dt: float = DT,
+    breakage: bool = False,
+    to_the_end: bool = False,
+    record: bool = False,
+    limit_s: float = TIME_LIMIT_S,
+) -> Result:
+    """Run a machine. What cannot be built, and runs whose numbers cannot be trusted, are not valid, with a reason.
+
+    A throw ends when all boulders have landed, unless `to_the_end`. With `breakage` the run ends where the load on a
+    seat is more than it bears. `limit_s` is by the clock.
+    """
+    tree = ConstructionTree.parse(tree) if isinstance(tree, str) else tree
+    trial = get_trial(trial)
+    problems = tree.validate()
+    if problems:
+        return Result(False, "; ".join(problems))
+    mujoco = _mujoco()
+    try:
+        model = mujoco.MjModel.from_xml_string(to_xml(tree, trial.scene, dt=dt, loads=breakage))
+    except ValueError as error:
+        return Result(False, f"MuJoCo cannot build the machine: {error}")
+    return _Run(mujoco, model, tree, trial, to_the_end, record).until_done(limit_s)
+
+
+class _Run:
+    def __init__(
+        self,
+        mujoco: Any,
+        model: Any,
+        tree: ConstructionTree,
+        trial: Trial,
+        to_the_end: bool,
+        record: bool,
+    ):
+        self.mujoco, self.model, self.tree, self.trial = mujoco, model, tree, trial
+        self.data = mujoco.MjData(model)
+        self.to_the_end, self.record = to_the_end, record
+        self.boulders = [model.body(f"b{i}").id for i, block in enumerate(tree.blocks) if block.kind == "36"]
+        self.root = model.body("b0").id
+        self.springs: list[int] = []
+        for index in range(model.nu):
+            name = model.actuator(index).name
+            if name.startswith("spring"):
+                self.springs.append(index)
+            else:
+                self.data.ctrl[index] = {"drive": WHEEL_SPEED, "motor": MOTOR_SPEED}.get(
+                    name.rstrip("0123456789"), 0.0
+                )
+        self.held = [i for i in range(model.neq) if model.equality(i).name.startswith("held")]
+        # Sensors come in pairs, force and torque, for every block with a seat of its own.
+        self.seats = [int(model.sensor(n).name.removeprefix("force")) for n in range(0, model.nsensor, 2)]
+        self.peaks = np.zeros((len(self.seats), 2))
+        self.strengths = np.outer([_FRAGILE.get(tree.blocks[index].kind, 1.0) for index in self.seats], STRENGTH)
+        self.broken = ""
+        self.looked_at = 0
+        self.times: list[float] = []
+        self.positions: list[np.ndarray] = []
+        self.recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def until_done(self, limit_s: float) -> Result:
+        mujoco, model, data = self.mujoco, self.model, self.data
+        # Loads are spikes: they are looked at in every step.
+        steps = 1 if self.seats else max(1, round(SAMPLE_S / model.opt.timestep))
+        samples = math.ceil(self.trial.seconds / (steps * model.opt.timestep) - 1e-9)
+        trigger = round(TRIGGER_S / (steps * model.opt.timestep))
+        deadline = time.perf_counter() + limit_s
+        mujoco.mj_forward(model, data)
+        self._observe()
+        flying, landed = set(), set()
+        for sample in range(samples):
+            if sample == trigger:
+                data.ctrl[self.springs] = 1.0
+                for index in self.held:
+                    data.eq_active[index] = 0
+            mujoco.mj_step(model, data, nstep=steps)
+            mujoco.mj_kinematics(model, data)  # a step leaves positions of bodies where they were before it
+            self._observe()
+            if self.broken:
+                break
+            if sample % _CHECK_EVERY == 0:
+                if problem := self._fault():
+                    return problem
+                if time.perf_counter() > deadline:
+                    return Result(
+                        False, f"the simulation took longer than {limit_s:g} s, at {data.time:.2f} s", timed_out=True
+                    )
+            if self.boulders and self.trial.throws and not self.to_the_end:
+                for body in self.boulders:
+                    above = data.xpos[body, 2] - BOULDER_RADIUS
+                    if above > _FLYING:
+                        flying.add(body)
+                    elif above <= 0 and body in flying:
+                        landed.add(body)
+                if len(landed) == len(self.boulders):
+                    break
+        return self._fault() or self._result()
+
+    def _observe(self) -> None:
+        data = self.data
+        self.times.append(data.time)
+        self.positions.append(data.xpos.copy())
+        if self.record:
+            self.recorded.append((data.geom_xpos.copy(), data.geom_xmat.copy(), data.site_xpos.copy()))
+        if self.seats:
+            loads = np.linalg.norm(data.sensordata.reshape(-1, 2, 3), axis=2)
+            np.maximum(self.peaks, loads, out=self.peaks)
+            for n in np.flatnonzero((loads > self.strengths).any(axis=1))[:1]:
+                index = self.seats[n]
+                self.broken = f"block {index} ({self.tree.blocks[index].type.name}) broke off at {data.time:.2f} s"
+
+    def _fault(self) -> Result | None:
+        """What shows, in the samples since the last look, that the numbers cannot be trusted."""
+        positions = np.array(self.positions[self.looked_at :])
+        times = self.times[self.looked_at :]
+        self.looked_at = len(self.positions) - 1
+        moved = np.diff(positions, axis=0)
+        speeds = np.sqrt((moved * moved).sum(axis=2)).max(axis=1) / np.diff(times)
+        problem, at = "", times[-1]
+        if not (np.isfinite(positions).all() and np.isfinite(self.data.qvel).all()):
+            problem = "positions are not finite"
+        elif len(warned := np.flatnonzero(self.data.warning.number)):
+            problem = f"MuJoCo warns ({self.mujoco.mjtWarning(int(warned[0])).name})"
+        elif len(fast := np.flatnonzero(speeds > FASTEST)):
+            problem, at = f"a part moves at {speeds[fast[0]]:.0f} m/s, more than {FASTEST:g}", times[fast[0]]
+        return Result(False, f"the simulation went wrong after {at:.2f} s: {problem}") if problem else None
+
+    def _result(self) -> Result:
+        positions, times = np.array(self.positions), np.array(self.times)
+        path = positions[:, self.root]
+        moved = path[-1] - path[0]
+        boulder_paths = tuple(positions[:, body] for body in self.boulders)
+        frames = None
+        if self.record:
+            frames = Frames(self.model, times, *(np.array(part) for part in zip(*self.recorded, strict=True)))
+        return Result(
+            True,
+            distance=float(np.hypot(moved[0], moved[1])),
+            forward=float(moved[1]),
+            seconds=float(times[-1]),
+            throws=tuple(flight(boulder) for boulder in boulder_paths),
+            broken=self.broken,
+            loads={index: (float(f), float(t)) for index, (f, t) in zip(self.seats, self.peaks, strict=True)},
+            times=times,
+            path=path,
+            boulder_paths=boulder_paths,
+            frames=frames,
+        )
+
+
+def flight(path: np.ndarray, radius: float = BOULDER_RADIUS) -> Throw:
+    """What became of a ball on this path, (samples, 3). It lands where it first touches the ground after it has been
+    clear of it; between samples the path is straight. One that has not landed is where it is at the end."""
+    above = path[:, 2] - radius
+    flew = np.maximum.accumulate(above > _FLYING)
+    touching = np.flatnonzero(flew & (above <= 0))
+    landed = len(touching) > 0
+    last = int(touching[0]) if landed else len(path) - 1
+    at = path[last]
+    if landed and above[last - 1] > 0:
+        share = above[last - 1] / (above[last - 1] - above[last])
+        at = path[last - 1] + share * (path[last] - path[last - 1])
+    right, forward = float(at[0] - path[0, 0]), float(at[1] - path[0, 1])
+    highest = float(path[: last + 1, 2].max())
+    final = path[-1] - path[0]
+    return Throw(
+        height=highest,
+        rise=highest - float(path[0, 2]),
+        distance=math.hypot(right, forward),
+        final_distance=math.hypot(final[0], final[1]),
+        landed=landed,
+        landing=(right, forward),
+    )
+
+
+@lru_cache(1)
+def _mujoco() -> Any:
+    try:
+        import mujoco
+    except ImportError as error:
+        raise ImportError("machines need MuJoCo: pip install 'trl_grpo_tasks[machine]'") from error
+    if mujoco.get_mju_user_warning() is None:
+        # Without a handler MuJoCo appends to MUJOCO_LOG.TXT in the working directory.
+        mujoco.set_mju_user_warning(lambda message: logger.debug("MuJoCo warns: %s", message))
+    return mujoco

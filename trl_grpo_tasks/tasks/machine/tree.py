@@ -1,0 +1,171 @@
+"""ConstructionTree: a machine as a list of blocks, each on a face of one before; read from any text and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .blocks import BLOCKS, LIMITS, BlockType, child_facing, rotation
+from .reading import read_blocks
+
+TOUCHING = 1e-3  # boxes that share less than this along some axis only touch
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a tree. Two-ended ones (springs, braces, winches) have a second parent and face."""
+
+    kind: str
+    parent: int
+    face: int
+    parent_b: int | None = None
+    face_b: int | None = None
+
+    @property
+    def type(self) -> BlockType:
+        return BLOCKS[self.kind]
+
+
+ROOT = Block("0", -1, -1)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a block is before the machine is put on the ground: the start block is at the origin."""
+
+    origin: np.ndarray
+    facing: str
+    centre: np.ndarray
+    half: np.ndarray
+
+    def face(self, kind: str, index: int) -> np.ndarray:
+        """The position of a face of this block."""
+        return self.origin + rotation(self.facing) @ np.asarray(BLOCKS[kind].faces[index].position)
+
+
+@dataclass(frozen=True)
+class ConstructionTree:
+    """Blocks in order, and what was wrong with the text that they came from.
+
+    >>> tree = ConstructionTree.parse('[{"id":"0","order_id":0,"parent":-1,"bp_id":-1},'
+    ...                               '{"id":"2","order_id":1,"parent":0,"bp_id":2}]')
+    >>> tree.validate()
+    []
+    """
+
+    blocks: tuple[Block, ...]
+    reading_problems: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> ConstructionTree:
+        """The machine in a text: the last fenced JSON block, or the first JSON list. Never raises; `validate` tells
+        what could not be read."""
+        entries, problems = read_blocks(text)
+        return ConstructionTree(tuple(Block(*entry) for entry in entries), tuple(problems))
+
+    def validate(self) -> list[str]:
+        """All problems in words; none for a machine that can be built."""
+        if self.reading_problems or not self.blocks:
+            return list(self.reading_problems) or ["the machine has no blocks"]
+        problems = []
+        if self.blocks[0] != ROOT:
+            problems.append('block 0 must be the start block: "id":"0", "parent":-1, "bp_id":-1')
+        if len(self.blocks) == 1:
+            problems.append("the start block alone is no machine")
+        for index, block in enumerate(self.blocks):
+            if index and block.kind == "0":
+                problems.append(f"block {index} is a second start block")
+            elif index:
+                problems += self._attachment_problems(index, block)
+        for i, j in self.overlaps():
+            problems.append(f"blocks {i} ({self.blocks[i].type.name}) and {j} ({self.blocks[j].type.name}) overlap")
+        for axis, size, limit in zip("xyz", self.extent(), LIMITS, strict=True):
+            if size > limit + TOUCHING:
+                problems.append(f"the machine is {size:g} long along {axis}; the limit is {limit:g}")
+        return problems
+
+    def _attachment_problems(self, index: int, block: Block) -> Iterator[str]:
+        ends: list[tuple[int, int]] = [(block.parent, block.face)]
+        if block.parent_b is not None and block.face_b is not None:
+            ends.append((block.parent_b, block.face_b))
+        for parent, face in ends:
+            if not 0 <= parent < index:
+                yield f"block {index} sits on block {parent}; its parent must be one of the blocks before it"
+                continue
+            kind = self.blocks[parent].type
+            if not 0 <= face < len(kind.faces):
+                known = f"0 to {len(kind.faces) - 1}" if kind.faces else "none"
+                yield f"block {index} sits on face {face} of block {parent} ({kind.name}); its faces are: {known}"
+        if len(ends) == 2 and ends[0] == ends[1]:
+            yield f"block {index} ({block.type.name}) has both ends on face {block.face} of block {block.parent}"
+
+    @cached_property
+    def placements(self) -> tuple[Placement | None, ...]:
+        """Of every block; None for two-ended ones, and for those whose parent or face does not exist."""
+        placed: list[Placement | None] = [Placement(np.zeros(3), "z+", np.zeros(3), np.full(3, 0.5))]
+        for index, block in enumerate(self.blocks[1:], start=1):
+            parent = placed[block.parent] if 0 <= block.parent < index and not block.type.two_ended else None
+            if parent is None or not 0 <= block.face < len(self.blocks[block.parent].type.faces):
+                placed.append(None)
+            else:
+                placed.append(place(parent, self.blocks[block.parent].kind, block.face, block.kind))
+        return tuple(placed)
+
+    @cached_property
+    def boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Indices, lowest and highest corners of the blocks that have a volume."""
+        solid = [(index, p) for index, p in enumerate(self.placements) if p is not None]
+        return (
+            np.array([index for index, _ in solid]),
+            np.array([p.centre - p.half for _, p in solid]),
+            np.array([p.centre + p.half for _, p in solid]),
+        )
+
+    def overlaps(self) -> list[tuple[int, int]]:
+        """Pairs of blocks whose boxes share room. A container and its own child may."""
+        indices, low, high = self.boxes
+        shared = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])
+        pairs = np.argwhere(np.triu((shared > TOUCHING).all(axis=-1), 1))
+        found = [(int(indices[i]), int(indices[j])) for i, j in pairs]
+        return [(i, j) for i, j in found if not (self.blocks[j].parent == i and self.blocks[i].kind == "30")]
+
+    def extent(self) -> tuple[float, float, float]:
+        """The size of the whole machine along x, y and z."""
+        _, low, high = self.boxes
+        x, y, z = (round(float(size), 9) for size in high.max(axis=0) - low.min(axis=0))
+        return x, y, z
+
+    def end(self, block: Block, second: bool = False) -> np.ndarray:
+        """Where a two-ended block is fastened."""
+        parent, face = (block.parent_b, block.face_b) if second else (block.parent, block.face)
+        assert parent is not None and face is not None
+        placement = self.placements[parent]
+        assert placement is not None
+        return placement.face(self.blocks[parent].kind, face)
+
+    def to_json(self) -> str:
+        """The one text of this machine: the first spelling of the fields, no blanks."""
+        return "[" + ",".join(block_json(index, block) for index, block in enumerate(self.blocks)) + "]"
+
+
+def block_json(index: int, block: Block) -> str:
+    entry: dict[str, Any] = {"id": block.kind, "order_id": index}
+    if block.type.two_ended:
+        entry |= {"parent_a": block.parent, "bp_id_a": block.face, "parent_b": block.parent_b, "bp_id_b": block.face_b}
+    else:
+        entry |= {"parent": block.parent, "bp_id": block.face}
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def place(parent: Placement, parent_kind: str, face: int, kind: str) -> Placement:
+    """Where a block lands on a face of a placed one."""
+    facing = child_facing(parent.facing, BLOCKS[parent_kind].faces[face])
+    size = np.asarray(BLOCKS[kind].size)
+    frame = rotation(facing)
+    origin = parent.face(parent_kind, face)
+    return Placement(origin, facing, origin + frame[:, 2] * size[2] / 2, np.abs(frame @ size) / 2)
