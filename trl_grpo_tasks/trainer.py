@@ -366,26 +366,19 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         batch_size: Any = None,
         **kwargs: Any,
     ) -> Any:
-        if self._shared is not None:
-            with self._shared.open(logits_to_keep):
-                return self._score_masked(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-        return self._score_masked(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-
-    def _score_masked(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any, **kwargs: Any
-    ) -> Any:
         score = super()._get_per_token_logps_and_entropies
-        if self._masks is None:
-            return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
-        masks = widened(self._masks, logits_to_keep)
-        batch_size = batch_size or len(input_ids)
-        logps, entropies = [], []
-        for start in range(0, len(input_ids), batch_size):
-            rows = slice(start, start + batch_size)
-            with self._head.masks(masks[rows], self._tables[self._mode]):
-                scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
-            logps.append(scored[0])
-            entropies.append(scored[1])
+        with self._shared.open(logits_to_keep) if self._shared is not None else nullcontext():
+            if self._masks is None:
+                return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+            masks = widened(self._masks, logits_to_keep)
+            batch_size = batch_size or len(input_ids)
+            logps, entropies = [], []
+            for start in range(0, len(input_ids), batch_size):
+                rows = slice(start, start + batch_size)
+                with self._head.masks(masks[rows], self._tables[self._mode]):
+                    scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
+                logps.append(scored[0])
+                entropies.append(scored[1])
         return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
