@@ -255,7 +255,7 @@ class BrickTask(Task):
             judged.structure,
             failing=judged.analysis.failing if judged.analysis else (),
             weights=() if isinstance(resting, str) else resting,
-            caption=f"{row['caption']} · {verdict(judged, row.get('loads') or ())}",
+            caption=f"{row['caption']}. {verdict(judged, row.get('loads') or ())}",
         )
         return render.png(image)
 
