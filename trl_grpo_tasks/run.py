@@ -19,7 +19,7 @@ from .checkpoints import newest_complete
 from .hub import PushError, push
 from .plan import Plan, prepare
 from .report import Pictures, write_report
-from .report.folder import EVAL_ONLY_FILE, RESULTS_FILE, SETTINGS_FILE
+from .report.folder import EVAL_ONLY_FILE, RESULTS_FILE, SETTINGS_FILE, write_whole
 from .task import DecodingError, Task
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
@@ -195,9 +195,7 @@ class _Evaluations:
 
     def save(self) -> None:
         if self._state.is_main_process:
-            half_written = self._path.with_suffix(".tmp")  # a run may be killed at any moment
-            half_written.write_text(json.dumps(self.as_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
-            half_written.replace(self._path)
+            write_whole(self._path, json.dumps(self.as_dict(), ensure_ascii=False, indent=1))
 
 
 def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:

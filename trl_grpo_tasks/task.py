@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -49,6 +49,18 @@ class Score:
 def option(default: Any, help: str, **more: Any) -> Any:
     """A field of a task's `Options`: its default, and what --help says."""
     return field(default=default, metadata={"help": help, **more})
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'brick'?)` for an error about an unknown name, or nothing where no known one is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """ValueError for a value of an option that is none of its choices."""
+    if value not in choices:
+        raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +152,7 @@ class Task:
 
     def row_of(self, text: str) -> dict[str, Any]:
         """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
-        raise NotImplementedError(f"task {self.name!r} makes no rows from a text: it does not define row_of(text)")
+        raise ValueError(f"task {self.name!r} makes no rows from a text: it does not define row_of(text)")
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         """File name -> content: what a person takes away of a completion, beside its text."""
@@ -238,9 +250,7 @@ def _load_module(spec: str) -> Any:
                 f"task module {spec!r} cannot be found; is its package installed or its folder on the path?"
             )
         return importlib.import_module(spec)
-    near = difflib.get_close_matches(spec, TASKS, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
-        f"unknown task {spec!r}{hint}; tasks are: {', '.join(sorted(TASKS))}; "
+        f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
         "or give a path to a .py file, or a module such as my_package.my_task"
     )

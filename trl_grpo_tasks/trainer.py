@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object, is_peft_model
+from accelerate.utils import gather, gather_object
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import use_adapter
@@ -44,6 +44,7 @@ from .replay import ReplayBuffer, groups_of, put_groups
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
 from .rollout import Decoder, rollout, why_not_in
+from .rollout.support import without_adapter
 from .shared_prompts import SharedPrompts
 from .task import Task
 
@@ -128,7 +129,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             self._hand_to_vllm(constraint)
         self._constraint = constraint
         self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
-        self._head.add_to(self.model.get_base_model() if is_peft_model(self.model) else self.model)
+        self._head.add_to(without_adapter(self.model))
         if self.ref_model is not None:
             self._head.add_to(self.accelerator.unwrap_model(self.ref_model))
 
@@ -184,7 +185,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         self._shared = SharedPrompts()
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
         for model in map(self.accelerator.unwrap_model, models):
-            reason = self._shared.add_to(model.get_base_model() if is_peft_model(model) else model)
+            reason = self._shared.add_to(without_adapter(model))
             if reason is not None:
                 self.accelerator.print(f"prompts are not shared in scoring: {reason}")
                 self._shared = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ..task import Task, get_task
-from .folder import SETTINGS_FILE, RunFolder
+from .folder import SETTINGS_FILE, RunFolder, write_whole
 from .gallery import Pictures
 from .look import SCRIPT, STYLE
 from .sections import curves, evaluation_table, headline, pass_at_k, reproduce, samples, times
@@ -50,9 +49,7 @@ def write_report(
         f"<body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
     )
     path = run.path / REPORT_FILE
-    half_written = path.with_suffix(".tmp")  # a browser may be reading the page, and a run may be killed now
-    half_written.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(half_written, path)
+    write_whole(path, page, errors="replace")
     return path
 
 

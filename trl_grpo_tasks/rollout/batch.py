@@ -148,13 +148,7 @@ class _Batch:
             self._edit(self._editor)
         self._close_finished()
         while any(self._unfed[i] for i in self.open):
-            feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
-            starts = [0] * self._decoder.batch
-            for i, place in zip(self.open, self._places, strict=True):
-                feeds[place], starts[place] = self._unfed[i][:FEED_LIMIT], self._lengths[i]
-                del self._unfed[i][:FEED_LIMIT]
-                self._lengths[i] += len(feeds[place])
-            self._decoder.feed(feeds, starts)
+            self._feed_some()
         if self._masks is not None and self.open:
             states: list[State | None] = [None] * self._decoder.batch
             for i, place in zip(self.open, self._places, strict=True):
@@ -163,11 +157,18 @@ class _Batch:
 
     def _feed_drawn(self, tokens_B: torch.Tensor) -> None:
         """Feed tokens that only the GPU knows yet. Rows that turn out to have ended were fed in vain."""
+        for i in self.open:
+            self._unfed[i] = [0]  # stands for the token
+        self._feed_some(tokens_B)
+
+    def _feed_some(self, tokens_B: torch.Tensor | None = None) -> None:
+        """One pass over what has not been fed, as far as a pass goes."""
         feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
         starts = [0] * self._decoder.batch
         for i, place in zip(self.open, self._places, strict=True):
-            feeds[place], starts[place] = [0], self._lengths[i]
-            self._lengths[i] += 1
+            feeds[place], starts[place] = self._unfed[i][:FEED_LIMIT], self._lengths[i]
+            del self._unfed[i][:FEED_LIMIT]
+            self._lengths[i] += len(feeds[place])
         self._decoder.feed(feeds, starts, tokens_B)
 
     def _write(self, i: int, token: int, logp: float, mask_number: int) -> None:

@@ -104,10 +104,7 @@ class Decoder:
         width = max(map(len, feeds))
         if self._captures:
             count, width = self.size_for(count), next(size for size in WIDTHS if size >= width)
-        packed = np.zeros((count, 2 + width), dtype=np.int64)
-        for row, (feed, start) in enumerate(zip(feeds, starts, strict=True)):
-            packed[row, : 2 + len(feed)] = (start, len(feed), *feed)
-        given = torch.from_numpy(packed)
+        given = _packed(feeds, starts, count, width)
         if self.device.type == "cuda":
             given = given.pin_memory()  # so that it is sent without waiting for what the GPU is doing
         self.passes += 1
@@ -123,10 +120,7 @@ class Decoder:
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Run distinct prompts, then give row i of the cache what prompt `copies[i]` left there."""
         width = max(map(len, prompts))
-        packed = torch.zeros(len(prompts), 2 + width, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            packed[row, 1] = len(prompt)
-            packed[row, 2 : 2 + len(prompt)] = torch.tensor(prompt)
+        packed = _packed(prompts, [0] * len(prompts), len(prompts), width)
         self.passes += 1
         self.batch = len(prompts)
         self._forward(packed.to(self.device), width)
@@ -254,6 +248,14 @@ class _Slots:
 
     def get_seq_length(self, layer: int = 0) -> int:
         return self._length
+
+
+def _packed(feeds: Sequence[Sequence[int]], starts: Sequence[int], rows: int, width: int) -> torch.Tensor:
+    """Rows of (start, count, token, token, ...), and empty ones up to `rows`."""
+    packed = np.zeros((rows, 2 + width), dtype=np.int64)
+    for row, (feed, start) in enumerate(zip(feeds, starts, strict=True)):
+        packed[row, : 2 + len(feed)] = (start, len(feed), *feed)
+    return torch.from_numpy(packed)
 
 
 def _up(number: int, step: int) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 from ...constraints.choices import Choices, ChoiceTreeConstraint
 from ...task import Row
 from .placements import Placements, Rules
-from .structure import MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
+from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
 
-FORMS = ("absolute", "pivot")
 _SPELLED = [f"{h}x{w}" for h, w in SIZES]
 _LARGEST_WORLD = 1000  # coordinates are read with up to three digits
 _WORLDS_KEPT = 64

@@ -41,7 +41,6 @@ def judge(
     success_iou: float,
     backend: str = "auto",
     max_offset: int = MAX_OFFSET,
-    explain: bool = False,
 ) -> Judgement:
     """Judge any text as an answer to a row. A row without `voxels` (a caption of one's own) asks for no shape."""
     reading = parse(text, row["world"], max_offset)
@@ -58,7 +57,7 @@ def judge(
         if isinstance(resting, str):
             analysis = Analysis(stable=False, load_factor=None, reasons=(resting,))
         else:
-            analysis = analyse(structure, backend=backend, loads=resting, explain=explain, world=row["world"])
+            analysis = analyse(structure, backend=backend, loads=resting, world=row["world"])
         if analysis.stable:
             # Without a solver there is no load factor, and being connected is all that is known.
             steadiness = 1.0 - (analysis.load_factor or 0.0)

@@ -22,6 +22,7 @@ PART_MASSES_KG = {(1, 1): 0.00043, (1, 2): 0.00081, (1, 4): 0.00157, (1, 6): 0.0
 SIZES: tuple[tuple[int, int], ...] = tuple(sorted({size for h, w in PART_MASSES_KG for size in ((h, w), (w, h))}))
 WORLD = 20
 MAX_OFFSET = 5
+FORMS = ("absolute", "pivot")
 READ_LIMIT = 2_000  # lines read of any text: far beyond what a world holds in practice, and cheap
 GROUND = -1  # the index of the ground where pairs of bricks are listed
 

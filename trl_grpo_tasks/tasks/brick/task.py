@@ -16,15 +16,14 @@ from .decoding import DECODINGS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEdito
 from .designs import encode_voxels
 from .levels import LEVELS
 from .reward import Judgement, facts, judge, verdict
+from .solvers import BACKENDS
 from .stability import SolverError
-from .structure import MAX_OFFSET, SIZES, WORLD, parse
+from .structure import FORMS, MAX_OFFSET, SIZES, WORLD, parse
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
     from ...rollout import Editor
 
-FORMS = ("absolute", "pivot")
-BACKENDS = ("auto", "highs", "clarabel", "gurobi")
 LARGEST_WORLD = 40
 
 
@@ -106,7 +105,7 @@ class BrickTask(Task):
         wanted = given.brick_levels or ALL
         self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
         if given.world_dim is not None:
-            world = {level: LEVELS[level].world if level in LEVELS else WORLD for level in self.levels}
+            world = {level: _world_of(level) for level in self.levels}
             self.levels = [level for level in self.levels if world[level] <= given.world_dim]
             if not self.levels:
                 raise ValueError(
@@ -137,12 +136,7 @@ class BrickTask(Task):
         match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
         said, named = match.groups()
-        world = (
-            int(named)
-            if named
-            else self.options.world_dim
-            or max(LEVELS[level].world if level in LEVELS else WORLD for level in self.levels)
-        )
+        world = int(named) if named else self.options.world_dim or max(map(_world_of, self.levels))
         if not 1 <= world <= LARGEST_WORLD:
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         for level in self.levels:
@@ -191,7 +185,7 @@ class BrickTask(Task):
             return None
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
 
-    def judge(self, row: Row, completion: str, explain: bool = False) -> Judgement:
+    def judge(self, row: Row, completion: str) -> Judgement:
         given = self.options
         return judge(
             completion,
@@ -200,7 +194,6 @@ class BrickTask(Task):
             success_iou=given.success_iou,
             backend=given.stability_backend,
             max_offset=given.max_offset_distance,
-            explain=explain,
         )
 
     def gold(self, row: Row) -> str:
@@ -265,3 +258,8 @@ class BrickTask(Task):
 
         structure = parse(completion, row["world"], self.options.max_offset_distance).structure
         return {**super().exports(row, completion), "sample.ldr": to_ldr(structure, row["caption"])}
+
+
+def _world_of(level: str) -> int:
+    """The side of a level's world; published structures have ours."""
+    return LEVELS[level].world if level in LEVELS else WORLD

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, option
+from ...task import Row, Score, Task, TinySpec, check_choice, option
 from . import data
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
@@ -50,13 +49,13 @@ class MachineOptions:
 
     def __post_init__(self) -> None:
         for trial in self.trials:
-            _check_choice("trials", trial, list(TRIALS))
+            check_choice("trials", trial, TRIALS)
         if not self.trials or len(set(self.trials)) < len(self.trials):
             raise ValueError(f"--trials {' '.join(self.trials)}: give some of {' '.join(TRIALS)}, each once")
         for kind in self.blocks:
-            _check_choice("blocks", kind, list(BLOCKS))
-        _check_choice("scoring", self.scoring, list(SCORINGS))
-        _check_choice("constraint", self.constraint, list(CONSTRAINTS))
+            check_choice("blocks", kind, BLOCKS)
+        check_choice("scoring", self.scoring, SCORINGS)
+        check_choice("constraint", self.constraint, CONSTRAINTS)
         if self.tiny_width % 32 or self.tiny_width < 32 or self.tiny_layers < 1:
             raise ValueError(
                 f"--tiny_width {self.tiny_width} must be a multiple of 32, --tiny_layers {self.tiny_layers} above 0"
@@ -98,7 +97,9 @@ class MachineTask(Task):
         tree, problems = _read(row, completion)
         if problems:
             return self._failed("; ".join(problems), {"problems": problems[:20]})
-        result = self._run(row, tree)
+        return self._scored(row, tree, self._run(row, tree))
+
+    def _scored(self, row: Row, tree: ConstructionTree, result: Result) -> Score | None:
         if result.timed_out:
             return None
         if not result.valid:
@@ -169,7 +170,7 @@ class MachineTask(Task):
         if problems:
             return picture(None, None, problems)
         result = self._run(row, tree, record=True)
-        score = self.score(row, completion)
+        score = self._scored(row, tree, result)
         total = "" if score is None else f", score {score.total:.2f}"
         return picture(
             result, get_trial(row["trial"]), [f"{row['trial']}, {len(tree.blocks)} blocks{total}", result.reason]
@@ -191,10 +192,3 @@ def _read(row: Row, completion: str) -> tuple[ConstructionTree, list[str]]:
     if most and len(tree.blocks) > most:
         problems.append(f"the machine has {len(tree.blocks)} blocks; at most {most} were asked for")
     return tree, problems
-
-
-def _check_choice(name: str, value: str, choices: list[str]) -> None:
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown --{name} {value!r}{hint}; choose from: {', '.join(choices)}")

@@ -5,7 +5,6 @@ A new trial is one line in TRIALS; one with a new kind of score also has a funct
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...task import nearest
 from .scene import Scene
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def get_trial(trial: Trial | str) -> Trial:
     if isinstance(trial, Trial):
         return trial
     if trial not in TRIALS:
-        near = difflib.get_close_matches(trial, TRIALS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown trial {trial!r}{hint}; trials are: {', '.join(TRIALS)}")
+        raise ValueError(f"unknown trial {trial!r}{nearest(trial, TRIALS)}; trials are: {', '.join(TRIALS)}")
     return TRIALS[trial]
 
 

@@ -6,7 +6,6 @@ Everything that can be wrong with a row is found here, with its place, before an
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import hashlib
 import importlib
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...task import nearest
 from .reward import REWARDS, read_number, validator
 
 logger = logging.getLogger(__name__)
@@ -202,11 +202,9 @@ def parse_rewards(chosen: Any) -> dict[str, float]:
 
 def check_reward_name(name: str) -> None:
     if name not in REWARDS and not re.search(r"\w[.:]\w", name):
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(
-            f"names an unknown reward {name!r}{hint}; rewards are: {', '.join(REWARDS)}; or give your own as "
-            "my_module:my_function"
+            f"names an unknown reward {name!r}{nearest(name, REWARDS)}; rewards are: {', '.join(REWARDS)}; "
+            "or give your own as my_module:my_function"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import random
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, option
+from ...task import Row, Score, Task, TinySpec, nearest, option
 from . import data, generators, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
 
@@ -240,8 +239,7 @@ def _levels(rows: Sequence[Row]) -> tuple[str, ...]:
 def _check_options(options: PromptsOptions) -> None:
     kinds = [*generators.GENERATORS, "mixed"]
     if options.generator not in kinds:
-        near = difflib.get_close_matches(options.generator, kinds, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = nearest(options.generator, kinds)
         raise ValueError(f"unknown generator {options.generator!r}{hint}; generators are: {', '.join(kinds)}")
     known = generators.levels_of(options.generator)
     unknown = [str(level) for level in options.generator_levels if str(level) not in known]

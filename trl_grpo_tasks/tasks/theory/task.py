@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, option
+from ...task import Row, Score, Task, TinySpec, check_choice, option
 from . import data
 from .canonical import digest, rediscovered
 from .language import LanguageError, parse
@@ -44,9 +43,9 @@ class TheoryOptions:
     tiny_heads: int = option(4, "Attention heads of the embedded model.")
 
     def __post_init__(self) -> None:
-        _check_choice("start", self.start, [*data.STARTS, "mixed"])
+        check_choice("start", self.start, [*data.STARTS, "mixed"])
         for goal in self.goals:
-            _check_choice("goals", goal, list(GOALS))
+            check_choice("goals", goal, GOALS)
         if not self.goals or list(self.goals) != [goal for goal in GOALS if goal in self.goals]:
             raise ValueError(f"--goals {' '.join(self.goals)}: give some of {' '.join(GOALS)}, in this order")
         if not 1 <= self.new_multiplets <= 7:
@@ -177,10 +176,3 @@ def _adds_fermions(prompt: str, completion: str, groups: int) -> bool:
     words = prompt.split()
     last = len(words) - 1 - words[::-1].index("FERMION") if "FERMION" in words else len(words)
     return 0 < len(words) - last < 4 + 3 * groups  # FERMION id GENERATIONS n, and three words for each group
-
-
-def _check_choice(name: str, value: str, choices: list[str]) -> None:
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown --{name} {value!r}{hint}; choose from: {', '.join(choices)}")
