@@ -1,11 +1,12 @@
 """Whole GRPO steps, side by side: TRL's generation, TRL's with a static cache, and our rollouts and shared prompts.
 
-    python benchmarks/rollouts.py [--model FOLDER] [--weights lora full] [--prompt_lengths 100 2000]
+    python benchmarks/rollouts.py [--model FOLDER] [--dtype float32] [--weights lora full] [--prompt_lengths 100 2000]
                                   [--texts free bricks JSON] [--ways trl static fast] [--group 8] [--prompts 8]
 
 Without --model: the embedded kind of model (hidden size 128, 4 layers) over single characters. Three texts: free;
 brick lines under a choice tree (about half of the tokens are forced); a long JSON object under its schema (most are).
-One trainer a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing). Step times
+One trainer a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing; the static
+cache of transformers does not go with autocast and needs --dtype bfloat16). Step times
 are medians of the steps after the first; start-up is what the first took longer. Prints a table and writes
 benchmarks/results/rollouts.json.
 """
@@ -35,7 +36,7 @@ from transformers import (
 )
 
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
 from trl_grpo_tasks.models import make_tokenizer
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -92,6 +93,7 @@ def now() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model folder; a tiny Llama over single characters if not given")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     parser.add_argument("--weights", nargs="+", default=["lora", "full"], choices=["lora", "full"])
     parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
     parser.add_argument("--texts", nargs="+", default=["free", "bricks", "JSON"])
@@ -102,11 +104,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps measured, after one that is not; TRL's ways: one")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
-    model_of, tokenizer = models(options.model)
+    model_of, tokenizer = models(options.model, options.dtype)
     constraints: dict[str, Any] = {
         "free": None,
         "bricks": ChoiceTreeConstraint(tokenizer, lambda row: ("size", 0), bricks, look_ahead=False),
-        "JSON": GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE)),
+        "JSON": OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE))),
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     print(f"{options.prompts} prompts x {options.group} completions of up to {options.length} tokens; {device}")
@@ -131,12 +133,11 @@ def main() -> None:
                     path.write_text(json.dumps({"device": device, "results": results}, indent=1))
 
 
-def models(folder: str | None) -> tuple[Any, Any]:
+def models(folder: str | None, dtype: str) -> tuple[Any, Any]:
     """A function that gives the model anew for every cell, and the tokenizer."""
     if folder:
-        return lambda: AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32
-        ), AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)), tokenizer
     tokenizer = make_tokenizer(list(string.printable[:-5]), 4096)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4, eos_token_id=tokenizer.eos_token_id,

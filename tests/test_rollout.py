@@ -1,5 +1,6 @@
 """Rollouts: greedy as `generate`, sampled from the scored distribution, right under any constraint."""
 
+import copy
 import os
 import random
 from collections import Counter
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, LlamaConfig, Qwen2Config
 
 from tests.training import toy_trainer
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models import make_tokenizer
@@ -117,6 +118,10 @@ def brick_choices(node):
 
 CONSTRAINTS = {
     "regex": GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
+    "spelt": OneSpelling(
+        TOKENIZER,
+        GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
+    ),
     "tree": ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, brick_choices),
 }
 PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"abcde"]
@@ -324,6 +329,14 @@ def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
             for name, weight in model.named_parameters():
                 weight.mul_(0.5)
                 weights[name] = weight.clone()
+
+
+def test_weights_that_are_in_the_type_of_autocast_already():
+    model = copy.deepcopy(MODELS["llama"]).to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rollout(model, PROMPTS, max_new_tokens=3, eos_token_ids=[EOS], temperature=0)
+        assert all(len(ids) == 3 or ids[-1] == EOS for ids in out.completion_ids)
+    assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
 def test_models_it_does_not_know_are_named():

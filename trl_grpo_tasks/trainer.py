@@ -34,6 +34,7 @@ from .constraints.base import Constraint, replay
 from .constraints.grammar import GrammarConstraint
 from .constraints.sampling import ConstraintProcessor, logits_processor_in
 from .constraints.scoring import MaskedHead
+from .constraints.spelling import OneSpelling
 from .constraints.table import FREE, MaskTables, padded, widened
 from .curriculum import Curriculum
 from .data import task_dataset
@@ -126,6 +127,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 "(for the last, set router_aux_loss_coef=0)"
             )
         if self.use_vllm:
+            constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
             self._hand_to_vllm(constraint)
         self._constraint = constraint
         self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
@@ -134,7 +136,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             self._head.add_to(self.accelerator.unwrap_model(self.ref_model))
 
     def _hand_to_vllm(self, constraint: Constraint) -> None:
-        """vLLM samples under the grammar itself; the masks are rebuilt from what it wrote."""
+        """vLLM samples under the grammar itself, in any spelling; the masks are rebuilt from what it wrote."""
         try:
             if not isinstance(constraint, GrammarConstraint):
                 raise ValueError("it is not a grammar")

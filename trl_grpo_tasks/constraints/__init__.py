@@ -3,6 +3,7 @@
 from .base import Constraint, State, pack, pack_ids, replay, unpack, words_for
 from .choices import ChoiceTreeConstraint
 from .grammar import Grammar, GrammarConstraint
+from .spelling import OneSpelling
 from .vocabulary import Vocabulary, token_bytes
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Constraint",
     "Grammar",
     "GrammarConstraint",
+    "OneSpelling",
     "State",
     "Vocabulary",
     "pack",

@@ -35,8 +35,8 @@ class State(Protocol):
         """Move on by one token; ValueError if it is not allowed here."""
 
     def forced(self) -> list[int]:
-        """The tokens that must follow from here, as far as there is exactly one at each step (up to and including
-        the end-of-sequence token, and at most FORCED_LIMIT of them). Moves nothing."""
+        """Tokens that must follow from here: at each of them it is the only one allowed (up to and including the
+        end-of-sequence token, and at most FORCED_LIMIT of them). None where several may. Moves nothing."""
 
 
 class Constraint(Protocol):
@@ -93,6 +93,15 @@ def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
     """Packed words as booleans over the vocabulary, along the last axis."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     return np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little").view(bool)
+
+
+def only_token(words: np.ndarray) -> int | None:
+    """The token of a mask that allows exactly one."""
+    (filled,) = np.nonzero(words)
+    if len(filled) != 1:
+        return None
+    word = int(words[filled[0]]) & 0xFFFFFFFF
+    return None if word & (word - 1) else int(filled[0]) * 32 + word.bit_length() - 1
 
 
 def replay(constraint: Constraint, row: Mapping[str, Any], token_ids: Sequence[int]) -> list[np.ndarray | None]:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import FORCED_LIMIT, State, pack_ids
+from .base import FORCED_LIMIT, pack_ids
 from .vocabulary import Vocabulary
 
 Node = Hashable
@@ -64,7 +65,7 @@ class ChoiceTreeConstraint:
         self._along_texts = lru_cache(_MASK_CACHE)(self._along_texts_new)
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
 
-    def start(self, row: Mapping[str, Any]) -> State | None:
+    def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
         node = self._root(row)
         if node is None:
             return None
@@ -246,6 +247,13 @@ class ChoiceState:
             self.finished = True
         else:
             raise ValueError(f"the text may not end here: {self._point.expected()}")
+
+    def forced_text(self) -> bytes:
+        if self.finished or self._point.may_end:
+            return b""
+        texts = [text for text, _ in self._point.threads]
+        first, last = min(texts), max(texts)  # what these two share, all do
+        return bytes(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
     def forced(self) -> list[int]:
         tokens: list[int] = []

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .base import FORCED_LIMIT, State, pack_ids, words_for
+from .base import FORCED_LIMIT, only_token, pack_ids, words_for
 from .vocabulary import Vocabulary
 
 _COMPILED_CACHE = 256
@@ -100,7 +100,7 @@ class GrammarConstraint:
         self._last_word = np.int32(0xFFFFFFFF >> spare_bits) if spare_bits else np.int32(-1)
         self._may_open = ~pack_ids(sorted(self.vocabulary.not_first), self.vocab_size)
 
-    def start(self, row: Mapping[str, Any]) -> State | None:
+    def start(self, row: Mapping[str, Any]) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if grammar is None:
             return None
@@ -206,11 +206,14 @@ class GrammarState:
         words_B_W[rows, :width] = words
         words_B_W[rows, width:] = 0
 
+    def forced_text(self) -> bytes:
+        return b"" if self.finished else self._matcher.find_jump_forward_string().encode()
+
     def forced(self) -> list[int]:
         tokens: list[int] = []
         words_before, was_fresh, was_accepted = self._words.copy(), self._fresh, self._accepted
         while not self.finished and len(tokens) < FORCED_LIMIT:
-            token = _only_token(self.mask())
+            token = only_token(self.mask())
             if token is None:
                 break
             self.accept(token)
@@ -238,15 +241,6 @@ class GrammarState:
 _NO_TOKEN = (
     "the grammar allows no token here: a rule that can never be completed, or text that the tokenizer cannot write"
 )
-
-
-def _only_token(words: np.ndarray) -> int | None:
-    """The token of a mask that allows exactly one."""
-    (filled,) = np.nonzero(words)
-    if len(filled) != 1:
-        return None
-    word = int(words[filled[0]]) & 0xFFFFFFFF
-    return None if word & (word - 1) else int(filled[0]) * 32 + word.bit_length() - 1
 
 
 def _may_begin_with_space(parsed: Any) -> bool:

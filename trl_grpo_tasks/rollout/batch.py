@@ -179,13 +179,12 @@ class _Batch:
 
     def _write_forced(self, i: int) -> None:
         """Tokens that must follow: certain, so that the model need not be asked."""
-        state = self._states[i]
-        for token in state.forced() if not state.finished else []:
-            if len(self.result.completion_ids[i]) >= self._most:
-                break
-            assert self._masks is not None
-            self._write(i, token, 0.0, self._masks.table.number_of_only(token))
-            state.accept(token)
+        state, ids = self._states[i], self.result.completion_ids[i]
+        assert self._masks is not None
+        while len(ids) < self._most and not state.finished and (forced := state.forced()):
+            for token in forced[: self._most - len(ids)]:
+                self._write(i, token, 0.0, self._masks.table.number_of_only(token))
+                state.accept(token)
 
     def _edit(self, editor: Editor) -> None:
         for i in self.open:

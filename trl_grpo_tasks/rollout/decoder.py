@@ -211,8 +211,9 @@ class Decoder:
                 for module in self._model.modules()
                 if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32
             ]
-        with torch.no_grad():
-            torch._foreach_copy_([cast for _, _, cast in self._cast], [weight for _, weight, _ in self._cast])
+        if self._cast:  # weights may be in that type already
+            with torch.no_grad():
+                torch._foreach_copy_([cast for _, _, cast in self._cast], [weight for _, weight, _ in self._cast])
         for module, _, cast in self._cast:
             module._parameters["weight"] = cast
         try:

@@ -208,10 +208,11 @@ class BrickTask(Task):
         return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
 
     def constraint(self, tokenizer: Any) -> Constraint:
+        from ...constraints import OneSpelling
         from .constraint import brick_constraint
 
         given = self.options
-        return brick_constraint(
+        constraint = brick_constraint(
             tokenizer,
             max_bricks=given.max_bricks,
             form=given.text_form,
@@ -219,6 +220,7 @@ class BrickTask(Task):
             canonical=given.canonical,
             max_offset=given.max_offset_distance,
         )
+        return OneSpelling(tokenizer, constraint)
 
     def tiny(self) -> TinySpec | None:
         """A small Llama whose tokens are the words of captions and the parts of a line: four tokens a brick. None

@@ -135,10 +135,12 @@ class MachineTask(Task):
         return ConstructionTree((ROOT, Block("15", 0, 4))).to_json()
 
     def constraint(self, tokenizer: Any) -> Constraint:
+        from ...constraints import OneSpelling
         from .constraint import machine_constraint, schema_constraint
 
         make = machine_constraint if self.options.constraint == "tree" else schema_constraint
-        return make(tokenizer, self.options.blocks, max(most for _, most in LEVELS.values()))
+        most = max(most for _, most in LEVELS.values())
+        return OneSpelling(tokenizer, make(tokenizer, self.options.blocks, most))
 
     def tiny(self) -> TinySpec:
         """Four tokens a block: its type, its number, its parent, its face. Prompts are cut into words."""

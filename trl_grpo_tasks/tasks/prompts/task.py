@@ -151,9 +151,11 @@ class PromptsTask(Task):
     def constraint(self, tokenizer: Any) -> Constraint | None:
         if not self.options.constrain_format:
             return None
+        from ...constraints import OneSpelling
         from .constraint import format_constraint
 
-        return format_constraint(tokenizer, [row for rows in (self._rows or {}).values() for row in rows])
+        rows = [row for rows in (self._rows or {}).values() for row in rows]
+        return OneSpelling(tokenizer, format_constraint(tokenizer, rows))
 
     def tiny(self) -> TinySpec:
         """Whole words of the question for arithmetic; single characters for everything else."""

@@ -149,9 +149,10 @@ class TheoryTask(Task):
         return {"distinct": [0.0 if key is None else 1 / counts[key] for key in keys]}
 
     def constraint(self, tokenizer: Any) -> Constraint:
+        from ...constraints import OneSpelling
         from .constraint import theory_constraint
 
-        return theory_constraint(tokenizer)
+        return OneSpelling(tokenizer, theory_constraint(tokenizer))
 
     def tiny(self) -> TinySpec:
         """One token a word; all but the first word have their space in front."""
