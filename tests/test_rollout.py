@@ -21,6 +21,7 @@ from trl_grpo_tasks.rollout import Decoder, rollout, why_not
 from trl_grpo_tasks.rollout import compiled as compiled_module
 from trl_grpo_tasks.rollout.compiled import CompiledParts
 from trl_grpo_tasks.rollout.support import without_adapter
+from trl_grpo_tasks.rollout.weights import CastWeights
 
 TOKENIZER = make_tokenizer([*"0123456789abcdex,()", "10", "12", "x1", "ab"], 64)
 EOS = TOKENIZER.eos_token_id
@@ -306,7 +307,7 @@ def test_parts_in_fewer_kernels_compute_the_same_and_leave_the_model_as_it_was(m
         expected = model(input_ids=ids).logits
         parts = CompiledParts(without_adapter(model))
         with parts.used():
-            adapted = [part for part, _ in parts._forwards if "lora_A" in dict(part.named_children())]
+            adapted = [part for part in model.modules() if "lora_A" in dict(part.named_children())]
             assert len(adapted) == 6 and all("forward" in vars(part) for part in adapted)
             torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
     assert not any("forward" in vars(part) for part in model.modules())
@@ -329,6 +330,26 @@ def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
             for name, weight in model.named_parameters():
                 weight.mul_(0.5)
                 weights[name] = weight.clone()
+
+
+@torch.no_grad()
+def test_folded_adapters_compute_the_same_and_leave_the_model_as_it_was():
+    model = adapted_model()
+    layers = [part for part in model.modules() if "lora_A" in dict(part.named_children())]
+    cast = CastWeights(without_adapter(model), torch.float64)  # a type that rounds nothing
+    for _ in range(2):
+        before = {name: weight.clone() for name, weight in model.named_parameters()}
+        rows = [torch.randn(2, layer.in_features) for layer in layers]
+        expected = [layer(x) for layer, x in zip(layers, rows, strict=True)]
+        with cast.used():
+            assert len(layers) == 6 and all(layer.base_layer.weight.dtype == torch.float64 for layer in layers)
+            for layer, x, wanted in zip(layers, rows, expected, strict=True):
+                torch.testing.assert_close(layer(x.double()).float(), wanted, atol=1e-5, rtol=1e-5)
+        assert not any("forward" in vars(part) for part in model.modules())
+        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+        for name, weight in model.named_parameters():
+            if "lora" in name:
+                weight.mul_(1.5)  # training goes on
 
 
 def test_weights_that_are_in_the_type_of_autocast_already():

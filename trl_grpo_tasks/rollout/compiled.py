@@ -1,8 +1,8 @@
 """Parts of a model in fewer kernels, for passes over one new token a row, which are a thousand tiny ones.
 
 Norms, feed-forward blocks and rotations are compiled: their own code, the same in every layer, so that it takes
-seconds for all of them (a whole model takes half a minute for each shape). An adapter adds its share to the output of
-the layer it adapts in one kernel instead of three.
+seconds for all of them (a whole model takes half a minute for each shape). An adapter that is not folded into weights
+adds its share to the output of the layer it adapts in one kernel instead of three.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft.tuners import lora
 from torch import nn
+
+from .weights import is_plain_lora
 
 ROTATION = "apply_rotary_pos_emb"  # its name in the modeling files of all known families
 
@@ -30,18 +31,17 @@ class CompiledParts:
         parts: list[nn.Module] = [backbone.norm]
         for layer in backbone.layers:
             parts += [part for name, part in layer.named_children() if name != "self_attn"]
-        self._forwards = [
-            (part, types.MethodType(_adapted, part)) for part in backbone.modules() if _is_plain_lora(part)
-        ]
+        self._adapters = [part for part in backbone.modules() if is_plain_lora(part)]
         functions = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(part) for part in parts}}
-        self._forwards += [(part, types.MethodType(functions[type(part)], part)) for part in parts]
+        self._forwards = [(part, types.MethodType(functions[type(part)], part)) for part in parts]
         self._module = sys.modules[type(backbone.layers[0].self_attn).__module__]
         self._rotation = getattr(self._module, ROTATION)
         self._compiled_rotation = torch.compile(self._rotation, dynamic=True)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        for part, forward in self._forwards:
+        unfolded = [(part, types.MethodType(_adapted, part)) for part in self._adapters if "forward" not in vars(part)]
+        for part, forward in (*self._forwards, *unfolded):
             part.forward = forward
         setattr(self._module, ROTATION, self._compiled_rotation)
         try:
@@ -50,20 +50,8 @@ class CompiledParts:
                 yield
         finally:
             setattr(self._module, ROTATION, self._rotation)
-            for part, _ in self._forwards:
+            for part, _ in (*self._forwards, *unfolded):
                 del part.forward
-
-
-def _is_plain_lora(part: nn.Module) -> bool:
-    """A linear layer with one low-rank adapter at work, and nothing that changes what that means."""
-    return (
-        type(part) is lora.Linear
-        and len(part.active_adapters) == 1
-        and part.active_adapters[0] in part.lora_A
-        and not (part.merged or part.disable_adapters or part.lora_variant or part.lora_bias[part.active_adapters[0]])
-        and isinstance(part.lora_dropout[part.active_adapters[0]], nn.Identity)
-        and part.base_layer.weight.is_floating_point()
-    )
 
 
 def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

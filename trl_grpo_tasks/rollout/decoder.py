@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from ..constraints.scoring import HeadScale
 from .compiled import CompiledParts, can_compile
 from .support import without_adapter
+from .weights import CastWeights
 
 ATTENTION = "trl_grpo_tasks_rollout"  # the name of `folded_attention` among transformers' attentions
 LENGTH_STEP = 256  # graphs attend to a multiple of so many slots,
@@ -57,7 +58,7 @@ class Decoder:
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._graphs: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None
-        self._cast: list[tuple[nn.Module, nn.Parameter, nn.Parameter]] = []
+        self._cast: CastWeights | None = None
         self._compiled = CompiledParts(self._model) if self._captures and can_compile(self.device) else None
         self._addresses = 0  # a hash of where the weights are that the graphs read
         self.batch = 0  # rows of the cache in use
@@ -73,7 +74,7 @@ class Decoder:
             rows, slots = max(rows, self._rows), max(_up(slots, LENGTH_STEP), self._slots)
         addresses = hash(tuple(weight.data_ptr() for weight in self._model.parameters()))
         if addresses != self._addresses:
-            self._graphs, self._cast, self._addresses = {}, [], addresses
+            self._graphs, self._cast, self._addresses = {}, None, addresses
         if (rows, slots, scale) != (self._rows, self._slots, self._scale) or not self._captures:
             self._graphs, self._cache, self._pool = {}, {}, None
             self._rows, self._slots, self._scale = rows, slots, scale
@@ -198,29 +199,13 @@ class Decoder:
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
         )
 
-    @contextmanager
-    def _cast_weights(self) -> Iterator[None]:
-        """Under autocast: linear layers hold weights that are cast already, once a rollout instead of once a pass."""
+    def _cast_weights(self) -> Any:
+        """Under autocast: weights that are cast once a rollout."""
         if not torch.is_autocast_enabled(self.device.type):
-            yield
-            return
-        dtype = torch.get_autocast_dtype(self.device.type)
-        if not self._cast:
-            self._cast = [
-                (module, module.weight, nn.Parameter(module.weight.to(dtype), requires_grad=False))
-                for module in self._model.modules()
-                if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32
-            ]
-        if self._cast:  # weights may be in that type already
-            with torch.no_grad():
-                torch._foreach_copy_([cast for _, _, cast in self._cast], [weight for _, weight, _ in self._cast])
-        for module, _, cast in self._cast:
-            module._parameters["weight"] = cast
-        try:
-            yield
-        finally:
-            for module, weight, _ in self._cast:
-                module._parameters["weight"] = weight
+            return nullcontext()
+        if self._cast is None:
+            self._cast = CastWeights(self._model, torch.get_autocast_dtype(self.device.type))
+        return self._cast.used()
 
 
 class _Slots:
