@@ -207,8 +207,10 @@ def test_copies_of_one_success_share_their_bonus():
     prompt, gold = prompt_of("seesaw_1", 5)
     other = gold.replace("GENERATIONS num_3", "GENERATIONS num_2")
     same = gold.replace("m_1000GeV", "m_3000GeV")  # another mass is no other theory
-    found = task.group_components([{"prompt": prompt}] * 5, [gold, same, other, " nonsense", gold])
-    assert found == {"distinct": [1 / 3, 1 / 3, 1.0, 0.0, 1 / 3]}
+    texts = [gold, same, other, " nonsense", gold]
+    scores = [task.score({"prompt": prompt}, text) for text in texts]
+    found = task.group_components([{"prompt": prompt}] * 6, [*texts, gold], [*scores, None])  # the last was not judged
+    assert found == {"distinct": [1 / 3, 1 / 3, 1.0, 0.0, 1 / 3, 0.0]}
 
 
 # ---- levels
