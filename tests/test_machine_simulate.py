@@ -278,11 +278,11 @@ def test_two_thousand_random_machines(tmp_path, monkeypatch):
     """No exception, no hang, no file, and no memory left behind."""
     monkeypatch.chdir(tmp_path)
     rng = random.Random(7)
-    machines = [random_machine(rng, rng.randint(2, 12)) for _ in range(120)]
     trials = [Trial(t.name, t.words, t.score, t.goal, t.scene, seconds=0.25) for t in TRIALS.values()]
-    memory, invalid = [], 0
+    memory, invalid, seen = [], 0, set()
     for n in range(2_000):
-        tree = machines[n % 120] if n < 1_750 else mirrored(machines[n % 120])
+        tree = random_machine(rng, rng.randint(3, 12))
+        seen.add(tree.to_json())
         trial = trials[n % len(trials)]
         result = simulate(tree, trial, limit_s=5.0)
         assert not result.timed_out
@@ -293,7 +293,7 @@ def test_two_thousand_random_machines(tmp_path, monkeypatch):
         if n in (500, 1_999):
             memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert memory[1] - memory[0] < 20_000  # kB
-    assert invalid < 40 and os.listdir(tmp_path) == []
+    assert invalid < 40 and len(seen) > 1_950 and os.listdir(tmp_path) == []
 
 
 # ---- scores

@@ -224,7 +224,7 @@ def test_solids_in_front_hide_what_is_behind():
     wheel = frames.positions[0][frames.model.geom("g6").id]
     assert wheel[0] > 0.5
     for azimuth, is_dark in ((-90.0, True), (90.0, True)):  # a wheel on each side is in front of the bar
-        camera = Camera(wheel, 3.0, (60, 60), azimuth=azimuth, elevation=0.0)
+        camera = Camera(wheel, 3.0, (60, 60), 1.0, azimuth=azimuth, elevation=0.0)
         pixels = np.array(paint(camera, frames.model, frames.positions[0], frames.matrices[0], frames.sites[0]))
         assert (pixels[55:65, 55:65].max() < 80) == is_dark
 
@@ -269,6 +269,33 @@ def test_a_machine_can_be_looked_at(tmp_path, capsys):
     (tmp_path / "machine.txt").write_text("nothing")
     assert show.main([str(tmp_path / "machine.txt")]) == 1
     assert "not valid: there is no JSON list" in capsys.readouterr().out
+
+
+def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
+    from trl_grpo_tasks.tasks.machine import show, survey
+
+    task, row = make(trials=["car"]), {"prompt": "", "trial": "car", "max_blocks": 24}
+    texts = {"cold start": [task.bad(row), "nothing"], "GRPO": [task.bad(row), car().to_json()]}
+    found = [
+        {
+            "name": name,
+            "samples": [{"row": row, "completion": text, "score": task.score(row, text).as_dict()} for text in some]
+            + [{"row": row, "completion": "took too long", "score": None}],
+        }
+        for name, some in texts.items()
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"evaluations": found}))
+    survey.main([str(tmp_path)])
+    _, before, after = capsys.readouterr().out.splitlines()
+    assert before.split()[-5:] == ["2", "0.500", "0.000", "0.00", "0.00"]
+    best = simulate(car(), "car").distance
+    assert after.split()[-5:] == ["2", "1.000", "0.500", f"{best / 2:.2f}", f"{best:.2f}"]
+    assert show.main([str(tmp_path)]) == 0 and f"score (paper): {best:.2f}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        show.main([str(tmp_path), "--trial", "wall"])
+    assert "has no machine for --trial wall" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="holds no results"):
+        survey.main([str(tmp_path / "elsewhere")])
 
 
 # ---- recipes and learning

@@ -267,8 +267,8 @@ def test_novelty_is_a_group_component_scaled_by_the_row(tmp_path):
     row = {"prompt": "p", "answer": "1", "rewards": {"numeric": 1, "novelty": 0.5}}
     task = from_rows(tmp_path, [row, {"prompt": "q", "answer": "1", "rewards": "numeric"}], test_fraction=0)
     rows = {row["prompt"][0]["content"]: row for row in task.dataset("train", None, 0)}
-    assert task.group_components([rows["p"]] * 2, ["abcdef", "uvwxyz"]) == {"novelty": [0.5, 0.5]}
-    assert task.group_components([rows["q"]] * 2, ["abcdef", "uvwxyz"]) == {"novelty": [None, None]}
+    assert task.group_components([rows["p"]] * 2, ["abcdef", "uvwxyz"], [None] * 2) == {"novelty": [0.5, 0.5]}
+    assert task.group_components([rows["q"]] * 2, ["abcdef", "uvwxyz"], [None] * 2) == {"novelty": [None, None]}
     assert "novelty" not in task.score(rows["p"], "1").components
 
 

@@ -2,14 +2,20 @@
 
 import json
 import math
+import os
 import pickle
 import random
+import subprocess
+import sys
+import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from tests.test_resume import lines_written
 from trl_grpo_tasks import run
 from trl_grpo_tasks.arguments import parse as parse_arguments
 from trl_grpo_tasks.contract import GARBAGE, check_task
@@ -207,8 +213,10 @@ def test_copies_of_one_success_share_their_bonus():
     prompt, gold = prompt_of("seesaw_1", 5)
     other = gold.replace("GENERATIONS num_3", "GENERATIONS num_2")
     same = gold.replace("m_1000GeV", "m_3000GeV")  # another mass is no other theory
-    found = task.group_components([{"prompt": prompt}] * 5, [gold, same, other, " nonsense", gold])
-    assert found == {"distinct": [1 / 3, 1 / 3, 1.0, 0.0, 1 / 3]}
+    texts = [gold, same, other, " nonsense", gold]
+    scores = [task.score({"prompt": prompt}, text) for text in texts]
+    found = task.group_components([{"prompt": prompt}] * 6, [*texts, gold], [*scores, None])  # the last was not judged
+    assert found == {"distinct": [1 / 3, 1 / 3, 1.0, 0.0, 1 / 3, 0.0]}
 
 
 # ---- levels
@@ -335,8 +343,69 @@ def test_training_raises_the_reward(tmp_path):
         "beta": 0.0,
         "reward_workers": 0,
     }
-    assert run.main([word for name, value in settings.items() for word in (f"--{name}", str(value))]) == 0
+    assert run.main(words_of(settings)) == 0
     before, after = json.loads((tmp_path / "results.json").read_text())["evaluations"]
     assert before["metrics"]["valid"] == after["metrics"]["valid"] == 1
     assert after["metrics"]["reward"] > before["metrics"]["reward"] + 1
     assert after["metrics"]["anomalies"] > before["metrics"]["anomalies"]
+
+
+def words_of(settings):
+    return [word for name, value in settings.items() for word in (f"--{name}", *str(value).split())]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_bit_for_bit_the_same(tmp_path):
+    """With replay, curriculum and entropy bonus, as in the paper recipe. The run is killed with SIGKILL."""
+    settings = {
+        "task": MODULE,
+        "use_cpu": True,
+        "goals": "length exotics anomalies",
+        "new_multiplets": 1,
+        "tiny_width": 32,
+        "tiny_layers": 1,
+        "tiny_heads": 2,
+        "train_rows": 24,
+        "eval_before_and_after": False,
+        "cold_start_steps": 0,
+        "num_generations": 8,
+        "per_device_train_batch_size": 32,
+        "max_completion_length": 120,
+        "max_steps": 9,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 2e-3,
+        "beta": 0.05,
+        "entropy_coef": 0.01,
+        "curriculum": True,
+        "curriculum_window": 32,
+        "curriculum_fall_back": 0.0,
+        "replay_size": 20,
+        "replay_fraction": 0.5,
+        "reward_workers": 0,
+    }
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run.main(words_of(settings | {"output_dir": whole})) == 0
+    words = words_of(settings | {"output_dir": killed})
+    root = Path(__file__).parent.parent
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(root / "train.py"), *words],
+            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    has_begun = lines_written(killed, 5)
+    while not has_begun() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() < 0, (tmp_path / "log").read_text()[-3000:]
+    assert run.main([*words, "--resume_from_checkpoint"]) == 0
+
+    weights, wanted = (load_file(folder / "model.safetensors") for folder in (killed, whole))
+    assert weights.keys() == wanted.keys() and all(weights[name].equal(wanted[name]) for name in wanted)
+    metrics = (whole / "training_metrics.jsonl").read_text()
+    assert (killed / "training_metrics.jsonl").read_text() == metrics
+    logged = [json.loads(line) for line in metrics.splitlines()]
+    assert any(line.get("replay/replaced_groups") for line in logged), "replay was never used"
+    assert {line["curriculum/level"] for line in logged} == {0, 1}, "the curriculum never moved"

@@ -159,8 +159,9 @@ class Novelty(ToyTask):
     weights = {"match": 1.0, "short": 0.1, "novelty": 0.5}
     spec = None
 
-    def group_components(self, rows, completions):
-        return {"novelty": [float(completions.count(text) == 1) for text in completions]}
+    def group_components(self, rows, completions, scores):
+        pairs = zip(completions, scores, strict=True)
+        return {"novelty": [(completions.count(text) == 1) * score.components["match"] for text, score in pairs]}
 
 
 def test_components_of_whole_groups(tiny_path, tmp_path):
@@ -168,8 +169,8 @@ def test_components_of_whole_groups(tiny_path, tmp_path):
     trainer = FixedTrainer(tiny_path, args=config(tmp_path), task=Novelty())
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
-    assert trainer._column("novelty").tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert trainer._metrics["train"]["rewards/novelty/mean"] == [0.5]
+    assert trainer._column("novelty").tolist() == [0.0, 0.0, 0.0, 0.5]
+    assert trainer._metrics["train"]["rewards/novelty/mean"] == [0.125]
 
 
 class Judged(ToyTask):

@@ -169,7 +169,8 @@ def _check_score(task: Task, row: Row, completion: str) -> Score | None:
 
 def _check_group(task: Task, row: Row) -> None:
     texts = [task.gold(row), task.gold(row), "", "something else"]
-    for name, values in task.group_components([row] * len(texts), texts).items():
+    rows = [row] * len(texts)
+    for name, values in task.group_components(rows, texts, list(map(task.score, rows, texts))).items():
         _require(name in task.weights, f"group component {name!r} is not among the weights")
         _require(
             len(values) == len(texts), f"group component {name!r} has {len(values)} values for {len(texts)} texts"

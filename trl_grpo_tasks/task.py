@@ -164,8 +164,11 @@ class Task:
         sequence-classification model. Their components also appear in `weights`."""
         return {}
 
-    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
-        """Components that depend on the whole group (novelty, say), for the completions of one prompt together."""
+    def group_components(
+        self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
+    ) -> dict[str, list[float | None]]:
+        """Components that depend on the whole group (novelty, say), for the completions of one prompt together.
+        `scores` are what `score` said of each."""
         return {}
 
     def make_score(

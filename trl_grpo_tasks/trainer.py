@@ -314,7 +314,8 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             if self._rewards.has_group_components:
                 rows = gather_object([example["row"] for example in inputs])
                 texts = gather_object([text_of(completion) for completion in completions])
-                self._rewards.fill_group_components(rewards_N_F, rows, texts, self._group_size)
+                scores = gather_object([outcome.score for outcome in outcomes])
+                self._rewards.fill_group_components(rewards_N_F, rows, texts, scores, self._group_size)
             rewards_N_F = self._rewards.unscored_to_nan(rewards_N_F)
         self._rewards_N_F = rewards_N_F
         return rewards_N_F

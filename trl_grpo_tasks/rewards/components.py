@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..task import Task
+from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
 
 # Facts about a completion that can be weighted and are logged like components, but weigh nothing unless asked.
@@ -60,13 +60,18 @@ class TaskRewards:
         return type(self.task).group_components is not Task.group_components
 
     def fill_group_components(
-        self, rewards_N_F: torch.Tensor, rows: Sequence[str], completions: Sequence[str], group_size: int
+        self,
+        rewards_N_F: torch.Tensor,
+        rows: Sequence[str],
+        completions: Sequence[str],
+        scores: Sequence[Score | None],
+        group_size: int,
     ) -> None:
         """Components of whole groups (novelty, say), for the completions of all processes."""
         for start in range(0, len(rows), group_size):
             group = slice(start, start + group_size)
             parsed = [json.loads(row) for row in rows[group]]
-            for name, values in self.task.group_components(parsed, completions[group]).items():
+            for name, values in self.task.group_components(parsed, completions[group], scores[group]).items():
                 column = torch.tensor([torch.nan if value is None else value for value in values])
                 rewards_N_F[group, self.names.index(name)] = column.to(rewards_N_F)
 

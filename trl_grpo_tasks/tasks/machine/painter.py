@@ -27,11 +27,13 @@ _SIDES = 18  # of the prism that stands for a cylinder
 
 @dataclass(frozen=True)
 class Camera:
-    """Looks at `centre` from behind and the right; `span` metres fill the width of the picture."""
+    """Looks at `centre` from behind and the right; `span` metres fill the width of the picture, and there is a line on
+    the ground every `grid` metres."""
 
     centre: np.ndarray
     span: float
     size: tuple[int, int]
+    grid: float
     azimuth: float = -62.0
     elevation: float = 20.0
 
@@ -170,7 +172,7 @@ def _paint_ground(draw: ImageDraw.ImageDraw, camera: Camera) -> None:
         [[x - reach, y - reach, 0], [x + reach, y - reach, 0], [x + reach, y + reach, 0], [x - reach, y + reach, 0]]
     )
     draw.polygon([tuple(p) for p in camera.project(corners)[0].tolist()], fill=GROUND)
-    step = 1.0 if camera.span < 25 else 5.0
+    step = camera.grid
     for line in np.arange(math.floor((x - reach) / step) * step, x + reach, step):
         _line(draw, camera, [[line, y - reach, 0], [line, y + reach, 0]], GRID)
     for line in np.arange(math.floor((y - reach) / step) * step, y + reach, step):

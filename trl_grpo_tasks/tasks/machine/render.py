@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from .simulator import Result
 from .trials import Trial, get_trial
 
 INK, WARNING, PATH = (40, 44, 52), (170, 40, 30), (200, 60, 40)
-_SIZE = (560, 350)
+_SIZE, _FILM_SIZE = (560, 350), (400, 250)
 _LINES_SHOWN = 8
 
 
@@ -41,7 +42,7 @@ def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[st
     return _png(image)
 
 
-def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 12, caption: str = "") -> bytes:
+def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 10, caption: str = "") -> bytes:
     """An animated GIF of a recorded run. The camera goes along with a car; a throw is seen whole."""
     if result.frames is None or not result.valid:
         raise ValueError("an animation needs a valid run made with record=True")
@@ -51,7 +52,9 @@ def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 12
     moments = np.searchsorted(result.times, wanted).clip(max=len(result.times) - 1)
     images = []
     for moment in moments.tolist():
-        camera = _far_camera(paths) if trial.throws else _close_camera(result, moment, span=14.0)
+        # A fast car passes more than a metre from one frame to the next: a fine grid would seem to stand or go back.
+        camera = _far_camera(paths) if trial.throws else _close_camera(result, moment, span=14.0, grid=5.0)
+        camera = replace(camera, size=_FILM_SIZE)
         image = _painted(result, moment, camera, [path[: moment + 1] for path in paths if moment])
         _write(image, [f"{caption}  {result.times[moment]:.1f} s".strip()], INK)
         images.append(image.quantize(48, method=Image.Quantize.FASTOCTREE))
@@ -74,19 +77,21 @@ def _painted(result: Result, moment: int, camera: Camera, paths: Sequence[np.nda
     return shrunk(image)
 
 
-def _close_camera(result: Result, moment: int, span: float | None = None) -> Camera:
+def _close_camera(result: Result, moment: int, span: float | None = None, grid: float = 1.0) -> Camera:
     frames = result.frames
     named = [frames.model.geom(n).name for n in range(frames.model.ngeom)]
     start = frames.positions[0][[name.startswith("g") and name != "ground" for name in named]]
     low, high = start.min(axis=0), start.max(axis=0)
     moved = result.path[moment] - result.path[0]
-    return Camera((low + high) / 2 + [moved[0], moved[1], 0.0], span or 6.0 + float((high - low).max()) * 1.2, _SIZE)
+    centre = (low + high) / 2 + [moved[0], moved[1], 0.0]
+    return Camera(centre, span or 6.0 + float((high - low).max()) * 1.2, _SIZE, grid)
 
 
 def _far_camera(paths: Sequence[np.ndarray]) -> Camera:
     points = np.concatenate(paths)
     low, high = points.min(axis=0), points.max(axis=0)
-    return Camera((low + high) / 2, 12.0 + 1.3 * float((high - low).max()), _SIZE)
+    span = 12.0 + 1.3 * float((high - low).max())
+    return Camera((low + high) / 2, span, _SIZE, 1.0 if span < 25 else 5.0)
 
 
 def _write(image: Any, lines: Sequence[str], colour: tuple[int, int, int]) -> None:

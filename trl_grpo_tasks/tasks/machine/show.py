@@ -2,8 +2,9 @@
 
 python -m trl_grpo_tasks.tasks.machine.show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file holds what a model wrote; "-" reads it from the terminal, and `gold` takes the best known machine. MuJoCo's
-own viewer opens the XML: python -m mujoco.viewer --mjcf=machine.xml
+The file holds what a model wrote; "-" reads it from the terminal, `gold` takes the best known machine, and the output
+folder of a run the best of its last evaluation. MuJoCo's own viewer opens the XML: python -m mujoco.viewer
+--mjcf=machine.xml
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from .data import gold_machines
 from .render import animation, picture
 from .scene import to_xml
 from .simulator import simulate
+from .survey import evaluations
 from .tree import ConstructionTree
 from .trials import SCORINGS, TRIALS, task_score
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="a text with a machine in it, - for the terminal, or gold")
+    parser.add_argument("file", help="a text with a machine in it, - for the terminal, gold, or a run's folder")
     parser.add_argument("--trial", choices=list(TRIALS), default="car")
     for kind in ("png", "gif", "xml"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write a {kind.upper()} file")
@@ -31,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.file == "gold":
         known = [entry for level in gold_machines()[options.trial].values() for entry in level]
         text = max(known, key=lambda entry: entry["score"])["machine"]
+    elif Path(options.file).is_dir():
+        *_, samples = evaluations(Path(options.file)).values()
+        tried = [sample for sample in samples if sample["row"]["trial"] == options.trial]
+        if not tried:
+            parser.error(f"the last evaluation of {options.file} has no machine for --trial {options.trial}")
+        text = max(tried, key=lambda sample: sample["score"]["total"])["completion"]
     else:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
     tree = ConstructionTree.parse(text)

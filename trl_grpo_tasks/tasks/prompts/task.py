@@ -137,7 +137,9 @@ class PromptsTask(Task):
         score = self.score(row, evasion)
         return "" if score is None or score.success else evasion  # an empty answer never succeeds
 
-    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
+    def group_components(
+        self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
+    ) -> dict[str, list[float | None]]:
         """How unlike the others of its group each completion is, where rows ask for that."""
         if "novelty" not in self.weights:
             return {}

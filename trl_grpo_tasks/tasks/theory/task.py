@@ -142,9 +142,11 @@ class TheoryTask(Task):
         """The prompt again, which is what a model that learned nothing likes to say."""
         return " " + row["prompt"]
 
-    def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
+    def group_components(
+        self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
+    ) -> dict[str, list[float | None]]:
         """For a success: one over how many of the group found the same theory."""
-        keys = [score.info["theory"] if score.success else None for score in map(self.score, rows, completions)]
+        keys = [score.info["theory"] if score and score.success else None for score in scores]
         counts = Counter(keys)
         return {"distinct": [0.0 if key is None else 1 / counts[key] for key in keys]}
 

@@ -1,0 +1,59 @@
+"""What the machines of one or more runs do: mean and best score of every evaluation, by trial.
+
+    python -m trl_grpo_tasks.tasks.machine.survey outputs/machine_grpo outputs/machine_maxk
+
+The samples are those of results.json: held-out prompts, before and after training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="output folders of runs")
+    runs = parser.parse_args(arguments).runs
+    wide = 2 + max(len(run.name) for run in runs)
+    print(f"{'':{wide}}{'':12}{'trial':10}{'machines':>9}{'valid':>8}{'success':>9}{'mean':>9}{'best':>9}")
+    for run in runs:
+        for name, samples in evaluations(run).items():
+            for trial, row in by_trial(samples).items():
+                print(
+                    f"{run.name:{wide}}{name:12}{trial:10}{row['machines']:9d}{row['valid']:8.3f}{row['success']:9.3f}"
+                    f"{row['mean']:9.2f}{row['best']:9.2f}"
+                )
+
+
+def evaluations(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """The samples of each evaluation of a run that could be judged, by its name."""
+    file = run / "results.json"
+    if not file.is_file():
+        raise SystemExit(f"{run} holds no results.json; give the output folder of a run that was evaluated")
+    found = json.loads(file.read_text(encoding="utf-8"))["evaluations"]
+    return {one["name"]: [s for s in one["samples"] if s["score"] is not None] for one in found}
+
+
+def by_trial(samples: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Counts, mean and best of the samples of each trial; what is not valid scores 0."""
+    scores: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        scores.setdefault(sample["row"]["trial"], []).append(sample["score"])
+    return {
+        trial: {
+            "machines": len(some),
+            "valid": sum(score["valid"] for score in some) / len(some),
+            "success": sum(score["success"] for score in some) / len(some),
+            "mean": sum(score["total"] for score in some) / len(some),
+            "best": max(score["total"] for score in some),
+        }
+        for trial, some in scores.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
