@@ -304,12 +304,3 @@ def test_help_shows_the_options_of_the_task(my_task, capsys):
         out = capsys.readouterr().out
         assert exit.value.code == 0
         assert option in out and "--advantage_estimator" in out and "--use_peft" in out
-
-
-@pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
-def test_every_recipe_is_read(recipe):
-    """What only some machines can do, bf16 and vLLM, is left out here."""
-    task, _, args, _ = parsed("--config", str(recipe), "--bf16", "false", "--use_vllm", "false")
-    assert task.name and args.max_completion_length > 0

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from trl_grpo_tasks import Task, TaskGRPOConfig
 from trl_grpo_tasks.contract import check_task
@@ -29,11 +28,3 @@ def test_help_says_what_an_option_does(name):
 def test_links_lead_somewhere():
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert link.startswith("http") or (ROOT / link).exists(), link
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda p: p.stem)
-def test_accelerate_configs_are_read_by_accelerate(path):
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    config = load_config_from_file(str(path))
-    assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
