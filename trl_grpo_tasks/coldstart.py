@@ -1,4 +1,5 @@
-"""Cold start: a short supervised warm-up on a task's gold answers, with TRL's SFTTrainer."""
+"""Cold start: a short supervised warm-up on a task's gold answers, with TRL's SFTTrainer; where masks are filled, with
+transformers' Trainer, on the gold fills."""
 
 from __future__ import annotations
 
@@ -61,7 +62,12 @@ def cold_start(
         adam_beta2=0.98,  # a short run must not wait a thousand steps for its averages
         **settings,
     )
-    trainer = SFTTrainer(model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config)
+    if task.policy == "masked":
+        trainer = _fill_trainer(model, args, golds, tokenizer, peft_config)
+    else:
+        trainer = SFTTrainer(
+            model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config
+        )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepLine("cold start", ("loss", "mean_token_accuracy")))
@@ -76,6 +82,40 @@ def cold_start(
         shutil.rmtree(folder / "runs", ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return str(folder)
+
+
+def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any) -> Any:
+    """Cross-entropy of the gold fills at the masks; gold fills that are no token of the model do not count."""
+    import torch
+    from peft import get_peft_model
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers import Trainer, set_seed
+
+    from .masked import MaskedPolicy
+    from .models import load_model
+
+    set_seed(args.seed)
+    loaded = load_model(model, policy="masked", **(args.model_init_kwargs or {}))
+    policy = MaskedPolicy(tokenizer, loaded.config)
+    if peft_config is not None:
+        peft_config.task_type = None
+        loaded = get_peft_model(loaded, peft_config)
+    args.remove_unused_columns = False
+
+    def batch(rows: list[dict[str, str]]) -> dict[str, torch.Tensor]:
+        ids = [torch.tensor(prompt) for prompt in policy.prompt_ids([row["prompt"] for row in rows])]
+        labels = []
+        for row, prompt in zip(rows, ids, strict=True):
+            fills = torch.tensor(policy.ids_of(row["completion"]))
+            fills[fills == tokenizer.unk_token_id] = -100
+            labels.append(torch.full_like(prompt, -100).masked_scatter(prompt == tokenizer.mask_token_id, fills))
+        return {
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        }
+
+    return Trainer(loaded, args, data_collator=batch, train_dataset=golds, processing_class=tokenizer)
 
 
 def gold_dataset(task: Task, rows: list[dict[str, Any]]) -> Dataset:

@@ -200,7 +200,7 @@ def _check_constraint(task: Task, rows: Sequence[Row], tokenizer: Any) -> None:
         from .models import make_tokenizer
 
         assert spec is not None
-        tokenizer = make_tokenizer(spec.tokens, spec.context)
+        tokenizer = make_tokenizer(spec.tokens, spec.context, fills=spec.policy == "masked")
     constraint = task.constraint(tokenizer)
     if constraint is None:
         return

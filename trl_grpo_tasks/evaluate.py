@@ -1,5 +1,5 @@
 """Evaluation on held-out rows: sample, score, add up. Works on any causal language model, with or without a
-constraint."""
+constraint, and on masked ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from .advantages import expected_best_curve
 from .constraints.base import Constraint
 from .constraints.sampling import ConstraintProcessor
 from .constraints.table import MaskTable
+from .masked import MaskedPolicy, is_masked_lm
 from .rewards.executor import RewardExecutor
+from .rewards.judge import FrozenJudge
 from .rollout import Decoder, Editor, rollout, why_not
 from .rollout.support import without_adapter
 from .task import DecodingError, Row, Task, check_decoding
@@ -103,11 +105,22 @@ def evaluate(
             pending.append(executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], texts))
     model.train(was_training)
     outcomes = [outcome for part in pending for outcome in part.result()]
+    judged = {
+        name: judge.score(repeated, [text for text, _ in completions])
+        for name, judge in task.judges().items()
+        if isinstance(judge, FrozenJudge)
+    }
     samples = []
-    for row, (text, tokens), outcome, done in zip(repeated, completions, outcomes, counts, strict=True):
-        score = outcome.score
-        why = outcome.reason if score is None else score.reason
-        samples.append(Sample(dict(row), text, tokens, None if score is None else score.as_dict(), why, done))
+    for i, (row, (text, tokens), outcome, done) in enumerate(
+        zip(repeated, completions, outcomes, counts, strict=True)
+    ):
+        score = None if outcome.score is None else outcome.score.as_dict()
+        why = outcome.reason if outcome.score is None else outcome.score.reason
+        if score is not None:
+            for name, values in judged.items():
+                score["components"][name] = values[i]
+                score["total"] += task.weights[name] * values[i]
+        samples.append(Sample(dict(row), text, tokens, score, why, done))
     metrics = summarise(samples, num_samples, max_completion_length, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples)
@@ -176,6 +189,10 @@ def _generate(
 ) -> list[tuple[str, int]]:
     """The text and the number of tokens of a completion of each row; by our rollouts where there is a decoder."""
     prompts = [row["prompt"] for row in rows]
+    if is_masked_lm(model):
+        policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature)
+        fills = policy.fill(model, policy.prompt_ids(prompts)).ids
+        return [(policy.text_of(ids), len(ids)) for ids in fills]
     if isinstance(prompts[0], str):
         ids = tokenizer(text=prompts)["input_ids"]
     else:

@@ -1,4 +1,5 @@
-"""Models from a Hub id, a local folder, a GGUF file, or `tiny`: a small Llama made on the spot for a task.
+"""Models from a Hub id, a local folder, a GGUF file, or `tiny`: a small Llama (or ModernBERT) made on the spot for a
+task.
 
 Whatever it comes from, TRL gets a Hub id or a folder: it loads the reference model from there a second time.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .task import Task, TinySpec
+from .task import MASK_TOKEN, Task, TinySpec
 
 TINY = "tiny"
 ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
@@ -79,15 +80,38 @@ def is_adapter(path: str | Path) -> bool:
     return (Path(path) / "adapter_config.json").is_file()
 
 
-def load_model(path: str, trainable: bool = False, **kwargs: Any) -> Any:
+def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwargs: Any) -> Any:
     """The model, or the adapter on its model, of a Hub id or folder; `kwargs` are those of from_pretrained."""
+    if is_adapter(path) and policy == "masked":
+        from peft import PeftModel
+
+        base = load_model(_base_of(path), policy=policy, **kwargs)
+        return PeftModel.from_pretrained(base, path, is_trainable=trainable)
     if is_adapter(path):
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+    return (AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM).from_pretrained(path, **kwargs)
+
+
+def check_policy(path: str, policy: str, revision: str = "main") -> Any:
+    """The configuration of the model at `path`; ValueError where it is no model of that policy kind."""
+    from transformers import AutoConfig
+
+    base = _base_of(path) if is_adapter(path) else path
+    config = AutoConfig.from_pretrained(base, revision=revision)
+    names = config.architectures or ["a model without a head"]
+    fills = names[0].endswith("ForMaskedLM")
+    if fills != (policy == "masked"):
+        wanted = "a masked language model (...ForMaskedLM)" if policy == "masked" else "a causal language model"
+        raise ValueError(f"the task wants {wanted}, and {path} is {names[0]}; give another --model_name_or_path")
+    return config
+
+
+def _base_of(adapter: str) -> str:
+    return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
 def load_tokenizer(model: str, revision: str = "main") -> Any:
@@ -97,7 +121,7 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
 
     source = model
     if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
-        source = json.loads((Path(model) / "adapter_config.json").read_text())["base_model_name_or_path"]
+        source = _base_of(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, padding_side="left", truncation_side="left"
@@ -113,10 +137,16 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
 
 
 def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
-    """A freshly initialised Llama with a tokenizer over `spec.tokens`, saved like any model."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, set_seed
+    """A freshly initialised Llama, or ModernBERT where masks are filled, with a tokenizer over `spec.tokens`, saved
+    like any model."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, ModernBertForMaskedLM, set_seed
 
-    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    tokenizer = make_tokenizer(spec.tokens, spec.context, fills=spec.policy == "masked")
+    if spec.policy == "masked":
+        set_seed(seed)
+        ModernBertForMaskedLM(encoder_config(spec, tokenizer)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
@@ -139,14 +169,36 @@ def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def make_tokenizer(tokens: Any, context: int) -> Any:
-    """A tokenizer that cuts text into the longest of `tokens` that match and puts it together again exactly."""
+def encoder_config(spec: TinySpec, tokenizer: Any, **more: Any) -> Any:
+    """The configuration of a small ModernBERT: every layer looks at the whole text."""
+    from transformers import ModernBertConfig
+
+    return ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden_size,
+        intermediate_size=2 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        max_position_embeddings=spec.context,
+        global_attn_every_n_layers=1,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        cls_token_id=None,
+        sep_token_id=None,
+        **more,
+    )
+
+
+def make_tokenizer(tokens: Any, context: int, fills: bool = False) -> Any:
+    """A tokenizer that cuts text into the longest of `tokens` that match and puts it together again exactly; with a
+    mask token where a model `fills` masks."""
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<pad>", "<eos>", "<unk>"]
+    special = ["<pad>", "<eos>", "<unk>", *([MASK_TOKEN] if fills else [])]
     # The newline ends a chat message in the template.
     ordered = list(dict.fromkeys([*special, "\n", *tokens]))
     clash = set(special) & set(tokens)
@@ -162,6 +214,7 @@ def make_tokenizer(tokens: Any, context: int) -> Any:
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
+        **({"mask_token": MASK_TOKEN} if fills else {}),
         model_max_length=context,
         padding_side="left",
         clean_up_tokenization_spaces=False,

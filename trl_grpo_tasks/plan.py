@@ -29,11 +29,14 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from accelerate import PartialState
     from trl import get_peft_config, get_quantization_config
 
-    from .models import is_adapter, load_tokenizer, prepare_model
+    from .masked import MaskedPolicy, check_settings
+    from .models import check_policy, is_adapter, load_tokenizer, prepare_model
     from .rewards.components import component_weights
 
     _check_folder(run, args)
     component_weights(task, args.component_weights)
+    if task.policy == "masked":
+        check_settings(args)
     if run.decoding is not None:
         check_decoding(task, run.decoding)
     cold_start = run.cold_start_steps > 0 and not run.eval_only
@@ -50,10 +53,15 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     if args.push_to_hub and not run.eval_only and state.is_main_process:
         check_hub(args)
     with state.main_process_first():
+        task.prepare(args.seed, print if state.is_main_process else lambda *_: None)
         model = prepare_model(model_args.model_name_or_path, task, args.output_dir, args.seed)
     if cold_start and is_adapter(model):
         raise ValueError(f"a cold start needs a whole model, and {model} is an adapter: give --cold_start_steps 0")
     tokenizer = load_tokenizer(model, model_args.model_revision)
+    config = check_policy(model, task.policy, model_args.model_revision)
+    if task.policy == "masked":
+        test = task.dataset("test", args.eval_rows, args.seed) if run.eval_before_and_after or run.eval_only else []
+        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows + test])
     constraint = task.constraint(tokenizer) if args.constrain else None
     if args.constrain and constraint is None:
         raise ValueError(f"--constrain: task {task.name!r} has no constraint with these options")

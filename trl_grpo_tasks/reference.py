@@ -106,8 +106,14 @@ def _update_adapter(model: nn.Module, keep: float) -> None:
 def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: Any) -> Any:
     """`model` (or the one at that path) with a new adapter, made as TRL would make it. TRL keeps a frozen adapter
     "ref", which can be moved, only for a model that is wrapped already."""
-    from accelerate.utils import set_seed
     from peft import get_peft_model
+
+    return get_peft_model(created(model, args, quantization_config), peft_config)
+
+
+def created(model: Any, args: Any, quantization_config: Any) -> Any:
+    """`model`, or the one at that path, made as TRL would make it."""
+    from accelerate.utils import set_seed
     from trl.trainer.utils import create_model_from_path
 
     set_seed(args.seed)
@@ -118,4 +124,4 @@ def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: A
         if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
             init["device_map"] = None
         model = create_model_from_path(model, **init)
-    return get_peft_model(model, peft_config)
+    return model

@@ -84,7 +84,7 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
 
     going_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
     trainer = TaskGRPOTrainer(
-        _load(model, args, plan.quantization, trainable=True) if going_on else model,
+        _load(model, task, args, plan.quantization, trainable=True) if going_on else model,
         args=args,
         train_dataset=plan.rows,
         processing_class=plan.tokenizer,
@@ -155,7 +155,7 @@ class _Evaluations:
         """The model at `path`, ready to generate; only the main process evaluates."""
         if not self._state.is_main_process:
             return None
-        model = _load(path, self._args, self._plan.quantization, trainable=False)
+        model = _load(path, self._task, self._args, self._plan.quantization, trainable=False)
         return model if self._plan.quantization is not None else model.to(self._args.device)
 
     def add(self, name: str, model: Any) -> None:
@@ -221,13 +221,13 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     )
 
 
-def _load(path: str, args: Any, quantization: Any, trainable: bool) -> Any:
+def _load(path: str, task: Task, args: Any, quantization: Any, trainable: bool) -> Any:
     from .models import load_model
 
     kwargs = dict(args.model_init_kwargs)
     if quantization is not None:
         kwargs["quantization_config"] = quantization
-    return load_model(path, trainable, **kwargs)
+    return load_model(path, trainable, task.policy, **kwargs)
 
 
 def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:

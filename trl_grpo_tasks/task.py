@@ -26,6 +26,8 @@ TASKS: dict[str, str] = {
 }
 
 Row = Mapping[str, Any]
+POLICIES = ("causal", "masked")
+MASK_TOKEN = "<mask>"  # of the embedded model that fills masks
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class TinySpec:
-    """The embedded model of a pack: the tokens it reads and writes, and how large it is.
+    """The embedded model of a pack: the tokens it reads and writes, how large it is, and of which policy kind.
 
     `tokens` are strings; text is cut into the longest ones that match, so single characters and whole words mix.
     """
@@ -80,6 +82,7 @@ class TinySpec:
     layers: int = 4
     heads: int = 4
     context: int = 512
+    policy: str = "causal"
 
 
 class Task:
@@ -87,8 +90,10 @@ class Task:
 
     Class attributes: `name`, `version` (bump it whenever a score can change: scores are cached by it), `description`
     (one line), `weights` (component name -> weight in the total), `levels` (names, easy to hard; rows then carry a
-    `level`), `facts` (keys of `Score.info` whose means evaluations show), `defaults` (training options that suit the
-    pack, below any recipe or flag), `Options` (a dataclass whose fields become command-line flags).
+    `level`), `facts` (keys of `Score.info` whose means evaluations show), `watched` (components that must not be
+    weighted: training may log them and no more), `policy` ("causal", or "masked": prompts are texts with mask tokens,
+    a completion is what stands in their place, one token each), `defaults` (training options that suit the pack,
+    below any recipe or flag), `Options` (a dataclass whose fields become command-line flags).
     """
 
     name: ClassVar[str]
@@ -97,6 +102,8 @@ class Task:
     weights: Mapping[str, float]
     levels: Sequence[str] = ()
     facts: Sequence[str] = ()
+    watched: Sequence[str] = ()
+    policy: str = "causal"
     defaults: ClassVar[Mapping[str, Any]] = {}
     Options: ClassVar[type] = NoOptions
 
@@ -159,9 +166,13 @@ class Task:
         picture = self.render(row, completion)
         return {"sample.html" if isinstance(picture, str) else "sample.png": picture}
 
+    def prepare(self, seed: int, say: Any = print) -> None:
+        """Called once before a run or an evaluation: make or check what `judges` needs. ValueError where it cannot."""
+
     def judges(self) -> dict[str, Any]:
         """Frozen models scored in batches on the accelerator: component name -> model id, folder, or a loaded
-        sequence-classification model. Their components also appear in `weights`."""
+        sequence-classification model, which judge prompt and completion; or a `FrozenJudge`, which judges the text
+        that the task makes of them, in evaluations too. Their components also appear in `weights`."""
         return {}
 
     def group_components(

@@ -4,12 +4,13 @@ What is added, in the order of a training step:
 
 1. `_generate_and_score_completions`: before the rollout the reference and beta move and the curriculum chooses rows;
    after it the advantages are replaced, and groups without signal may give way to stored ones.
-2. `_generate_single_turn`: completions come from our rollouts; or from TRL's, with the constraint's logits processor
-   in `generate`. The masks that were used are recorded.
+2. `_generate_single_turn`: completions come from our rollouts; from a masked language model, which fills gaps; or from
+   TRL's, with the constraint's logits processor in `generate`. What could have been drawn is recorded.
 3. `_generate` and `_calculate_rewards`: rewards start to be computed as soon as there are completions, and are awaited
    after TRL has computed reference log-probs.
 4. `_get_per_token_logps_and_entropies`: current, old and reference log-probs are all under the masks of the rollout.
-5. `_compute_loss`: hands the masks of its rows to 4., and the KL divergence it measured to the controller of beta.
+5. `_compute_loss`: hands the masks of its rows to 4., and the KL divergence it measured to the controller of beta;
+   logs the parts of the loss.
 
 Checkpoints hold all of it: see resume.py.
 """
@@ -39,8 +40,9 @@ from .constraints.table import FREE, MaskTables, padded, widened
 from .curriculum import Curriculum
 from .data import task_dataset
 from .kl import AdaptiveKL
+from .masked import MaskedPolicy, is_masked_lm, ready
 from .models import PLAIN_CHAT_TEMPLATE
-from .reference import MovingReference, with_adapter
+from .reference import MovingReference, created, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
@@ -85,6 +87,11 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             train_dataset = task_dataset(task, "train", args.train_rows, args.seed, train_dataset)
             if eval_dataset is not None or args.eval_strategy != "no":
                 eval_dataset = task_dataset(task, "test", args.eval_rows, args.seed, eval_dataset)
+        fills = is_masked_lm(model) if task is None else task.policy == "masked"
+        if fills:
+            model, peft_config = ready(
+                created(model, args, kwargs.pop("quantization_config", None)), args, peft_config
+            )
         if peft_config is not None and args.reference_mode != "static":
             model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
@@ -99,14 +106,15 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         self._inputs: list[dict[str, Any]] = []  # the examples of the rollout under way
         self._set_up_constraint(constraint)
         self._set_up_controllers()
-        why_trl = None if self.args.rollout == "trl" else why_not_in(self)
-        if why_trl is not None:
-            self.accelerator.print(f"rollouts are TRL's: {why_trl}")
-        self._rolls_out = self.args.rollout != "trl" and why_trl is None
+        self._policy: MaskedPolicy | None = None
+        self._support: torch.Tensor | None = None  # what could have been drawn for the rows being scored
+        self._rolls_out = False
         self._decoder: Decoder | None = None
         self._shared: SharedPrompts | None = None
-        if self.args.share_prompts:
-            self._share_prompts()
+        if fills:
+            self._set_up_filling()
+        else:
+            self._set_up_rollouts()
         self.add_callback(MetricsFile())
         self.add_callback(Hints())
 
@@ -183,6 +191,19 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 args.seed,
             )
 
+    def _set_up_filling(self) -> None:
+        self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self.top_p)
+        for model in [self.model] if self.ref_model is None else [self.model, self.ref_model]:
+            self._policy.add_to(without_adapter(self.accelerator.unwrap_model(model)))
+
+    def _set_up_rollouts(self) -> None:
+        why_trl = None if self.args.rollout == "trl" else why_not_in(self)
+        if why_trl is not None:
+            self.accelerator.print(f"rollouts are TRL's: {why_trl}")
+        self._rolls_out = self.args.rollout != "trl" and why_trl is None
+        if self.args.share_prompts:
+            self._share_prompts()
+
     def _share_prompts(self) -> None:
         self._shared = SharedPrompts()
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
@@ -215,6 +236,9 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         finally:
             masks, self._masks = self._masks, None
+            support, self._support = self._support, None
+        if support is not None:
+            output["support"] = support
         if masks is not None:
             output["mask_numbers"] = widened(masks, output["completion_ids"].shape[1])
             self._log_constraint(output)
@@ -242,6 +266,11 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         model = self.accelerator.unwrap_model(self.model_wrapped)
+        if self._policy is not None:
+            with profiling_context(self, "fill"), self.accelerator.autocast():
+                fills = self._policy.fill(model, prompt_ids)
+            self._support = fills.support_B_T_V
+            return fills.ids, None
         constrained: dict[str, Any] = {}
         if self._constraint is not None:
             constrained = {
@@ -297,6 +326,9 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
+        if self._policy is not None:
+            generated[3][:] = [self._policy.text_of(ids) for ids in generated[1]]
+            self._metrics[self._mode]["completions/clipped_ratio"][-1] = 0.0  # for want of an end TRL thinks them cut
         if self._rewards is not None:
             completions = generated[3]
             self._rewards.begin([example["row"] for example in self._inputs], [text_of(c) for c in completions])
@@ -372,35 +404,60 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
     ) -> Any:
         score = super()._get_per_token_logps_and_entropies
         with self._shared.open(logits_to_keep) if self._shared is not None else nullcontext():
-            if self._masks is None:
-                return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
-            masks = widened(self._masks, logits_to_keep)
+            if self._masks is None and self._support is None:
+                scored = score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+                self._logps = scored[0].detach()
+                return scored
             batch_size = batch_size or len(input_ids)
             logps, entropies = [], []
             for start in range(0, len(input_ids), batch_size):
                 rows = slice(start, start + batch_size)
-                with self._head.masks(masks[rows], self._tables[self._mode]):
+                with self._drawn_from(rows, logits_to_keep):
                     scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
                 logps.append(scored[0])
                 entropies.append(scored[1])
+        self._logps = torch.cat(logps).detach()
         return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
+
+    def _drawn_from(self, rows: slice, length: int) -> Any:
+        """While open, these rows of a rollout are scored under what they were drawn from."""
+        if self._policy is not None:
+            assert self._support is not None
+            return self._policy.support(self._support[rows])
+        assert self._masks is not None
+        return self._head.masks(widened(self._masks, length)[rows], self._tables[self._mode])
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         metrics = self._metrics[self._mode]
-        self._masks = inputs.get("mask_numbers")
-        if self._masks is None:
-            loss = super()._compute_loss(model, inputs)
-        else:
-            try:
-                with self._head.measuring():
-                    loss = super()._compute_loss(model, inputs)
-            finally:
-                self._masks = None
+        self._masks, self._support = inputs.get("mask_numbers"), inputs.get("support")
+        measuring = nullcontext() if self._masks is None else self._head.measuring()
+        try:
+            with measuring:
+                loss = super()._compute_loss(model, inputs)
+        finally:
+            is_constrained = self._masks is not None
+            self._masks = self._support = None
+        if is_constrained:
             mass = torch.tensor(self._head.allowed_mass, device=loss.device)
             metrics["constraint/allowed_mass"].append(self.accelerator.gather(mass).mean().item())
         if self._kl is not None and self.model.training:
             self._kl.observe(metrics["kl"][-1])
+        if self.task is not None:
+            self._log_parts_of_loss(inputs)
         return loss
+
+    def _log_parts_of_loss(self, inputs: dict[str, Any]) -> None:
+        """Means over tokens of the policy gradient's loss before clipping and of log-probs; the KL penalty."""
+        mask_B_T, advantages_B, metrics = inputs["completion_mask"], inputs["advantages"], self._metrics[self._mode]
+        ratios_B_T = (self._logps - inputs.get("old_per_token_logps", self._logps)).exp()
+        sums = [-(ratios_B_T * advantages_B[:, None] * mask_B_T).sum(), (self._logps * mask_B_T).sum(), mask_B_T.sum()]
+        sums += [advantages_B.sum(), torch.tensor(len(advantages_B), device=mask_B_T.device)]
+        pg, logp, tokens, advantage, rows = self.accelerator.reduce(torch.stack([x.float() for x in sums])).tolist()
+        metrics["pg_loss"].append(pg / max(tokens, 1))
+        metrics["logp_mean"].append(logp / max(tokens, 1))
+        metrics["advantage_mean"].append(advantage / rows)
+        if self.beta:
+            metrics["kl_penalty"].append(self.beta * metrics["kl"][-1])
 
     def _log_constraint(self, output: dict[str, Any]) -> None:
         numbers = output["mask_numbers"][output["completion_mask"].bool().cpu()].numpy()
@@ -481,7 +538,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
     # ---- checkpoints
 
     def _parts(self) -> dict[str, Any]:
-        parts = {
+        parts: dict[str, Any] = {
             "reference": self._reference,
             "kl": self._kl,
             "replay": self._replay,
@@ -489,6 +546,8 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             "tables": self._tables,
             "rewards": self._rewards.executor if self._rewards is not None else None,
         }
+        if self._rewards is not None:
+            parts |= {f"judge {name}": judge for name, judge in self._rewards.frozen_judges.items()}
         return {name: part for name, part in parts.items() if part is not None}
 
     def _state_dict(self) -> dict[str, Any]:

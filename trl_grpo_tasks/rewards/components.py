@@ -11,6 +11,7 @@ import torch
 
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
+from .judge import FrozenJudge
 
 # Facts about a completion that can be weighted and are logged like components, but weigh nothing unless asked.
 FACTS = ("valid", "success")
@@ -41,8 +42,13 @@ class TaskRewards:
     def weights(self) -> list[float]:
         return list(self._weights.values())
 
+    @property
+    def frozen_judges(self) -> dict[str, FrozenJudge]:
+        return {name: judge for name, judge in self._judges.items() if isinstance(judge, FrozenJudge)}
+
     def functions(self) -> list[Any]:
-        """The reward functions for TRL, in the order of `names`: judges are models, which TRL scores in batches."""
+        """The reward functions for TRL, in the order of `names`: judges are models, which TRL scores in batches, or
+        score in batches themselves."""
         return [self._judges.get(name) or _component(name, self) for name in self.names]
 
     def begin(self, rows: Sequence[str], completions: Sequence[str]) -> None:
@@ -96,6 +102,9 @@ def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str
     for name, weight in (asked or {}).items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ValueError(f"component_weights: the weight of {name!r} must be a number, got {weight!r}")
+        if weight and name in task.watched:
+            raise ValueError(f"component_weights: {name!r} is only watched, so that it stays an independent measure; "
+                             "leave its weight at 0")  # fmt: skip
         weights[name] = float(weight)
     return weights
 
