@@ -115,7 +115,7 @@ def test_the_console_says_little_and_what_matters(tmp_path):
     assert out[0].startswith("task my_task 1, model tiny, fp32 on cpu, output in ")
     assert [line.split("  ")[0] for line in out if line.startswith("step")] == ["step 1/3", "step 2/3", "step 3/3"]
     assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
-    assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start       GRPO" in done.stdout
+    assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start" in done.stdout
     assert len(out) < 40
 
 

@@ -142,6 +142,12 @@ class TheoryTask(Task):
         """The prompt again, which is what a model that learned nothing likes to say."""
         return " " + row["prompt"]
 
+    def canonical(self, row: Row, completion: str) -> str:
+        try:
+            return digest(parse(f"{row['prompt']} {completion}"))
+        except LanguageError:
+            return super().canonical(row, completion)
+
     def group_components(self, rows: Sequence[Row], completions: Sequence[str]) -> dict[str, list[float | None]]:
         """For a success: one over how many of the group found the same theory."""
         keys = [score.info["theory"] if score.success else None for score in map(self.score, rows, completions)]
