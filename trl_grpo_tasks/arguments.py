@@ -49,6 +49,9 @@ class RunArguments:
         default=None,
         metadata={"help": "For which k evaluations estimate pass@k and max@k; 1, 2, 4, ... if not given."},
     )
+    verbose: bool = field(
+        default=False, metadata={"help": "Print every metric at every log step and the bars of TRL and transformers."}
+    )
     decoding: str | None = field(
         default=None,
         metadata={

@@ -32,7 +32,7 @@ def cold_start(
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
-    from .callbacks import StepLine
+    from .callbacks import Console
 
     folder = Path(folder)
     golds = gold_dataset(task, rows)
@@ -64,7 +64,7 @@ def cold_start(
     trainer = SFTTrainer(model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config)
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(StepLine("cold start", ("loss", "mean_token_accuracy")))
+    trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
     trainer.train()
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.accelerator.is_main_process:

@@ -46,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PushError, DecodingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as interruption:
+        if args.process_index == 0:
+            print(_how_to_go_on(run, args, interruption), file=sys.stderr)
+        return 130  # as shells say of what Ctrl-C ended
     return 0
 
 
@@ -60,8 +64,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     from accelerate import PartialState
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    from .callbacks import LiveReport, StepLine
+    from .callbacks import Console, LiveReport
     from .card import write_card
+    from .interrupt import saved_when_interrupted
     from .models import is_adapter, load_model
     from .trainer import TaskGRPOTrainer
 
@@ -72,6 +77,7 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or "tiny"
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
+    say(_what_comes(run, args))
 
     model = plan.model
     evaluations = _Evaluations(task, run, args, state, plan)
@@ -95,13 +101,15 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         peft_config=None if going_on else plan.peft_config,
         quantization_config=None if going_on else plan.quantization,
     )
-    for callback in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(callback)
-    trainer.add_callback(StepLine("step", CONSOLE_METRICS))
+    if not run.verbose:
+        for callback in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+        trainer.add_callback(Console("step", CONSOLE_METRICS))
     pictures = Pictures(task)
     trainer.add_callback(LiveReport(task, pictures))
     _write_settings(folder, task, run, args, model_args, trainer.model)
-    _train_or_resume(trainer, args, say)
+    with saved_when_interrupted(trainer):
+        _train_or_resume(trainer, args, say)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
@@ -203,12 +211,30 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     )
 
 
+def _what_comes(run: RunArguments, args: Any) -> str:
+    steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    cold_start = f"cold start of {run.cold_start_steps} steps, then " if run.cold_start_steps else ""
+    rows = "all" if args.eval_rows is None else args.eval_rows
+    evaluation = f"; {rows} held-out rows before and after" if run.eval_before_and_after else ""
+    completions = f"{args.generation_batch_size} completions, {args.num_generations} of a prompt"
+    return f"{cold_start}GRPO for {steps} of {completions}{evaluation}"
+
+
+def _how_to_go_on(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
+    if run.eval_only:
+        return "stopped; the same command goes on from here"
+    checkpoint, _ = newest_complete(args.output_dir)
+    if checkpoint is None:
+        return "stopped before the first checkpoint; start again with the same command"
+    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to go on:\n{_command(args, resuming=True)}"
+
+
 def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
     if not args.should_save:
         return
     is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
     settings = {
-        "command": _command("accelerate launch" if args.world_size > 1 else "python"),
+        "command": _command(args),
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
@@ -220,11 +246,17 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
     (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, default=str))
 
 
-def _command(launcher: str) -> str:
-    """What was typed, without the secret that may be in it."""
-    typed = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join(sys.argv[1:]))
+def _command(args: Any, resuming: bool = False) -> str:
+    """What was typed, without the secret that may be in it; or what goes on from the newest checkpoint of it."""
+    typed = list(sys.argv[1:])
+    if resuming and "--resume_from_checkpoint" in typed:
+        at = typed.index("--resume_from_checkpoint")
+        has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
+        del typed[at : at + 1 + has_value]
+    words = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join([*typed, *["--resume_from_checkpoint"] * resuming]))
     program = os.path.basename(sys.argv[0])
-    return f"{launcher} {program} {typed}" if program.endswith(".py") else f"{program} {typed}"
+    launcher = "accelerate launch" if args.world_size > 1 else "python"
+    return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"
 
 
 def _machine(args: Any) -> str:
