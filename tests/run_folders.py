@@ -6,7 +6,8 @@ import struct
 import zlib
 
 from tests.toy import ToyTask
-from trl_grpo_tasks.evaluate import Evaluation, Sample, summarise
+from trl_grpo_tasks.evaluate import Evaluation, Sample
+from trl_grpo_tasks.summary import summarise
 
 COMMAND = "train.py --task tests.toy --config 'my recipe.yaml'"
 
@@ -48,7 +49,8 @@ def evaluation(name, task, completions_P_G):
         for text in completions:
             score = task.score(row, text)
             samples.append(Sample(row, text, len(text), score.as_dict(), score.reason))
-    return Evaluation(name, summarise(samples, len(completions_P_G[0]), 8), samples)
+    metrics, intervals = summarise(samples, len(completions_P_G[0]), 8)
+    return Evaluation(name, metrics, samples, intervals)
 
 
 def before_and_after(task=None, count=12):

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from tests.toy import ToyTask
 from trl_grpo_tasks import cli
-from trl_grpo_tasks.evaluate import Sample, evaluate, summarise
+from trl_grpo_tasks.evaluate import Sample, evaluate
 from trl_grpo_tasks.models import load_tokenizer, make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rollout import rollout
+from trl_grpo_tasks.summary import summarise
 from trl_grpo_tasks.task import DecodingError, Task, TinySpec
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.decoding import DECODINGS, BrickEditor
@@ -306,7 +307,7 @@ def test_a_decoding_that_is_not_there_is_said(loaded):
 
 def test_counts_are_averaged():
     samples = [Sample(ROW, "", 3, None, counts={"rollbacks": n}) for n in (0, 1, 1, 6)]
-    metrics = summarise(samples, 2, 9)
+    metrics, _ = summarise(samples, 2, 9)
     assert (metrics["rollbacks"], metrics["rollbacks_median"]) == (2, 1)
 
 

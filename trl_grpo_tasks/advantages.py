@@ -91,15 +91,16 @@ def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:
     return (weights.to(ordered.device) * ordered).sum()
 
 
+def doublings(group_size: int) -> list[int]:
+    """1, 2, 4, ... and the size of the group itself."""
+    return [*(2**e for e in range(group_size.bit_length()) if 2**e < group_size), group_size]
+
+
 def expected_best_curve(rewards_P_G: torch.Tensor) -> dict[int, float]:
     """{k: mean over groups of the unbiased best of k} for k = 1, 2, 4, ... n; groups with unscored members count
     for the k they still allow."""
-    group_size = rewards_P_G.shape[1]
-    ks = [2**e for e in range(group_size.bit_length()) if 2**e <= group_size]
-    if ks[-1] != group_size:
-        ks.append(group_size)
     curve = {}
-    for k in ks:
+    for k in doublings(rewards_P_G.shape[1]):
         groups = [group[~torch.isnan(group)] for group in rewards_P_G]
         values = [expected_best(group, k) for group in groups if len(group) >= k]
         if values:

@@ -28,11 +28,30 @@ class RunArguments:
     )
     cold_start_learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of the cold start."})
     cold_start_batch_size: int = field(default=32, metadata={"help": "Rows a step (and device) of the cold start."})
-    eval_only: bool = field(default=False, metadata={"help": "Evaluate the model on held-out rows and stop."})
+    eval_only: bool = field(
+        default=False, metadata={"help": "Evaluate on held-out rows and stop; as the command eval."}
+    )
     eval_before_and_after: bool = field(
         default=True, metadata={"help": "Evaluate on held-out rows before and after GRPO."}
     )
-    eval_samples: int = field(default=4, metadata={"help": "Completions of each held-out row in an evaluation."})
+    models: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "For eval: what is compared, as NAME=MODEL or MODEL: whatever --model_name_or_path takes, or a "
+            '.jsonl file with a line {"row": {...}, "completion": "..."} for each completion.'
+        },
+    )
+    eval_samples: int = field(
+        default=4,
+        metadata={"aliases": ["--num_samples"], "help": "Completions of each held-out row in an evaluation."},
+    )
+    k: list[int] | None = field(
+        default=None,
+        metadata={"help": "For which k evaluations estimate pass@k and max@k; 1, 2, 4, ... if not given."},
+    )
+    verbose: bool = field(
+        default=False, metadata={"help": "Print every metric at every log step and the bars of TRL and transformers."}
+    )
     decoding: str | None = field(
         default=None,
         metadata={
@@ -51,6 +70,14 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} {value} must be at least {least}")
+        for k in self.k or ():
+            if not 1 <= k <= self.eval_samples:
+                raise ValueError(
+                    f"--k {k} must be between 1 and the number of samples of a row, {self.eval_samples} "
+                    "(--num_samples): the best of k is estimated from at least k"
+                )
+        if self.models and not self.eval_only:
+            raise ValueError("--models goes with eval (--eval_only); training takes one, --model_name_or_path")
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, Any]:
@@ -59,7 +86,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     from trl import ModelConfig
 
     from .config import TaskGRPOConfig
-    from .models import is_bf16_fast
+    from .models import init_kwargs, is_bf16_fast
 
     argv = _with_resume_value(
         _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
@@ -103,6 +130,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     run, args, model, options = parsed
     if args.resume_from_checkpoint in ("true", "True", True):
         args.resume_from_checkpoint = NEWEST
+    args.model_init_kwargs = init_kwargs(model) | dict(args.model_init_kwargs or {})
     return get_task(run.task, options), run, args, model
 
 

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from .report import write_report
-from .report.folder import METRICS_FILE, PERFORMANCE_FILE
+from .report.folder import METRICS_FILE, PERFORMANCE_FILE, duration
 from .report.gallery import Pictures
 from .task import Task
 
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
+SHORT = 10.0  # seconds: what takes less needs no estimate
 
 
 class MetricsFile(TrainerCallback):
@@ -53,26 +55,50 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-class StepLine(TrainerCallback):
-    """A short line for each log step: how far the run is, and the metrics that matter."""
+class Console(TrainerCallback):
+    """A bar where somebody watches, a short line for each log step, and once it can be told how long it will take."""
 
     def __init__(self, title: str, names: Sequence[str]):
         self._title = title
         self._names = names
-        self._start = (0, time.monotonic())
+        self._steps: list[float] = []  # when each ended
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._start = (state.global_step, time.monotonic())
+        self._steps = []
+        hidden = None if state.is_world_process_zero else True  # None: unless it is a terminal
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=self._title,
+            unit="step",
+            leave=False,
+            disable=hidden,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._bar.update()
+        self._steps.append(time.monotonic())
+        if len(self._steps) == 2 and state.is_world_process_zero:  # the first step also warms up
+            pace = self._steps[1] - self._steps[0]
+            left = state.max_steps - state.global_step
+            if pace * left > SHORT:
+                tqdm.write(f"{self._title}: {pace:.2g} s a step, about {duration(pace * left)} for {left} more")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         shown = {name: (logs or {}).get(name) for name in self._names}
         if not state.is_world_process_zero or all(value is None for value in shown.values()):
             return
-        first, since = self._start
-        pace = (time.monotonic() - since) / max(1, state.global_step - first)
-        left = pace * (state.max_steps - state.global_step)
         values = "  ".join(f"{_short(name)} {value:.3g}" for name, value in shown.items() if value is not None)
-        print(f"{self._title} {state.global_step}/{state.max_steps}  {values}  ({left:.0f} s left)", flush=True)
+        tqdm.write(f"{self._title} {state.global_step}/{state.max_steps}  {values}{self._left(state)}")
+
+    def _left(self, state: Any) -> str:
+        if not self._bar.disable or len(self._steps) < 2:  # the bar says it
+            return ""
+        pace = (self._steps[-1] - self._steps[0]) / (len(self._steps) - 1)
+        return f"  ({duration(pace * (state.max_steps - state.global_step))} left)"
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._bar.close()
 
 
 def _short(name: str) -> str:
@@ -83,7 +109,7 @@ class LiveReport(TrainerCallback):
     """Writes the report again while the run goes on: at a log or a save, at most once in `every` seconds, and never
     so often that it takes more than a fiftieth of the time."""
 
-    def __init__(self, task: Task, pictures: Pictures, every: float = 60.0, say: Any = print):
+    def __init__(self, task: Task, pictures: Pictures, every: float = 60.0, say: Any = tqdm.write):
         self._task, self._pictures, self._every, self._say = task, pictures, every, say
         self._next = 0.0
 
@@ -109,7 +135,7 @@ class LiveReport(TrainerCallback):
 class Hints(TrainerCallback):
     """One line, once a stretch, for each way in which a run can be going nowhere."""
 
-    def __init__(self, patience: int = 5, say: Any = print):
+    def __init__(self, patience: int = 5, say: Any = tqdm.write):
         self._patience = patience
         self._say = say
         self._streaks: dict[str, int] = {}

@@ -16,6 +16,7 @@ CARD_FILE = "README.md"
 PICTURE_FILE = "samples.png"
 COLUMNS = 4  # of the picture: rows of the data set
 SIDE = 320  # pixels of each sample in it
+HIDDEN = ("seconds", "unscored", "pass@1", "max@1")  # the last two are success and reward again
 SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "advantage_estimator", "pass_k", "constrain", "component_weights",
@@ -92,18 +93,23 @@ def _results(run: RunFolder) -> str:
     names = list(_shown_metrics(run.evaluations[-1]["metrics"]))
     lines = [f"| | {' | '.join(one['name'] for one in run.evaluations)} |", "|---" * (1 + len(run.evaluations)) + "|"]
     for name in names:
-        values = (one["metrics"].get(name) for one in run.evaluations)
-        lines.append(f"| {name} | {' | '.join(f'{v:.3f}' if is_number(v) else '' for v in values)} |")
+        values = (_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
+        lines.append(f"| {name} | {' | '.join(values)} |")
     latest = run.evaluations[-1]
     rows, made = len(rows_of(latest)), len(latest["samples"])
     how = "under the task's constraint" if run.settings.get("training", {}).get("constrain") else "freely"
     if decoding := run.settings.get("run", {}).get("decoding"):
         how = f"with `--decoding {decoding}`"
     return (
-        f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run. In "
+        "brackets: 95% intervals, by bootstrap over rows.\n\n" + "\n".join(lines) + "\n"
     )
+
+
+def _cell(value: Any, interval: Any) -> str:
+    if not is_number(value):
+        return ""
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
 
 
 def _samples(run: RunFolder, has_picture: bool) -> str:
@@ -230,7 +236,7 @@ def _latest(run: RunFolder) -> dict[str, Any] | None:
 
 
 def _shown_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: v for name, v in metrics.items() if is_number(v) and name not in ("seconds", "unscored")}
+    return {name: v for name, v in metrics.items() if is_number(v) and name not in HIDDEN}
 
 
 def _adapter_base(folder: Path) -> str | None:

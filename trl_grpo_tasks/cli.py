@@ -18,7 +18,9 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
 
   tasks                           list the tasks
   train --task NAME ...           cold start, GRPO, evaluation, report (the options of train.py; --help lists them)
-  eval  --task NAME ...           evaluate a model on held-out rows (the same options; --decoding says how it writes)
+  eval  --task NAME --models NAME=MODEL ...
+                                  models, adapters, checkpoints, files of completions side by side on held-out rows
+                                  (the options of train.py; --num_samples, --k and --decoding are for this)
   report RUN_DIR                  write the page of a run again: curves, pictures before and after, times, settings
   generate --task NAME --model_name_or_path MODEL --text TEXT
                                   write what the text asks for: completions, pictures, files, and what they are worth
@@ -129,6 +131,7 @@ def score(arguments: Sequence[str]) -> int:
     task = get_task(known.task, _task_options(known.task, rest))
     if known.input != "-" and not Path(known.input).is_file():
         raise ValueError(f"--input {known.input}: there is no such file")
+    from .compare import read_scored_line
     from .rewards.executor import RewardExecutor
 
     bad = 0
@@ -137,7 +140,7 @@ def score(arguments: Sequence[str]) -> int:
             if not line.strip():
                 continue
             try:
-                row, completion = _read_scored_line(line)
+                row, completion, _ = read_scored_line(line)
             except ValueError as error:
                 print(f"line {number}: {error}", file=sys.stderr)
                 bad += 1
@@ -151,18 +154,6 @@ def score(arguments: Sequence[str]) -> int:
 
 def _lines_of(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
-
-
-def _read_scored_line(line: str) -> tuple[dict, str]:
-    try:
-        entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict):
-        raise ValueError('must be an object with "row" (an object) and "completion" (text)')
-    if not isinstance(entry.get("completion"), str):
-        raise ValueError('"completion" must be text')
-    return entry["row"], entry["completion"]
 
 
 def _task_options(spec: str, flags: Sequence[str]) -> object:

@@ -33,7 +33,7 @@ def cold_start(
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
-    from .callbacks import StepLine
+    from .callbacks import Console
 
     folder = Path(folder)
     golds = gold_dataset(task, rows)
@@ -70,7 +70,7 @@ def cold_start(
         )
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(StepLine("cold start", ("loss", "mean_token_accuracy")))
+    trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
     trainer.train()
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.accelerator.is_main_process:

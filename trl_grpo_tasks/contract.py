@@ -58,6 +58,8 @@ def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) 
                 isinstance(task.render(row, text), str | bytes),
                 f"render must give HTML as text or PNG as bytes, got {type(task.render(row, text)).__name__}",
             )
+        forms = {type(task.canonical(row, text)) for text in (task.gold(row), *GARBAGE)}
+        _require(forms == {str}, f"canonical must give text for any completion, got {forms}")
     _check_group(task, rows[0])
     _check_tiny(task, rows)
     _check_constraint(task, rows, tokenizer)

@@ -1,55 +1,62 @@
 """Evaluation on held-out rows: sample, score, add up. Works on any causal language model, with or without a
-constraint, and on masked ones."""
+constraint, and on masked ones, and goes on where it was stopped."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
-from .advantages import expected_best_curve
 from .constraints.base import Constraint
 from .constraints.sampling import ConstraintProcessor
 from .constraints.table import MaskTable
 from .masked import MaskedPolicy, is_masked_lm
-from .rewards.executor import RewardExecutor
+from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge
 from .rollout import Decoder, Editor, rollout, why_not
 from .rollout.support import without_adapter
+from .summary import summarise
 from .task import DecodingError, Row, Task, check_decoding
 
 
 @dataclass
 class Sample:
-    """One completion of a held-out row, and what the task said of it; `counts` of what was done while decoding."""
+    """One completion of a held-out row, and what the task said of it. `counts` of what was done while decoding; `form`
+    is the same for completions that the task takes for the same answer. Of a completion that somebody else wrote the
+    number of tokens may be unknown."""
 
     row: dict[str, Any]
     completion: str
-    tokens: int
+    tokens: int | None
     score: dict[str, Any] | None
     reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+    form: str = ""
 
 
 @dataclass
 class Evaluation:
-    """`metrics` by name, and the samples behind them: row after row, `num_samples` of each."""
+    """`metrics` by name, their 95% `intervals`, and the samples behind them: row after row, as many of each."""
 
     name: str
     metrics: dict[str, float]
     samples: list[Sample] = field(default_factory=list)
+    intervals: dict[str, list[float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Evaluation:
-        return cls(values["name"], values["metrics"], [Sample(**sample) for sample in values["samples"]])
+        samples = [Sample(**sample) for sample in values["samples"]]
+        return cls(values["name"], values["metrics"], samples, values.get("intervals", {}))
 
 
 def evaluate(
@@ -67,27 +74,32 @@ def evaluate(
     constraint: Constraint | None = None,
     decoding: str | None = None,
     seed: int = 0,
+    ks: Sequence[int] | None = None,
+    kept: KeptSamples | None = None,
 ) -> Evaluation:
     """Sample `num_samples` completions of each row and score them. The random state outside is left as it was.
 
     `decoding` is one of `task.decodings`, which says itself whether there is a constraint. Not given: with the
-    constraint, if there is one.
+    constraint, if there is one. What is in `kept` already is not sampled again.
     """
     if decoding is not None:
         constraint = _constraint_of(decoding, task, tokenizer, constraint)
     start = time.monotonic()
     repeated = [row for row in rows for _ in range(num_samples)]
-    completions: list[tuple[str, int]] = []
-    counts: list[dict[str, int]] = []
-    pending = []
+    samples, seconds, random_state = ([], 0.0, None) if kept is None else kept.read()
     was_training = model.training
     model.eval()
     reason = why_not(without_adapter(model))
     decoder = Decoder(model) if reason is None else None
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
+    scoring: _Batch | None = None
+    # Only where somebody watches: a file of logs wants no bar.
+    bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=None)
+    with torch.random.fork_rng(devices), torch.no_grad(), bar:
         torch.manual_seed(seed)
-        for first in range(0, len(repeated), batch_size):
+        if random_state is not None:
+            _set_random_state(random_state, devices)
+        for first in range(len(samples), len(repeated), batch_size):
             batch = repeated[first : first + batch_size]
             editor = task.editor(decoding, batch, tokenizer) if decoding is not None else None
             if editor is not None and decoder is None:
@@ -99,71 +111,110 @@ def evaluate(
             written = _generate(
                 model, tokenizer, batch, temperature, max_completion_length, constraint, decoder, editor
             )
-            completions += written
-            counts += [editor.counts(i) if editor is not None else {} for i in range(len(batch))]
-            texts = [text for text, _ in written]
-            pending.append(executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], texts))
+            counts = [editor.counts(i) if editor is not None else {} for i in range(len(batch))]
+            pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
+            if scoring is not None:  # its scores were computed while this batch was written
+                samples += scoring.finish(task, kept)
+            scoring = _Batch(
+                batch, written, counts, pending, seconds + time.monotonic() - start, _random_state(devices)
+            )
+            bar.update(len(batch))
+        if scoring is not None:
+            samples += scoring.finish(task, kept)
     model.train(was_training)
-    outcomes = [outcome for part in pending for outcome in part.result()]
-    judged = {
-        name: judge.score(repeated, [text for text, _ in completions])
-        for name, judge in task.judges().items()
-        if isinstance(judge, FrozenJudge)
-    }
+    metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts, ks)
+    metrics["seconds"] = round(seconds + time.monotonic() - start, 2)
+    return Evaluation(name, metrics, samples, intervals)
+
+
+def scored_samples(
+    task: Task,
+    rows: Sequence[Row],
+    completions: Sequence[tuple[str, int | None]],
+    outcomes: Sequence[Outcome],
+    counts: Sequence[dict[str, int]] | None = None,
+) -> list[Sample]:
+    """Completions (texts and numbers of tokens) with what came of scoring them, by the executor and by judges."""
+    texts = [text for text, _ in completions]
+    judges = {name: judge for name, judge in task.judges().items() if isinstance(judge, FrozenJudge)}
+    judged = {name: judge.score(rows, texts) for name, judge in judges.items()}
     samples = []
-    for i, (row, (text, tokens), outcome, done) in enumerate(
-        zip(repeated, completions, outcomes, counts, strict=True)
-    ):
+    for i, (row, (text, tokens), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
         score = None if outcome.score is None else outcome.score.as_dict()
         why = outcome.reason if outcome.score is None else outcome.score.reason
         if score is not None:
             for name, values in judged.items():
                 score["components"][name] = values[i]
                 score["total"] += task.weights[name] * values[i]
-        samples.append(Sample(dict(row), text, tokens, score, why, done))
-    metrics = summarise(samples, num_samples, max_completion_length, task.facts)
-    metrics["seconds"] = round(time.monotonic() - start, 2)
-    return Evaluation(name, metrics, samples)
+        form = hashlib.sha256(task.canonical(row, text).encode(errors="replace")).hexdigest()[:16]
+        samples.append(Sample(dict(row), text, tokens, score, why, counts[i] if counts else {}, form))
+    return samples
 
 
-def summarise(
-    samples: Sequence[Sample], num_samples: int, max_completion_length: int, facts: Sequence[str] = ()
-) -> dict[str, float]:
-    """Means over samples (those that could not be scored are left out), and unbiased pass@k over each row's. `facts`
-    are keys of their info that are averaged too."""
-    scored = [sample.score for sample in samples if sample.score is not None]
-    metrics = {
-        "success": _mean([float(score["success"]) for score in scored]),
-        "valid": _mean([float(score["valid"]) for score in scored]),
-    }
-    for fact in facts:
-        metrics[fact] = _mean([float(s["info"][fact]) for s in scored if s["info"].get(fact) is not None])
-    metrics["reward"] = _mean([score["total"] for score in scored])
-    for component in sorted({key for score in scored for key in score["components"]}):
-        metrics[component] = _mean([s["components"][component] for s in scored if component in s["components"]])
-    nan = float("nan")
-    success_P_G = torch.tensor([nan if s.score is None else float(s.score["success"]) for s in samples])
-    metrics |= {f"pass@{k}": value for k, value in expected_best_curve(success_P_G.view(-1, num_samples)).items()}
-    metrics["unscored"] = 1 - len(scored) / len(samples)
-    metrics["tokens"] = _mean([sample.tokens for sample in samples])
-    metrics["cut_off"] = _mean([float(sample.tokens >= max_completion_length) for sample in samples])
-    for name in samples[0].counts:
-        values = [sample.counts[name] for sample in samples]
-        metrics |= {name: _mean(values), f"{name}_median": float(statistics.median(values))}
-    return metrics
+class KeptSamples:
+    """A .jsonl file of the samples of an evaluation under way, one a line. The last line of a batch also holds how the
+    evaluation goes on from there. Samples that were made under other `settings` are not taken."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]):
+        self._path = path
+        self._settings = json.loads(json.dumps(settings))
+
+    def read(self) -> tuple[list[Sample], float, list[str] | None]:
+        """Samples of whole batches, the seconds they took, and the random state after them."""
+        samples: list[Sample] = []
+        whole: tuple[int, float, list[str] | None] = (0, 0.0, None)
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # the line that was being written when the evaluation was killed
+                break
+            after = entry.pop("after", None)
+            samples.append(Sample(**entry))
+            if after is not None:
+                if after["settings"] != self._settings:
+                    break
+                whole = (len(samples), after["seconds"], after["random_state"])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("".join(f"{line}\n" for line in lines[: whole[0]]), encoding="utf-8")
+        return samples[: whole[0]], *whole[1:]
+
+    def add(self, samples: Sequence[Sample], seconds: float, random_state: list[str]) -> None:
+        entries = [asdict(sample) for sample in samples]
+        entries[-1]["after"] = {"settings": self._settings, "seconds": seconds, "random_state": random_state}
+        with open(self._path, "a", encoding="utf-8") as file:
+            # In ASCII: a completion may hold lone surrogates.
+            file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
-def table(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> str:
-    """The metrics of several evaluations side by side, as text."""
-    if names is None:
-        names = [name for name in evaluations[0].metrics if name not in ("seconds", "unscored")]
-    width = max(len(name) for name in names)
-    columns = [(evaluation, max(9, len(evaluation.name))) for evaluation in evaluations]
-    lines = [" " * width + "".join(f"  {e.name:>{w}}" for e, w in columns)]
-    for name in names:
-        values = "".join(f"  {e.metrics.get(name, float('nan')):>{w}.3f}" for e, w in columns)
-        lines.append(f"{name:<{width}}{values}")
-    return "\n".join(lines)
+@dataclass
+class _Batch:
+    """Completions that are being scored."""
+
+    rows: Sequence[Row]
+    written: list[tuple[str, int]]
+    counts: list[dict[str, int]]
+    pending: Pending
+    seconds: float
+    random_state: list[str]
+
+    def finish(self, task: Task, kept: KeptSamples | None) -> list[Sample]:
+        samples = scored_samples(task, self.rows, self.written, self.pending.result(), self.counts)
+        if kept is not None:
+            kept.add(samples, self.seconds, self.random_state)
+        return samples
+
+
+def _random_state(devices: Sequence[Any]) -> list[str]:
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return [state.numpy().tobytes().hex() for state in states]
+
+
+def _set_random_state(states: Sequence[str], devices: Sequence[Any]) -> None:
+    cpu, *others = (torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states)
+    torch.set_rng_state(cpu)
+    for device, state in zip(devices, others, strict=True):
+        torch.cuda.set_rng_state(state, device)
 
 
 def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint | None) -> Constraint | None:
@@ -240,7 +291,3 @@ def _with_transformers(
         logits_processor=[ConstraintProcessor(**constrained)] if constrained else [],
         **sampling,
     )[:, width:].tolist()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

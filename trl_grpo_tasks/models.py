@@ -114,6 +114,14 @@ def _base_of(adapter: str) -> str:
     return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
+def init_kwargs(model_args: Any) -> dict[str, Any]:
+    """TRL's model flags as keyword arguments of from_pretrained."""
+    kwargs: dict[str, Any] = {"revision": model_args.model_revision, "dtype": model_args.dtype or "float32"}
+    if model_args.attn_implementation:
+        kwargs["attn_implementation"] = model_args.attn_implementation
+    return kwargs
+
+
 def load_tokenizer(model: str, revision: str = "main") -> Any:
     """The tokenizer of a model. An adapter that was saved without one has that of its base model; one without a chat
     template gets a plain one."""

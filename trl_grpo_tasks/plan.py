@@ -33,14 +33,13 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from .models import check_policy, is_adapter, load_tokenizer, prepare_model
     from .rewards.components import component_weights
 
-    _check_folder(run, args)
+    _check_folder(args)
     component_weights(task, args.component_weights)
     if task.policy == "masked":
         check_settings(args)
     if run.decoding is not None:
         check_decoding(task, run.decoding)
-    cold_start = run.cold_start_steps > 0 and not run.eval_only
-    if cold_start and (model_args.load_in_4bit or model_args.load_in_8bit):
+    if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
         raise ValueError(
             "a cold start merges its adapter, which quantised weights cannot take; do it without --load_in_*bit, and "
             "then train from its folder, cold_start, with --cold_start_steps 0"
@@ -50,12 +49,12 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         raise ValueError(f"task {task.name!r} has no rows in its 'train' split")
     state = PartialState()
     take_token(args)
-    if args.push_to_hub and not run.eval_only and state.is_main_process:
+    if args.push_to_hub and state.is_main_process:
         check_hub(args)
     with state.main_process_first():
         task.prepare(args.seed, print if state.is_main_process else lambda *_: None)
         model = prepare_model(model_args.model_name_or_path, task, args.output_dir, args.seed)
-    if cold_start and is_adapter(model):
+    if run.cold_start_steps and is_adapter(model):
         raise ValueError(f"a cold start needs a whole model, and {model} is an adapter: give --cold_start_steps 0")
     tokenizer = load_tokenizer(model, model_args.model_revision)
     config = check_policy(model, task.policy, model_args.model_revision)
@@ -68,11 +67,9 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     return Plan(rows, model, tokenizer, constraint, get_peft_config(model_args), get_quantization_config(model_args))
 
 
-def _check_folder(run: RunArguments, args: Any) -> None:
+def _check_folder(args: Any) -> None:
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
         raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
-    if run.eval_only:
-        return
     earlier, _ = newest_complete(args.output_dir)
     if earlier and not args.resume_from_checkpoint:
         raise ValueError(

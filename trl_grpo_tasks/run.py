@@ -16,10 +16,11 @@ from typing import Any
 
 from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import newest_complete
+from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .hub import PushError, push
 from .plan import Plan, prepare
 from .report import Pictures, write_report
-from .report.folder import EVAL_ONLY_FILE, RESULTS_FILE, SETTINGS_FILE, write_whole
+from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
 from .task import DecodingError, Task
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
@@ -32,15 +33,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     import_from_here()
     try:
         task, run, args, model_args = parse(argv)
-        plan = prepare(task, run, args, model_args)
+        comparison = Comparison.prepare(task, run, args, model_args) if run.eval_only else None
+        plan = prepare(task, run, args, model_args) if comparison is None else None
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        train(task, run, args, model_args, plan)
+        if comparison is not None:
+            comparison.evaluate()
+        else:
+            train(task, run, args, model_args, plan)
     except (PushError, DecodingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as interruption:
+        if args.process_index == 0:
+            print(_how_to_go_on(run, args, interruption), file=sys.stderr)
+        return 130  # as shells say of what Ctrl-C ended
     return 0
 
 
@@ -55,9 +64,10 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     from accelerate import PartialState
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    from .callbacks import LiveReport, StepLine
+    from .callbacks import Console, LiveReport
     from .card import write_card
-    from .models import is_adapter
+    from .interrupt import saved_when_interrupted
+    from .models import is_adapter, load_model
     from .trainer import TaskGRPOTrainer
 
     plan = prepare(task, run, args, model_args) if plan is None else plan
@@ -67,14 +77,10 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or "tiny"
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
+    say(_what_comes(run, args))
 
     model = plan.model
-    args.model_init_kwargs = model_init_kwargs(model_args) | dict(args.model_init_kwargs or {})
     evaluations = _Evaluations(task, run, args, state, plan)
-    if run.eval_only:
-        evaluations.add("model", evaluations.load(model))
-        evaluations.save()
-        return evaluations.as_dict()
     if run.cold_start_steps:
         model = _cold_start(task, run, args, plan)
     before = "cold start" if run.cold_start_steps else "before"
@@ -84,7 +90,11 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
 
     going_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
     trainer = TaskGRPOTrainer(
-        _load(model, task, args, plan.quantization, trainable=True) if going_on else model,
+        load_model(
+            model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
+        )
+        if going_on
+        else model,
         args=args,
         train_dataset=plan.rows,
         processing_class=plan.tokenizer,
@@ -93,17 +103,20 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         peft_config=None if going_on else plan.peft_config,
         quantization_config=None if going_on else plan.quantization,
     )
-    for callback in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(callback)
-    trainer.add_callback(StepLine("step", CONSOLE_METRICS))
+    if not run.verbose:
+        for callback in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+        trainer.add_callback(Console("step", CONSOLE_METRICS))
     pictures = Pictures(task)
     trainer.add_callback(LiveReport(task, pictures))
     _write_settings(folder, task, run, args, model_args, trainer.model)
-    _train_or_resume(trainer, args, say)
+    with saved_when_interrupted(trainer):
+        _train_or_resume(trainer, args, say)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
         evaluations.save()
+        evaluations.show()
     if state.is_main_process:
         say(f"report: {write_report(folder, task, pictures=pictures)}")
         write_card(folder, task, getattr(trainer, "hub_model_id", None), pictures=pictures)  # in the place of TRL's
@@ -127,20 +140,12 @@ def _step_of(checkpoint: Path) -> int:
     return json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
 
 
-def model_init_kwargs(model_args: Any) -> dict[str, Any]:
-    """TRL's model flags as keyword arguments of from_pretrained."""
-    kwargs: dict[str, Any] = {"revision": model_args.model_revision, "dtype": model_args.dtype or "float32"}
-    if model_args.attn_implementation:
-        kwargs["attn_implementation"] = model_args.attn_implementation
-    return kwargs
-
-
 class _Evaluations:
     """The evaluations of a run so far; kept in results.json, so that a resumed run does not repeat them."""
 
     def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, plan: Plan):
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
-        self._path = Path(args.output_dir) / (EVAL_ONLY_FILE if run.eval_only else RESULTS_FILE)
+        self._path = Path(args.output_dir) / RESULTS_FILE
         self._done: list[Any] = []
         if args.resume_from_checkpoint and self._path.is_file():
             from .evaluate import Evaluation
@@ -155,36 +160,25 @@ class _Evaluations:
         """The model at `path`, ready to generate; only the main process evaluates."""
         if not self._state.is_main_process:
             return None
-        model = _load(path, self._task, self._args, self._plan.quantization, trainable=False)
-        return model if self._plan.quantization is not None else model.to(self._args.device)
+        return load_for_evaluation(path, self._task, self._args, self._plan.quantization)
 
     def add(self, name: str, model: Any) -> None:
         if self._state.is_main_process:
-            from .evaluate import evaluate, table
-            from .rewards.components import worker_count
-            from .rewards.executor import RewardExecutor
-
-            args, task = self._args, self._task
-            workers = worker_count(args.reward_workers, 1)
-            with RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb) as executor:
-                evaluation = evaluate(
-                    name,
-                    model,
-                    self._plan.tokenizer,
-                    task,
-                    task.dataset("test", args.eval_rows, args.seed),
-                    executor=executor,
-                    num_samples=self._run.eval_samples,
-                    temperature=args.temperature,
-                    max_completion_length=args.max_completion_length,
-                    batch_size=max(args.per_device_eval_batch_size, 64),
-                    constraint=self._plan.constraint,
-                    decoding=self._run.decoding,
-                    seed=args.seed,
-                )
+            rows = self._task.dataset("test", self._args.eval_rows, self._args.seed)
+            candidate = Candidate(name, "", tokenizer=self._plan.tokenizer, constraint=self._plan.constraint)
+            evaluation = evaluate_model(candidate, model, self._task, rows, self._run, self._args)
             self._done = [one for one in self._done if one.name != name] + [evaluation]
-            print(f"\nheld-out rows, {self._run.eval_samples} samples each:\n{table(self._done)}\n", flush=True)
+            told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
+            print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
         self._state.wait_for_everyone()
+
+    def show(self) -> None:
+        if self._state.is_main_process:
+            from .summary import table
+
+            print(
+                f"\nheld-out rows, {self._run.eval_samples} samples each, with 95% intervals:\n{table(self._done)}\n"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -221,13 +215,22 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     )
 
 
-def _load(path: str, task: Task, args: Any, quantization: Any, trainable: bool) -> Any:
-    from .models import load_model
+def _what_comes(run: RunArguments, args: Any) -> str:
+    steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    cold_start = f"cold start of {run.cold_start_steps} steps, then " if run.cold_start_steps else ""
+    rows = "all" if args.eval_rows is None else args.eval_rows
+    evaluation = f"; {rows} held-out rows before and after" if run.eval_before_and_after else ""
+    completions = f"{args.generation_batch_size} completions, {args.num_generations} of a prompt"
+    return f"{cold_start}GRPO for {steps} of {completions}{evaluation}"
 
-    kwargs = dict(args.model_init_kwargs)
-    if quantization is not None:
-        kwargs["quantization_config"] = quantization
-    return load_model(path, trainable, task.policy, **kwargs)
+
+def _how_to_go_on(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
+    if run.eval_only:
+        return "stopped; the same command goes on from here"
+    checkpoint, _ = newest_complete(args.output_dir)
+    if checkpoint is None:
+        return "stopped before the first checkpoint; start again with the same command"
+    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to go on:\n{_command(args, resuming=True)}"
 
 
 def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
@@ -235,7 +238,7 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
         return
     is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
     settings = {
-        "command": _command("accelerate launch" if args.world_size > 1 else "python"),
+        "command": _command(args),
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
@@ -247,11 +250,17 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
     (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, default=str))
 
 
-def _command(launcher: str) -> str:
-    """What was typed, without the secret that may be in it."""
-    typed = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join(sys.argv[1:]))
+def _command(args: Any, resuming: bool = False) -> str:
+    """What was typed, without the secret that may be in it; or what goes on from the newest checkpoint of it."""
+    typed = list(sys.argv[1:])
+    if resuming and "--resume_from_checkpoint" in typed:
+        at = typed.index("--resume_from_checkpoint")
+        has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
+        del typed[at : at + 1 + has_value]
+    words = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join([*typed, *["--resume_from_checkpoint"] * resuming]))
     program = os.path.basename(sys.argv[0])
-    return f"{launcher} {program} {typed}" if program.endswith(".py") else f"{program} {typed}"
+    launcher = "accelerate launch" if args.world_size > 1 else "python"
+    return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"
 
 
 def _machine(args: Any) -> str:

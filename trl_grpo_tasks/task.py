@@ -161,6 +161,10 @@ class Task:
         """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
         raise ValueError(f"task {self.name!r} makes no rows from a text: it does not define row_of(text)")
 
+    def canonical(self, row: Row, completion: str) -> str:
+        """The same text for completions that are the same answer, by which evaluations count different ones."""
+        return completion.strip()
+
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         """File name -> content: what a person takes away of a completion, beside its text."""
         picture = self.render(row, completion)

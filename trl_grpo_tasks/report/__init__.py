@@ -11,7 +11,7 @@ from ..task import Task, get_task
 from .folder import SETTINGS_FILE, RunFolder, write_whole
 from .gallery import Pictures
 from .look import SCRIPT, STYLE
-from .sections import curves, evaluation_table, headline, pass_at_k, reproduce, samples, times
+from .sections import best_of_k, curves, evaluation_table, headline, reproduce, samples, times
 
 REPORT_FILE = "report.html"
 RELOADED_EVERY = 60  # seconds, in the browser, while a run goes on
@@ -32,7 +32,7 @@ def write_report(
     body = [
         headline(run, task, running_to),
         _section(
-            "Held-out rows", f"<div class=beside><div>{evaluation_table(run)}</div><div>{pass_at_k(run)}</div></div>"
+            "Held-out rows", f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>"
         ),
         samples(run, pictures),
         curves(run),

@@ -14,12 +14,13 @@ code,pre{font-family:ui-monospace,Menlo,Consolas,monospace}code{overflow-wrap:an
 .state{display:inline-block;font-size:.8rem;border-radius:1rem;padding:.1rem .7rem;border:1px solid currentColor}
 .state.done,.up,.better{color:var(--good)}.state.going{color:var(--c0)}.down,.worse{color:var(--bad)}
 .same{color:var(--soft)}
-.tiles{display:grid;gap:.7rem;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));margin:1.2rem 0}
+.tiles{display:grid;gap:.7rem;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));margin:1.2rem 0}
 .tile,figure,.pair{background:var(--paper);border:1px solid var(--line);border-radius:.7rem}
 .tile{padding:.7rem .9rem}.tile small{display:block;color:var(--soft)}.tile b{font-size:1.35rem;white-space:nowrap}
 .tile.main{grid-column:span 2}.tile.main b{font-size:2.5rem;line-height:1.15}
 .facts{display:flex;flex-wrap:wrap;gap:.2rem 1.4rem;margin:.6rem 0;padding:0;list-style:none;font-size:.95rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}
+td small{white-space:nowrap;color:var(--soft);margin-left:.5rem}
 td,th{padding:.22rem .8rem;border-bottom:1px solid var(--line);text-align:right}td:first-child,th:first-child
 {text-align:left;padding-left:0}
 .charts{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr))}
@@ -29,7 +30,8 @@ figure{margin:0;padding:.7rem;min-width:0}
 figcaption{font-size:.85rem;overflow-wrap:anywhere}.chart figcaption{display:flex;flex-wrap:wrap;gap:0 .7rem}
 .chart figcaption code{font-size:.72rem;width:100%}svg{display:block;width:100%;height:auto;margin-top:.3rem}
 svg text{font-size:12px;fill:var(--soft)}svg .grid{stroke:var(--line)}polyline{fill:none;stroke-width:2;
-stroke-linejoin:round}.raw{stroke-width:1;opacity:.35}.hit{fill:transparent}g:hover .hit{fill:var(--ink);
+stroke-linejoin:round}.raw{stroke-width:1;opacity:.35}.band{opacity:.13}.hit{fill:transparent}
+g:hover .hit{fill:var(--ink);
 fill-opacity:.18}.legend{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
 .legend i{display:inline-block;width:.9rem;height:.25rem;border-radius:2px;margin-right:.4rem;vertical-align:middle}
 .s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.s4{stroke:var(--c4)}

@@ -18,6 +18,7 @@ def chart(
     title: str,
     lines: Mapping[str, Points],
     *,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
     name: str = "",
     x_label: str = "step",
     limits: tuple[float, float] | None = None,
@@ -25,12 +26,15 @@ def chart(
     size: tuple[int, int] = (340, 200),
 ) -> str:
     """A figure with a chart of `lines` by their labels; `name` is how the metric is called in the files. `limits` of
-    the vertical axis are widened to what there is to show; `log2` spaces the horizontal one in doublings."""
+    the vertical axis are widened to what there is to show; `log2` spaces the horizontal one in doublings. `bands` are
+    (place, low, high) of lines, drawn under them."""
     lines = {label: _thinned(points) for label, points in lines.items() if points}
     if not lines:
         return ""
     steps = sorted({step for points in lines.values() for step, _ in points})
+    bands = bands or {}
     values = [value for points in lines.values() for _, value in points]
+    values += [end for band in bands.values() for _, *ends in band for end in ends]
     low, high = min([*values, *(limits or ())]), max([*values, *(limits or ())])
     if high - low < 1e-12 * max(1.0, abs(high)):
         low, high = low - max(0.5, abs(low) / 10), high + max(0.5, abs(high) / 10)
@@ -55,6 +59,10 @@ def chart(
         parts.append(f"<text x={x(mark):.1f} y={height - bottom + 16} text-anchor=middle>{_number(mark)}</text>")
     parts.append(f"<text x={(left + width - right) / 2:.1f} y={height - 3} text-anchor=middle>{x_label}</text>")
     for place, (label, points) in enumerate(lines.items()):
+        band = bands.get(label, ())
+        around = [*((at, high) for at, _, high in band), *((at, low) for at, low, _ in reversed(band))]
+        if around:
+            parts.append(f"<polygon class='band f{place % COLOURS}' points='{_path(around, x, y)}' />")
         parts.append(_line(points, x, y, place % COLOURS, f"{label}, {x_label}" if len(lines) > 1 else x_label))
     legend = ""
     if len(lines) > 1:

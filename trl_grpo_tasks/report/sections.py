@@ -92,29 +92,35 @@ def evaluation_table(run: RunFolder) -> str:
     head = "".join(f"<th>{html.escape(one['name'])}</th>" for one in run.evaluations)
     lines = []
     for name in names:
-        values = [one["metrics"].get(name) for one in run.evaluations]
-        cells = "".join(f"<td>{v:.3f}</td>" if is_number(v) else "<td>&ndash;</td>" for v in values)
+        cells = "".join(_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
         lines.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     counts = {(len({prompt_of(s, 10**6) for s in one["samples"]}), len(one["samples"])) for one in run.evaluations}
     size = "; ".join(f"{made:,} samples of {rows:,} prompts" for rows, made in sorted(counts))
     return (
-        f"<p class=soft>{size}, none of them trained on.</p>"
+        f"<p class=soft>{size}, none of them trained on; small: 95% intervals, by bootstrap over rows.</p>"
         f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
     )
 
 
-def pass_at_k(run: RunFolder) -> str:
-    """All evaluations in one chart."""
-    lines = {}
-    for one in run.evaluations:
-        found = ((re.fullmatch(r"pass@(\d+)", name), value) for name, value in one["metrics"].items())
-        points = sorted((float(match[1]), value) for match, value in found if match and is_number(value))
-        if len(points) > 1:
-            lines[one["name"]] = points
-    if not lines:
+def best_of_k(run: RunFolder) -> str:
+    """pass@k and max@k of all evaluations, with their intervals."""
+    drawn = []
+    for kind, limits in (("pass", (0.0, 1.0)), ("max", None)):
+        lines, bands = {}, {}
+        for one in run.evaluations:
+            found = ((re.fullmatch(rf"{kind}@(\d+)", name), name) for name in one["metrics"])
+            curve = sorted((int(match[1]), name) for match, name in found if match and is_number(one["metrics"][name]))
+            if len(curve) > 1:
+                lines[one["name"]] = [(float(k), one["metrics"][name]) for k, name in curve]
+                ends = one.get("intervals", {})
+                bands[one["name"]] = [(float(k), *ends[name]) for k, name in curve if name in ends]
+        drawn.append(chart(f"{kind}@k", lines, bands=bands, x_label="k", limits=limits, log2=True, size=(440, 210)))
+    if not any(drawn):
         return ""
-    drawn = chart("pass@k", lines, x_label="k", limits=(0.0, 1.0), log2=True, size=(440, 260))
-    return f"{drawn}<p class=soft>pass@k: how often at least one of k samples succeeds.</p>"
+    return (
+        f"<div class=charts>{''.join(drawn)}</div><p class=soft>pass@k: how often at least one of k samples succeeds. "
+        "max@k: the reward of the best of k.</p>"
+    )
 
 
 def samples(run: RunFolder, pictures: Pictures) -> str:
@@ -201,6 +207,12 @@ def reproduce(run: RunFolder) -> str:
     return f"<pre class=block>{html.escape(command)}</pre>" + (
         f"<p class=soft>{html.escape(told)}</p>" if told else ""
     )
+
+
+def _cell(value: Any, interval: Any) -> str:
+    if not is_number(value):
+        return "<td>&ndash;</td>"
+    return f"<td>{value:.3f}{f'<small>{interval[0]:.3f} to {interval[1]:.3f}</small>' if interval else ''}</td>"
 
 
 def _tiles(run: RunFolder) -> str:

@@ -207,6 +207,10 @@ class BrickTask(Task):
             return text
         return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
 
+    def canonical(self, row: Row, completion: str) -> str:
+        reading = parse(completion, row["world"], self.options.max_offset_distance)
+        return super().canonical(row, completion) if reading.problems else reading.structure.canonical().text
+
     def constraint(self, tokenizer: Any) -> Constraint:
         from ...constraints import OneSpelling
         from .constraint import brick_constraint

@@ -134,6 +134,11 @@ class MachineTask(Task):
         """A block on a block: it can be built, and does nothing."""
         return ConstructionTree((ROOT, Block("15", 0, 4))).to_json()
 
+    def canonical(self, row: Row, completion: str) -> str:
+        """The machine as JSON, without what was said around it."""
+        tree, problems = _read(row, completion)
+        return super().canonical(row, completion) if problems else tree.to_json()
+
     def constraint(self, tokenizer: Any) -> Constraint:
         from ...constraints import OneSpelling
         from .constraint import machine_constraint, schema_constraint

@@ -142,6 +142,12 @@ class TheoryTask(Task):
         """The prompt again, which is what a model that learned nothing likes to say."""
         return " " + row["prompt"]
 
+    def canonical(self, row: Row, completion: str) -> str:
+        try:
+            return digest(parse(f"{row['prompt']} {completion}"))
+        except LanguageError:
+            return super().canonical(row, completion)
+
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:

@@ -1,0 +1,129 @@
+"""What a person sees of a run: a short console, Ctrl-C that loses nothing, and how to go on."""
+
+import io
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from tests.test_run import ROOT, metrics, train, words
+from tests.training import toy_trainer
+from trl_grpo_tasks import run
+from trl_grpo_tasks.callbacks import Console
+from trl_grpo_tasks.interrupt import StoppedError, saved_when_interrupted
+
+
+@pytest.mark.slow
+def test_the_console_says_little_and_what_matters(tmp_path):
+    """In a process of its own, as a user would see it. No bars, no warnings, no word of what is optional."""
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        *words(tmp_path / "run", cold_start_steps=3, save_total_limit=1),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "100"})
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    out = [line for line in done.stdout.splitlines() if not line.startswith("[INFO] Running in WANDB")]
+    assert out[0].startswith("task my_task 1, model tiny, fp32 on cpu, output in ")
+    coming = "cold start of 3 steps, then GRPO for 3 steps of 8 completions, 4 of a prompt"
+    assert out[1] == f"{coming}; 4 held-out rows before and after"
+    assert [line.split("  ")[0] for line in out if line.startswith("step")] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
+    assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start" in done.stdout
+    assert len(out) < 40
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, capsys, watched):
+    """Steps of 4 seconds after one of 100, which warms up."""
+    now = iter([100.0, 104.0, 108.0, 112.0])
+    monkeypatch.setattr("trl_grpo_tasks.callbacks.time.monotonic", lambda: next(now))
+    screen = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    console = Console("step", ("reward", "rewards/success/mean"))
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=40, global_step=0)
+    console.on_train_begin(None, state, None)
+    for state.global_step in range(1, 5):
+        console.on_step_end(None, state, None)
+    console.on_log(None, state, None, logs={"reward": 0.5, "rewards/success/mean": 0.25, "loss": 3.0})
+    console.on_log(None, state, None, logs={"loss": 3.0})
+    console.on_train_end(None, state, None)
+    left = "" if watched else "  (2.4 min left)"
+    assert capsys.readouterr().out.splitlines() == [
+        "step: 4 s a step, about 2.5 min for 38 more",
+        f"step 4/40  reward 0.5  success 0.25{left}",
+    ]
+    assert ("/40 [" in screen.getvalue()) == watched
+
+
+def test_everything_on_request(tmp_path, capsys):
+    train(tmp_path, verbose=True, eval_before_and_after=False)
+    out = capsys.readouterr().out
+    assert "step 1/3" not in out and "'frac_reward_zero_std'" in out
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, capsys):
+    """The signal goes to the whole group, reward workers and all, as a terminal sends it."""
+    options = {"max_steps": 12, "save_steps": 100, "logging_steps": 2, "reward_workers": 1, "beta": 0.02}
+    options |= {"eval_before_and_after": False, "replay_size": 4, "num_iterations": 2}
+    train(tmp_path / "whole", **options)
+    command = [sys.executable, str(ROOT / "train.py"), *words(tmp_path / "stopped", **options)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+                               start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
+    for line in running.stdout:
+        if line.startswith("step 2/12"):
+            break
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 130 and "Traceback" not in err
+    assert "stopping: this step is finished and saved first" in out
+    step = int(re.match(r"stopped after step (\d+); ", err)[1])
+    assert 2 <= step < 12 and f"{tmp_path / 'stopped' / f'checkpoint-{step}'} is complete; to go on:\n" in err
+    python, script, *resume = shlex.split(err.splitlines()[-1])
+    assert (python, script, resume[-1]) == ("python", "train.py", "--resume_from_checkpoint")
+    assert run.main(resume) == 0
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    again, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("stopped", "whole"))
+    assert all(value.equal(again[name]) for name, value in wanted.items())
+
+
+def test_ctrl_c_twice_stops_at_once(tiny_path, tmp_path):
+    class Impatient(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=4)
+    trainer.add_callback(Impatient())
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught, saved_when_interrupted(trainer):
+        trainer.train()
+    assert not isinstance(caught.value, StoppedError) and signal.getsignal(signal.SIGINT) is before
+    assert trainer.state.global_step == 2 and not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
+    typed = ["x/train.py", "--resume_from_checkpoint", "a b/checkpoint-2", "--task", "my task", "--hub_token=hf_x"]
+    monkeypatch.setattr(sys, "argv", typed)
+    args = SimpleNamespace(world_size=2)
+    asked = "accelerate launch train.py --task 'my task' --hub_token=... --resume_from_checkpoint"
+    assert run._command(args, resuming=True) == asked
+    monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
+    assert run._command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
