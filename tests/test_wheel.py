@@ -1,0 +1,62 @@
+"""The wheel: built, installed in an empty environment, used there."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_tasks.task import TASKS
+
+ROOT = Path(__file__).parent.parent
+
+
+def done(*words, **settings):
+    finished = subprocess.run([str(word) for word in words], capture_output=True, text=True, **settings)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, so that nothing an earlier build left in the repository gets into it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "trl_grpo_tasks", source / "trl_grpo_tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    done(sys.executable, "-m", "build", "--wheel", "--no-isolation", source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_everything_the_package_reads_is_in_the_wheel(wheel):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    for path in (ROOT / "trl_grpo_tasks").rglob("*"):
+        if path.suffix in (".py", ".json", ".txt", ".md", ".typed") and "__pycache__" not in path.parts:
+            assert path.relative_to(ROOT).as_posix() in packed, path
+    assert not [name for name in packed if name.startswith(("tests", "docs", "recipes", "notebooks"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
+    """Nothing is downloaded: what the wheel depends on is lent by this environment, the wheel itself is not."""
+    environment = tmp_path / "empty"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # As a path and not as an environment: .pth files there, such as that of an editable install, are not read.
+    (packages / "lent.pth").write_text(sysconfig.get_path("purelib"))
+    alone = {"cwd": tmp_path, "env": {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}}
+    where = done(python, "-c", "import trl_grpo_tasks; print(trl_grpo_tasks.__file__)", **alone)
+    assert Path(where.strip()).is_relative_to(environment)
+    command = environment / "bin" / "trl-grpo-tasks"
+    listed = done(command, "tasks", **alone).splitlines()
+    assert [line.split()[0] for line in listed] == sorted(TASKS)
+    done(command, "new", "my_task", **alone)
+    assert "keeps the contract" in done(command, "check", "--task", "my_task.py", **alone)
