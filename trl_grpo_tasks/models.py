@@ -18,6 +18,7 @@ import torch
 from .task import Task, TinySpec
 
 TINY = "tiny"
+MERGED_FOLDER = "merged"  # of a run's folder
 ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
 # For models that have no chat template of their own: a line a message, and the end of the text after an answer.
 PLAIN_CHAT_TEMPLATE = (
@@ -88,6 +89,14 @@ def load_model(path: str, trainable: bool = False, **kwargs: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, **kwargs)
+
+
+def save_merged(adapter: str | Path, folder: str | Path) -> None:
+    """The model of an adapter with the adapter's weights merged in, as an ordinary folder. Its base is loaded in the
+    precision it is kept in: what was quantised for training alone is not."""
+    merged = load_model(str(adapter), dtype="auto").merge_and_unload()
+    merged.save_pretrained(folder)
+    load_tokenizer(str(adapter)).save_pretrained(folder)
 
 
 def init_kwargs(model_args: Any) -> dict[str, Any]:
