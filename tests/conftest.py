@@ -1,10 +1,12 @@
 """A toy task and one-layer models, made on the spot: no test downloads anything."""
 
 import os
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("TRACKIO_DIR", os.path.join(tempfile.gettempdir(), "trackio_of_tests"))
 
 import pytest
 import torch

@@ -16,10 +16,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class Hub:
     """`with Hub() as hub`: an endpoint at `hub.url`; `hub.repos` holds name -> {path: bytes}. `refuse` is a regular
-    expression of paths that get `status` instead of an answer."""
+    expression of paths that get `status` instead of an answer, `times` times."""
 
-    def __init__(self, token="x", refuse=None, status=500):
-        self.token, self.refuse, self.status = token, refuse, status
+    def __init__(self, token="x", refuse=None, status=500, times=10**6):
+        self.token, self.refuse, self.status, self.times = token, refuse, status, times
         self.repos, self.objects, self.requests = {}, {}, []
 
     def __enter__(self):
@@ -57,7 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, self.path.split("?")[0]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         hub.requests.append(f"{method} {path}")
-        if hub.refuse and re.search(hub.refuse, path):
+        if hub.refuse and hub.times and re.search(hub.refuse, path):
+            hub.times -= 1
             return self._reply({"error": "the Hub is out of order"}, hub.status)
         if not path.startswith("/objects/") and self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self._reply({"error": "Invalid username or password."}, 401)

@@ -20,9 +20,9 @@ def environment(endpoint, cwd):
     return kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
 
-def train(endpoint, cwd, token=SECRET):
+def train(endpoint, cwd, token=SECRET, **options):
     hub = {"push_to_hub": True, "hub_model_id": "user/letters"} | ({"hub_token": token} if token else {})
-    command = [sys.executable, str(ROOT / "train.py"), *words(cwd / "run", **hub, **LORA)]
+    command = [sys.executable, str(ROOT / "train.py"), *words(cwd / "run", **hub, **LORA, **options)]
     done = subprocess.run(
         command, env=environment(endpoint, cwd), cwd=cwd, capture_output=True, text=True, timeout=240
     )
@@ -31,13 +31,16 @@ def train(endpoint, cwd, token=SECRET):
 
 
 @pytest.mark.slow
-def test_an_adapter_arrives_intact(tmp_path):
-    with Hub(SECRET) as hub:
-        done, files = train(hub.url, tmp_path)
+def test_an_adapter_arrives_intact_merged_too_and_at_the_second_try(tmp_path):
+    """The Hub fails for a moment, when the files are uploaded and only the commit is left."""
+    with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
+        done, files = train(hub.url, tmp_path, save_merged=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trying again in 2 s") == 1
     pushed = hub.repos["user/letters"]
     for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
-                 "chat_template.jinja", "README.md", "report.html", "results.json", "settings.json"):  # fmt: skip
+                 "chat_template.jinja", "README.md", "report.html", "results.json", "settings.json",
+                 "merged/model.safetensors", "merged/config.json", "merged/tokenizer.json"):  # fmt: skip
         assert pushed[name] == files[name], name
     assert not [name for name in pushed if name.startswith("checkpoint-")]
     assert "pushed to user/letters" in done.stdout
@@ -45,7 +48,8 @@ def test_an_adapter_arrives_intact(tmp_path):
     assert "library_name: peft" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
     for name, content in {**files, **pushed}.items():
         assert SECRET.encode() not in content, f"{name} gives the token away"
-    assert hub.requests.count("POST /api/models/user/letters/commit/main") == 1, "it is pushed once, at the end"
+    assert 'subfolder="merged"' in card
+    assert hub.requests.count("POST /api/models/user/letters/commit/main") == 2, "it is pushed once, at the end"
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.gguf_file import write_gguf
+from tests.training import toy_trainer
 from trl_grpo_tasks import evaluate, run
+from trl_grpo_tasks.models import load_model, save_merged
 from trl_grpo_tasks.skeleton import MyTask
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +33,7 @@ SMALL = {
     "per_device_train_batch_size": 8,
     "reward_workers": 0,
     "train_rows": 64,
+    "report_to": "none",
 }
 LORA = {"use_peft": True, "lora_target_modules": "q_proj v_proj", "lora_r": 2, "learning_rate": 1e-2}
 
@@ -177,6 +180,27 @@ def test_a_lora_run_saves_an_adapter(adapter):
         "v_proj",
     }
     assert any(value.any() for name, value in weights.items() if "lora_B" in name), "the adapter learned nothing"
+
+
+def test_merged_weights_are_those_of_the_adapter(adapter, tmp_path, capsys):
+    save_merged(adapter, tmp_path)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    merged, whole = AutoModelForCausalLM.from_pretrained(tmp_path), load_model(str(adapter))
+    base = whole.get_base_model().state_dict()
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, whole(ids).logits, atol=1e-5)
+    assert not (tmp_path / "adapter_config.json").exists() and AutoTokenizer.from_pretrained(tmp_path)
+    moved = merged.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+    assert not moved.equal(base["model.layers.0.self_attn.q_proj.base_layer.weight"]), "nothing was merged"
+    assert run.main(words(tmp_path / "none", save_merged=True)) == 2
+    assert "--save_merged: there is no adapter to merge" in capsys.readouterr().err
+
+
+def test_the_card_of_a_checkpoint_is_ours(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path / "run", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "trained with GRPO on the task **toy** (version 1)" in card and "trl-grpo-tasks" in card
 
 
 def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):

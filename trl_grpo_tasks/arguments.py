@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .task import Task, find_task_class, get_task
@@ -49,6 +50,10 @@ class RunArguments:
         default=None,
         metadata={"help": "For which k evaluations estimate pass@k and max@k; 1, 2, 4, ... if not given."},
     )
+    save_merged: bool = field(
+        default=False,
+        metadata={"help": "Save an adapter also merged into its model, in the folder merged, which is pushed too."},
+    )
     verbose: bool = field(
         default=False, metadata={"help": "Print every metric at every log step and the bars of TRL and transformers."}
     )
@@ -87,6 +92,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
 
     from .config import TaskGRPOConfig
     from .models import init_kwargs, is_bf16_fast
+    from .trackers import default_tracker
 
     argv = _with_resume_value(
         _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
@@ -117,6 +123,8 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "hub_strategy": "end",
         "rollout": "auto",
         "share_prompts": True,
+        "report_to": default_tracker(),
+        "project": "trl_grpo_tasks",
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:
@@ -130,6 +138,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     run, args, model, options = parsed
     if args.resume_from_checkpoint in ("true", "True", True):
         args.resume_from_checkpoint = NEWEST
+    args.run_name = args.run_name or Path(args.output_dir).absolute().name
     args.model_init_kwargs = init_kwargs(model) | dict(args.model_init_kwargs or {})
     return get_task(run.task, options), run, args, model
 

@@ -109,7 +109,7 @@ class LiveReport(TrainerCallback):
     """Writes the report again while the run goes on: at a log or a save, at most once in `every` seconds, and never
     so often that it takes more than a fiftieth of the time."""
 
-    def __init__(self, task: Task, pictures: Pictures, every: float = 60.0, say: Any = tqdm.write):
+    def __init__(self, task: Task, pictures: Pictures | None, every: float = 60.0, say: Any = tqdm.write):
         self._task, self._pictures, self._every, self._say = task, pictures, every, say
         self._next = 0.0
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .models import MERGED_FOLDER
 from .report.folder import RunFolder, duration, is_number
 from .report.gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
 from .task import Task
@@ -33,8 +34,10 @@ def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pict
 
     run = RunFolder.read(run_dir)
     name = name or run.path.absolute().name
-    adapter = _adapter_base(run.path)
-    base = adapter or run.settings.get("model", {}).get("name")
+    model = run.settings.get("model", {})
+    # At a checkpoint the adapter is not in the run's own folder yet.
+    adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
+    base = adapter or model.get("name")
     picture = _write_picture(run, Pictures(task) if pictures is None else pictures)
     parts = [
         f"---\n{_header(run, task, name, base, adapter is not None).to_yaml()}\n---\n",
@@ -149,7 +152,12 @@ def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
             "It was trained and evaluated under the task's constraint, which this snippet does not apply; "
             f"`trl-grpo-tasks eval --task {task.name} --model_name_or_path {name} --constrain` does."
         )
-    if adapter and not _is_on_hub(adapter):
+    if adapter and (run.path / MERGED_FOLDER).is_dir():
+        notes.append(
+            "The same weights as a whole model, with nothing else needed: "
+            f'`AutoModelForCausalLM.from_pretrained("{name}", subfolder="{MERGED_FOLDER}")`.'
+        )
+    elif adapter and not _is_on_hub(adapter):
         notes.append(
             f"The adapter stands on a model that is not on the Hub (`{Path(adapter).name}`, which the run made or was "
             "given): whoever uses it needs that folder too, and its path in `adapter_config.json`."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-# Of a run's folder: what it started from and what it would resume from.
-LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*")
+# Of a run's folder: what it started from, what it would resume from, and what trackers and evaluations keep.
+LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*")
+PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 
 class PushError(RuntimeError):
@@ -41,19 +43,30 @@ def push(trainer: Any) -> None:
 
     if not trainer.accelerator.is_main_process:
         return
-    try:
-        upload_folder(
-            repo_id=trainer.hub_model_id,
-            folder_path=trainer.args.output_dir,
-            ignore_patterns=[*LEFT_AT_HOME],
-            commit_message="Trained with trl_grpo_tasks",
-        )
-    except _errors() as error:
-        folder, name = trainer.args.output_dir, trainer.hub_model_id
-        raise PushError(
-            f"the push to the Hub failed ({_first_line(error)}); everything is in {folder}; to try again: "
-            f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
-        ) from error
+    folder, name = trainer.args.output_dir, trainer.hub_model_id
+    for pause in (*PAUSES, None):
+        try:
+            upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                ignore_patterns=[*LEFT_AT_HOME],
+                commit_message="Trained with trl_grpo_tasks",
+            )
+            return
+        except _errors() as error:
+            if pause is None or _is_refusal(error):
+                raise PushError(
+                    f"the push to the Hub failed ({_first_line(error)}); everything is in {folder}; to try again: "
+                    f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
+                ) from error
+            print(f"the push to the Hub failed ({_first_line(error)}); trying again in {pause:g} s", flush=True)
+            time.sleep(pause)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the Hub understood and said no, which it would say again."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status is not None and 400 <= status < 500
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -19,6 +19,7 @@ import torch
 from .task import MASK_TOKEN, Task, TinySpec
 
 TINY = "tiny"
+MERGED_FOLDER = "merged"  # of a run's folder
 ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
 # For models that have no chat template of their own: a line a message, and the end of the text after an answer.
 PLAIN_CHAT_TEMPLATE = (
@@ -112,6 +113,14 @@ def check_policy(path: str, policy: str, revision: str = "main") -> Any:
 
 def _base_of(adapter: str) -> str:
     return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+def save_merged(adapter: str | Path, folder: str | Path) -> None:
+    """The model of an adapter with the adapter's weights merged in, as an ordinary folder. Its base is loaded in the
+    precision it is kept in: what was quantised for training alone is not."""
+    merged = load_model(str(adapter), dtype="auto").merge_and_unload()
+    merged.save_pretrained(folder)
+    load_tokenizer(str(adapter)).save_pretrained(folder)
 
 
 def init_kwargs(model_args: Any) -> dict[str, Any]:

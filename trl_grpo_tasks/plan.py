@@ -32,8 +32,10 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from .masked import MaskedPolicy, check_settings
     from .models import check_policy, is_adapter, load_tokenizer, prepare_model
     from .rewards.components import component_weights
+    from .trackers import check_trackers
 
     _check_folder(args)
+    check_trackers(args.report_to)
     component_weights(task, args.component_weights)
     if task.policy == "masked":
         check_settings(args)
@@ -56,6 +58,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         model = prepare_model(model_args.model_name_or_path, task, args.output_dir, args.seed)
     if run.cold_start_steps and is_adapter(model):
         raise ValueError(f"a cold start needs a whole model, and {model} is an adapter: give --cold_start_steps 0")
+    if run.save_merged and not (model_args.use_peft or is_adapter(model)):
+        raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
     tokenizer = load_tokenizer(model, model_args.model_revision)
     config = check_policy(model, task.policy, model_args.model_revision)
     if task.policy == "masked":

@@ -19,7 +19,7 @@ from .checkpoints import newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .hub import PushError, push
 from .plan import Plan, prepare
-from .report import Pictures, write_report
+from .report import write_report
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
 from .task import DecodingError, Task
 
@@ -65,9 +65,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     from .callbacks import Console, LiveReport
-    from .card import write_card
     from .interrupt import saved_when_interrupted
-    from .models import is_adapter, load_model
+    from .models import MERGED_FOLDER, is_adapter, load_model, save_merged
+    from .trackers import TrackedSamples
     from .trainer import TaskGRPOTrainer
 
     plan = prepare(task, run, args, model_args) if plan is None else plan
@@ -107,8 +107,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         for callback in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
         trainer.add_callback(Console("step", CONSOLE_METRICS))
-    pictures = Pictures(task)
-    trainer.add_callback(LiveReport(task, pictures))
+    if args.report_to:
+        trainer.add_callback(TrackedSamples(trainer))
+    trainer.add_callback(LiveReport(task, trainer.pictures))
     _write_settings(folder, task, run, args, model_args, trainer.model)
     with saved_when_interrupted(trainer):
         _train_or_resume(trainer, args, say)
@@ -118,8 +119,10 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         evaluations.save()
         evaluations.show()
     if state.is_main_process:
-        say(f"report: {write_report(folder, task, pictures=pictures)}")
-        write_card(folder, task, getattr(trainer, "hub_model_id", None), pictures=pictures)  # in the place of TRL's
+        if run.save_merged:
+            save_merged(folder, folder / MERGED_FOLDER)
+        say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")
+        trainer.create_model_card()
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")

@@ -30,6 +30,7 @@ from trl.trainer.utils import use_adapter
 
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .callbacks import Hints, MetricsFile
+from .card import write_card
 from .config import TaskGRPOConfig
 from .constraints.base import Constraint, replay
 from .constraints.grammar import GrammarConstraint
@@ -44,6 +45,7 @@ from .masked import MaskedPolicy, is_masked_lm, ready
 from .models import PLAIN_CHAT_TEMPLATE
 from .reference import MovingReference, created, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
+from .report import SECONDS_WHILE_RUNNING, Pictures
 from .resume import ResumableGRPOTrainer
 from .rewards.components import TaskRewards, text_of
 from .rollout import Decoder, rollout, why_not_in
@@ -78,6 +80,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
                 f"args must be a TaskGRPOConfig (it takes all options of {type(args).__name__}), got {args!r}"
             )
         self.task = task
+        self.pictures = None if task is None else Pictures(task)  # for report and card, each drawn once
         self._rewards: TaskRewards | None = None
         if task is not None:
             if reward_funcs is not None or args.reward_weights is not None:
@@ -104,6 +107,7 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             if self._tokenizer.chat_template is None:
                 self._tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
         self._inputs: list[dict[str, Any]] = []  # the examples of the rollout under way
+        self._texts: list[str] = []  # and its completions
         self._set_up_constraint(constraint)
         self._set_up_controllers()
         self._policy: MaskedPolicy | None = None
@@ -330,8 +334,8 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             generated[3][:] = [self._policy.text_of(ids) for ids in generated[1]]
             self._metrics[self._mode]["completions/clipped_ratio"][-1] = 0.0  # for want of an end TRL thinks them cut
         if self._rewards is not None:
-            completions = generated[3]
-            self._rewards.begin([example["row"] for example in self._inputs], [text_of(c) for c in completions])
+            self._texts = [text_of(completion) for completion in generated[3]]
+            self._rewards.begin([example["row"] for example in self._inputs], self._texts)
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -390,6 +394,13 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         for _ in range(min(len(logged), len(advantages_N))):
             logged.pop()
         logged.extend(advantages_N.tolist())
+
+    def latest_samples(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Row, completion and outcome of the last rollout of this process, for people to look at."""
+        if self._rewards is None:
+            return []
+        rows = [json.loads(example["row"]) for example in self._inputs]
+        return list(zip(rows, self._texts, self._rewards.outcomes, strict=True))
 
     # ---- 4. and 5. scoring under the masks that were sampled under
 
@@ -536,6 +547,15 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
             self._masks = None
 
     # ---- checkpoints
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL calls this at every checkpoint, before it may push; with a task the card is ours."""
+        if self.pictures is None or not self.is_world_process_zero():
+            return super().create_model_card(*args, **kwargs)
+        assert self.task is not None
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        self.pictures.start_page(SECONDS_WHILE_RUNNING)
+        write_card(self.args.output_dir, self.task, getattr(self, "hub_model_id", None), pictures=self.pictures)
 
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {
