@@ -106,8 +106,8 @@ def evaluate(
     model.train(was_training)
     outcomes = [outcome for part in pending for outcome in part.result()]
     judged = {
-        name: judge.score(repeated, [text for text, _ in completions])
-        for name, judge in task.judges().items()
+        component: judge.score(repeated, [text for text, _ in completions])
+        for component, judge in task.judges().items()
         if isinstance(judge, FrozenJudge)
     }
     samples = []
@@ -117,9 +117,9 @@ def evaluate(
         score = None if outcome.score is None else outcome.score.as_dict()
         why = outcome.reason if outcome.score is None else outcome.score.reason
         if score is not None:
-            for name, values in judged.items():
-                score["components"][name] = values[i]
-                score["total"] += task.weights[name] * values[i]
+            for component, values in judged.items():
+                score["components"][component] = values[i]
+                score["total"] += task.weights[component] * values[i]
         samples.append(Sample(dict(row), text, tokens, score, why, done))
     metrics = summarise(samples, num_samples, max_completion_length, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
