@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.toy import ToyTask
+from tests.toy_fill import save_bert
 from trl_grpo_tasks.models import save_tiny
 
 torch.set_num_threads(1)
@@ -23,3 +24,9 @@ def tiny_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny(ToyTask().tiny(), folder, seed=1)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def bert_path(tmp_path_factory):
+    """A one-layer BERT over five letters, with two outputs that belong to no token, saved as a folder."""
+    return save_bert(tmp_path_factory.mktemp("bert"), vocab_size=12)

@@ -9,17 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
 
-from tests.toy_fill import LETTERS, MASK, FillTask, save_bert
+from tests.toy_fill import LETTERS, MASK, FillTask
 from tests.training import parameters, toy_trainer
 from trl_grpo_tasks.masked import MaskedPolicy, nucleus
 from trl_grpo_tasks.models import check_policy, load_model, load_tokenizer
 
 FIRST_LETTER = 5  # ids 0 to 4 are special tokens
-
-
-@pytest.fixture(scope="session")
-def bert_path(tmp_path_factory):
-    return save_bert(tmp_path_factory.mktemp("bert"), vocab_size=12)
 
 
 @pytest.fixture(scope="session")

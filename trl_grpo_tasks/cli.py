@@ -1,4 +1,4 @@
-"""The command `trl-grpo-tasks`: tasks, train, eval, report, generate, score, check, new."""
+"""The command `trl-grpo-tasks`: tasks, train, eval, report, generate, score, prepare-judge, check, new."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
   generate --task NAME --model_name_or_path MODEL --text TEXT
                                   write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
+  prepare-judge --output_dir DIR  train a judge for task infill, on real against corrupted text
   check --task NAME               prove with no model that a task keeps the contract
   new   NAME                      write a commented task of your own, which works as it is
 
@@ -35,7 +36,7 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {"tasks": tasks, "train": train, "eval": evaluate, "report": report, "generate": generate,
-                "score": score, "check": check, "new": new}  # fmt: skip
+                "score": score, "prepare-judge": prepare_judge, "check": check, "new": new}  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -167,6 +168,27 @@ def _task_options(spec: str, flags: Sequence[str]) -> object:
     options, rest = parser.parse_args_and_config(list(flags), return_remaining_strings=True)
     refuse_unknown(rest, parser)
     return options
+
+
+def prepare_judge(arguments: Sequence[str]) -> int:
+    """Train a judge on real against corrupted text, print how it does on held-out text, and save it; one that is no
+    better than chance is refused. Options of the task are taken too: --corpus, --text_length, --judge_steps, ..."""
+    parser = argparse.ArgumentParser(
+        prog="trl-grpo-tasks prepare-judge", description=prepare_judge.__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--task", default="infill", help="a task that trains judges; infill, if not given")
+    parser.add_argument("--output_dir", required=True, help="folder of the judge")
+    parser.add_argument("--held_out", action="store_true", help="train on the other half of the text: a second judge")
+    parser.add_argument("--seed", type=int, default=42)
+    known, rest = parser.parse_known_args(arguments)
+    task = get_task(known.task, _task_options(known.task, rest))
+    train_judge = getattr(task, "train_judge", None)
+    if train_judge is None:
+        raise ValueError(f"task {known.task!r} trains no judges: it does not define train_judge(...)")
+    calm_down()
+    train_judge(known.output_dir, known.held_out, known.seed)
+    print(f"judge: {known.output_dir}")
+    return 0
 
 
 def check(arguments: Sequence[str]) -> int:

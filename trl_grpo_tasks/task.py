@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # The packs that come with the toolkit. A new one is a folder under tasks/ and one line here.
 TASKS: dict[str, str] = {
     "brick": "trl_grpo_tasks.tasks.brick",
+    "infill": "trl_grpo_tasks.tasks.infill",
     "machine": "trl_grpo_tasks.tasks.machine",
     "prompts": "trl_grpo_tasks.tasks.prompts",
     "theory": "trl_grpo_tasks.tasks.theory",

@@ -11,7 +11,9 @@ import torch
 
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
-from .judge import FrozenJudge
+from .judge import FrozenJudge, text_of
+
+__all__ = ["FACTS", "TaskRewards", "component_weights", "text_of", "worker_count"]
 
 # Facts about a completion that can be weighted and are logged like components, but weigh nothing unless asked.
 FACTS = ("valid", "success")
@@ -114,14 +116,6 @@ def worker_count(asked: int | None, local_processes: int) -> int:
     if asked is not None:
         return asked
     return max(1, min(16, (os.cpu_count() or 1) // local_processes))
-
-
-def text_of(completion: Any) -> str:
-    """The text of a completion as TRL hands it over: a string, or a list with one assistant message."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1].get("content") if completion else ""
-    return content if isinstance(content, str) else ""
 
 
 def _component(name: str, rewards: TaskRewards) -> Any:

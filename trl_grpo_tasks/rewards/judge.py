@@ -34,8 +34,8 @@ class FrozenJudge:
         self._tokenizer: Any = None
         self._said: dict[str, float] = {}
 
-    def __call__(self, completions: Sequence[str], row: Sequence[str], **_: Any) -> list[float]:
-        return self.score([json.loads(text) for text in row], completions)
+    def __call__(self, completions: Sequence[Any], row: Sequence[str], **_: Any) -> list[float]:
+        return self.score([json.loads(text) for text in row], [text_of(completion) for completion in completions])
 
     def score(self, rows: Sequence[Row], completions: Sequence[str]) -> list[float]:
         """How real each completion looks in its row."""
@@ -72,7 +72,7 @@ class FrozenJudge:
             if logits.shape[1] == 1:
                 scores += logits[:, 0].sigmoid().tolist()
             else:
-                labels = {str(name).lower(): number for name, number in model.config.label2id.items()}
+                labels = {str(name).lower(): int(number) for number, name in (model.config.id2label or {}).items()}
                 scores += logits.softmax(1)[:, labels.get(REAL, 1)].tolist()
         return scores
 
@@ -81,6 +81,14 @@ class FrozenJudge:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._said = dict(state["said"])
+
+
+def text_of(completion: Any) -> str:
+    """The text of a completion as TRL hands it over: a string, or a list with one assistant message."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else ""
+    return content if isinstance(content, str) else ""
 
 
 def check_judge(source: str) -> None:

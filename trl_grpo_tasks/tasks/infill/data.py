@@ -1,0 +1,86 @@
+"""Texts to make gaps in: passages of a file, a Hub data set or the corpus that comes with the package."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...task import MASK_TOKEN
+
+BUILT_IN = Path(__file__).parent / "corpus" / "persuasion.txt"
+GAP = "_"  # one character that is missing, in what people and causal models read
+SHORTEST = 16  # characters of a passage worth making gaps in
+
+
+def read_passages(source: str | None, column: str) -> list[str]:
+    """The passages of a text file (separated by blank lines), of a Hub data set's column, or of the built-in corpus;
+    spaces and line ends become single spaces. ValueError where there is no text."""
+    path = BUILT_IN if source is None else Path(source).expanduser()
+    if path.is_file():
+        try:
+            texts = re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--corpus {source} is not UTF-8 text: {error}") from error
+    elif source is not None and re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", source) and not path.parent.is_dir():
+        texts = _read_hub(source, column)
+    else:
+        raise ValueError(f"--corpus {source!r} is neither a text file nor a Hub data set (owner/name)")
+    passages = list(dict.fromkeys(text for text in map(clean, texts) if len(text) >= SHORTEST))
+    if not passages:
+        raise ValueError(f"--corpus {source}: there is no passage of at least {SHORTEST} characters in it")
+    return passages
+
+
+def clean(text: str) -> str:
+    """Single spaces, and nothing that stands for a gap."""
+    return " ".join(text.replace(MASK_TOKEN, "").replace(GAP, " ").split())
+
+
+def _read_hub(source: str, column: str) -> list[str]:
+    from datasets import load_dataset
+
+    name, _, configuration = source.partition(":")
+    try:
+        rows = load_dataset(name, configuration or None, split="train")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--corpus {source} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if column not in rows.column_names:
+        raise ValueError(f"--corpus {source} has no column {column!r}; columns are: {', '.join(rows.column_names)}")
+    return [str(text) for text in rows[column]]
+
+
+def cut(passages: Sequence[str], test_fraction: float) -> dict[str, list[str]]:
+    """Passages for training and for testing, by a hash of their text. Each side gets at least one."""
+    ranked = sorted(passages, key=lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
+    if len(ranked) < 2:
+        raise ValueError(
+            "the corpus is a single passage; separate passages by blank lines, so that some can be tested"
+        )
+    tested = set(ranked[: min(len(ranked) - 1, max(1, round(test_fraction * len(ranked))))])
+    return {
+        "train": [text for text in passages if text not in tested],
+        "test": [text for text in passages if text in tested],
+    }
+
+
+def window(passages: Sequence[str], weights: Sequence[int], length: int, rng: random.Random) -> str:
+    """A stretch of whole words, of up to `length` characters, from a passage drawn in proportion to its length."""
+    passage = rng.choices(passages, cum_weights=weights)[0]
+    if len(passage) <= length:
+        return passage
+    start = rng.randrange(len(passage) - length + 1)
+    begin = passage.rfind(" ", 0, start + 1) + 1  # back to the beginning of a word
+    text = passage[begin : begin + length]
+    if begin + length < len(passage) and passage[begin + length] != " " and " " in text:
+        text = text[: text.rfind(" ")]
+    return text.strip() or passage[:length]
+
+
+def alphabet(passages: Sequence[str], most: int = 400) -> list[str]:
+    """The characters of the passages, the rarest left out where there are more than `most`."""
+    counts = Counter(character for text in passages for character in text)
+    return sorted(character for character, _ in counts.most_common(most))

@@ -1,0 +1,297 @@
+"""InfillTask: texts with gaps, filled in one step or written gap by gap, and judged by a frozen model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...task import MASK_TOKEN, POLICIES, Row, Score, Task, TinySpec, check_choice, option
+from . import fills
+from .data import GAP, alphabet, cut, read_passages, window
+from .masking import SCHEDULES, choose_places, runs
+
+if TYPE_CHECKING:
+    from ...constraints.base import Constraint
+
+JUDGES = ("judge", "held_out")
+QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
+QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
+
+
+@dataclass(frozen=True)
+class InfillOptions:
+    """Which texts, which gaps, and who judges."""
+
+    corpus: str | None = option(
+        None,
+        "A text file with blank lines between passages, or a Hub data set (owner/name). None: the built-in novel.",
+    )
+    text_column: str = option("text", "The column of a Hub data set that holds the texts.")
+    text_length: int = option(64, "Most characters of a text; tokens with --tokens_of.")
+    test_fraction: float = option(0.1, "The share of passages kept for testing.")
+    masking: list[str] = field(
+        default_factory=lambda: list(SCHEDULES),
+        metadata={"help": f"Where gaps are, drawn for each row: {', '.join(SCHEDULES)}."},
+    )
+    mask_ratios: list[float] = field(
+        default_factory=lambda: [0.1, 0.2, 0.35],
+        metadata={"help": "Shares of a text that are missing; each is a level, easy to hard."},
+    )
+    policy: str = option("masked", "masked: a masked language model fills all gaps at once. causal: a decoder writes.")
+    gap_slack: int = option(0, "With a causal policy: by how many characters a fill may differ from its gap's length.")
+    tokens_of: str | None = option(
+        None, "Make gaps of tokens of this model (Hub id or folder of a masked language model), not of characters."
+    )
+    judge: str | None = option(
+        None, "The judge whose score is the reward: a folder or a Hub id. None: one is trained, in --judges_folder."
+    )
+    held_out_judge: str | None = option(None, "A second judge that is only watched. None: one is trained as well.")
+    judges_folder: str = option("outputs/infill_judges", "Where judges that are trained on the spot are kept.")
+    judge_steps: int = option(400, "Steps for which a judge is trained on the spot.")
+    judge_width: int = option(128, "Width of a judge that is trained on the spot.")
+    tiny_width: int = option(128, "Width of the embedded tiny model.")
+    tiny_layers: int = option(4, "Layers of the embedded tiny model.")
+    tiny_heads: int = option(4, "Attention heads of the embedded tiny model.")
+
+
+class InfillTask(Task):
+    """The reward is how real the judge finds the filled text; agreement with the original is measured, and so is the
+    opinion of a second judge that training never sees. Success is the original text, restored exactly."""
+
+    name: ClassVar[str] = "infill"
+    version: ClassVar[str] = "1"
+    description: ClassVar[str] = "Fill the gaps of a text, all in one step; a frozen judge says how real it looks"
+    weights: Mapping[str, float] = {"judge": 1.0, "held_out": 0.0, "agreement": 0.0}
+    watched = ("held_out",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_generations": 8,
+        "temperature": 0.8,
+        "beta": 0.1,
+        "max_completion_length": 64,
+    }
+    Options: ClassVar[type] = InfillOptions
+
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        _check_options(self.options)
+        self.policy = self.options.policy
+        self.levels = tuple(f"{ratio:g}" for ratio in sorted(self.options.mask_ratios))
+        passages = read_passages(self.options.corpus, self.options.text_column)
+        self._passages = cut(passages, self.options.test_fraction)
+
+    # ---- rows and their scores
+
+    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+        """Rows of one split, without end; None gives one for each text of full length in it."""
+        if split not in self._passages:
+            raise ValueError(f"unknown split {split!r}; splits are: train, test")
+        passages = self._passages[split]
+        weights = list(accumulate(map(len, passages)))
+        if size is None:
+            size = max(1, weights[-1] // self.options.text_length)
+        return [self._row(passages, weights, random.Random(f"{seed}-{split}-{i}"), i) for i in range(size)]
+
+    def _row(self, passages: Sequence[str], weights: Sequence[int], rng: random.Random, i: int) -> dict[str, Any]:
+        pieces: Any
+        if self._tokenizer is None:
+            pieces = window(passages, weights, self.options.text_length, rng)
+        else:
+            text = window(passages, weights, 8 * self.options.text_length, rng)
+            pieces = self._tokenizer.tokenize(text)[: self.options.text_length]
+        level = self.levels[i % len(self.levels)]
+        schedule = rng.choice(self.options.masking)
+        return self._with_prompt({"pieces": pieces, "places": choose_places(pieces, schedule, float(level), rng),
+                                  "level": level, "schedule": schedule})  # fmt: skip
+
+    def _with_prompt(self, row: dict[str, Any]) -> dict[str, Any]:
+        row = {**row, "policy": self.policy, "slack": self.options.gap_slack}
+        if self.policy == "masked":
+            mask = MASK_TOKEN if self._tokenizer is None else self._tokenizer.mask_token
+            pieces = list(row["pieces"])
+            for place in row["places"]:
+                pieces[place] = mask
+            shown = "".join(pieces) if self._tokenizer is None else self._tokenizer.convert_tokens_to_string(pieces)
+            return {"prompt": shown, **row}
+        gaps = [GAP * len(run) for run in runs(row["places"])]
+        question = QUESTION
+        if row["slack"]:
+            gaps = [f"[{least}-{most}]" for least, most in fills.lengths(row)]
+            question = QUESTION_WITH_SLACK
+        shown = "".join(part for part, _ in fills.parts(row, gaps))
+        return {"prompt": [{"role": "user", "content": f"{question}\n{shown}"}], **row}
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """A text in which each missing character is a `_`. What was there is not known: no fill agrees with it."""
+        text = " ".join(text.replace(MASK_TOKEN, GAP).split())
+        if GAP not in text:
+            raise ValueError(f"there is no gap in {text[:80]!r}: write a {GAP} for each missing character")
+        if self._tokenizer is not None:
+            pieces = [p for part in text.split(GAP) for p in (*self._tokenizer.tokenize(part), GAP)][:-1]
+        places = [place for place, piece in enumerate(text if self._tokenizer is None else pieces) if piece == GAP]
+        return self._with_prompt({"pieces": text if self._tokenizer is None else pieces, "places": places,
+                                  "level": self.levels[0], "schedule": "given"})  # fmt: skip
+
+    def score(self, row: Row, completion: str) -> Score:
+        found, problem = fills.read(row, completion)
+        if problem:
+            return self.make_score({"agreement": 0.0}, False, False, problem)
+        share = fills.agreement(row, found)
+        reason = "" if share == 1 else f"{share:.0%} of what was missing is as it was"
+        return self.make_score({"agreement": share}, True, share == 1, reason)
+
+    def gold(self, row: Row) -> str:
+        return fills.write(row, fills.gold_fills(row))
+
+    def bad(self, row: Row) -> str:
+        return fills.write(row, ["?" * len(gap) if gap != "?" * len(gap) else "!" * len(gap)
+                                 for gap in fills.gold_fills(row)])  # fmt: skip
+
+    # ---- judges
+
+    def prepare(self, seed: int, say: Any = print) -> None:
+        """Check the judges that were named, and train those that were not, unless they are there already."""
+        from ...rewards.judge import check_judge
+
+        given = [self.options.judge, self.options.held_out_judge]
+        if given[0] is not None and given[0] == given[1]:
+            raise ValueError(f"--judge and --held_out_judge are both {given[0]}: the second must be another one")
+        for source in given:
+            if source is not None:
+                check_judge(source)
+        for name, source in zip(JUDGES, given, strict=True):
+            if source is None:
+                self.train_judge(Path(self.options.judges_folder) / name, name == "held_out", seed, say)
+
+    def train_judge(self, folder: str | Path, held_out: bool, seed: int, say: Any = print) -> None:
+        """Train a judge into `folder`, on one half of the training passages or, `held_out`, on the other half."""
+        from .judges import train_judge
+
+        options = self.options
+        train = self._passages["train"][int(held_out) :: 2]
+        spec = TinySpec(self._alphabet, options.judge_width, 4 if held_out else 3, 4, 2 * options.text_length + 16)
+        if not train:
+            raise ValueError("the corpus has too few passages for two judges; give --judge and --held_out_judge")
+        settings = {"length": options.text_length * (1 if self._tokenizer is None else 5),
+                    "steps": options.judge_steps, "seed": 2 * seed + held_out}  # fmt: skip
+        origin = {"judge": 1, "corpus": options.corpus, "characters": sum(map(len, train)), "width": spec.hidden_size,
+                  "held_out": held_out, "test_fraction": options.test_fraction, **settings}  # fmt: skip
+        train_judge(folder, train, self._passages["test"], spec=spec, origin=origin, say=say, **settings)
+
+    def judges(self) -> dict[str, Any]:
+        from ...rewards.judge import FrozenJudge
+
+        return {name: FrozenJudge(name, source, self.filled) for name, source in self._sources.items()}
+
+    @property
+    def _sources(self) -> dict[str, str]:
+        given = (self.options.judge, self.options.held_out_judge)
+        folder = Path(self.options.judges_folder)
+        return {name: source or str(folder / name) for name, source in zip(JUDGES, given, strict=True)}
+
+    def filled(self, row: Row, completion: str) -> str | None:
+        """The text with its gaps filled, as judges read it; None where the completion does not fit."""
+        found, problem = fills.read(row, completion)
+        return None if problem else self._text(row, found)
+
+    def _text(self, row: Row, found: Sequence[str]) -> str:
+        parts = [part for part, _ in fills.parts(row, found)]
+        if isinstance(row["pieces"], str):
+            return "".join(parts)
+        assert self._tokenizer is not None
+        return self._tokenizer.convert_tokens_to_string(" ".join(parts).split(" "))
+
+    # ---- models, constraint and pictures
+
+    @property
+    def decodings(self) -> Sequence[str]:
+        return ("free",) if self.policy == "masked" else ("free", "constrained")
+
+    def constraint(self, tokenizer: Any) -> Constraint | None:
+        if self.policy == "masked":
+            return None
+        from .constraint import fills_constraint
+
+        return fills_constraint(tokenizer)
+
+    def tiny(self) -> TinySpec | None:
+        """Single characters. A causal one also reads the question and writes as much again."""
+        options = self.options
+        if self._tokenizer is not None:
+            return None
+        tokens = self._alphabet
+        context = options.text_length + 8
+        if self.policy == "causal":
+            tokens = sorted({*tokens, *QUESTION, *QUESTION_WITH_SLACK, *"[-]0123456789\n", GAP})
+            context = 4 * options.text_length + 2 * len(QUESTION)
+        return TinySpec(tokens, options.tiny_width, options.tiny_layers, options.tiny_heads, context, self.policy)
+
+    @cached_property
+    def _alphabet(self) -> list[str]:
+        return alphabet([*self._passages["train"], *self._passages["test"]])
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        if self.options.tokens_of is None:
+            return None
+        from ...models import load_tokenizer
+
+        return load_tokenizer(self.options.tokens_of)
+
+    def render(self, row: Row, completion: str) -> str:
+        from .render import to_html
+
+        return to_html(self.coloured(row, completion))
+
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        from .render import picture, to_html
+
+        lines = self.coloured(row, completion)
+        return {"sample.html": to_html(lines), "sample.png": picture(lines)}
+
+    def coloured(self, row: Row, completion: str) -> list[tuple[str, list[tuple[str, float | None]]]]:
+        """A title and the filled text in parts. A fill's score is that of the original text with this fill alone, so
+        that one can see which of them the judge dislikes."""
+        from .render import UNJUDGED
+
+        found, problem = fills.read(row, completion)
+        if problem:
+            return [(problem, [(completion[:400], UNJUDGED)])]
+        gold = fills.gold_fills(row)
+        texts = [self._text(row, found)]
+        texts += [self._text(row, [*gold[:i], fill, *gold[i + 1 :]]) for i, fill in enumerate(found)]
+        scores = self._shown_judge.judge(texts) if self._shown_judge is not None else [UNJUDGED] * len(texts)
+        coming = iter(scores[1:])
+        parts = [(part, next(coming) if is_fill else None) for part, is_fill in fills.parts(row, found)]
+        said = "no judge" if self._shown_judge is None else f"judge {scores[0]:.2f}"
+        return [(f"{said}, {fills.agreement(row, found):.0%} as it was", parts)]
+
+    @cached_property
+    def _shown_judge(self) -> Any:
+        source = self._sources["judge"]
+        is_there = self.options.judge is not None or (Path(source) / "config.json").is_file()
+        return self.judges()["judge"] if is_there else None
+
+
+def _check_options(options: InfillOptions) -> None:
+    check_choice("policy", options.policy, POLICIES)
+    for schedule in options.masking:
+        check_choice("masking", schedule, SCHEDULES)
+    if not options.masking or not options.mask_ratios:
+        raise ValueError("--masking and --mask_ratios need at least one value each")
+    for ratio in options.mask_ratios:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"--mask_ratios {ratio} must be above 0 and at most 1")
+    if not 0 < options.test_fraction < 1:
+        raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
+    for name, least in (("text_length", 4), ("gap_slack", 0), ("judge_steps", 1)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name} {getattr(options, name)} must be at least {least}")
+    if options.policy == "masked" and options.gap_slack:
+        raise ValueError("--gap_slack goes with --policy causal: a masked language model fills one token a mask")
+    if options.policy == "causal" and options.tokens_of:
+        raise ValueError("--tokens_of goes with --policy masked: a causal model writes characters")
