@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", help="the output folder of a run, with results.json")
     parser.add_argument("--start", default="standard_model", help="without --results: the kind of prompt")
+    parser.add_argument("--new_multiplets", type=int, default=4, help="without --results: as in training")
     parser.add_argument("--samples", type=int, default=1000, help="without --results: how many random walks")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows, count = [sample["row"] for sample in samples], len(samples)
         task = TheoryTask()
     else:
-        task = TheoryTask(TheoryOptions(start=arguments.start))
+        task = TheoryTask(TheoryOptions(start=arguments.start, new_multiplets=arguments.new_multiplets))
         rows, count = task.dataset("test", None, arguments.seed), arguments.samples
     columns = {"random walk": survey_random_walks(task, rows, count, arguments.seed), **columns}
     walked = columns["random walk"]["success"]
