@@ -29,7 +29,7 @@ TASKS = {
         about="""
 The model gets a caption and writes a structure, one brick a line. A linear program finds out whether it stands, also
 under the weights that the caption names.""",
-        extras="brick",
+        extras="brick,report",
         text="""
 ## A structure of your own
 
@@ -46,7 +46,7 @@ for picture in sorted(Path("generated").glob("*.png")):
         about="""
 The model writes a machine of blocks as JSON. A physics engine builds it, lets it go, and measures how far it drives or
 throws.""",
-        extras="machine",
+        extras="machine,report",
         text="""
 ## The best machine, moving
 
@@ -65,7 +65,7 @@ if show_machine(["best.txt", "--trial", best["row"]["trial"], "--gif", "best.gif
         about="""
 Here the prompts are generated: facts to be written as JSON on a GPU, sums on a CPU. With `--prompts_file` they are
 yours, and each row chooses its rewards: the final number, tests in a sandbox, a schema, a pattern, a length.""",
-        extras="trackers",
+        extras="report",
         text="""
 ## Prompts of your own
 
@@ -82,7 +82,7 @@ assert main(["check", "--task", "prompts", "--prompts_file", "my_prompts.json", 
         about="""
 The model continues a theory, word by word: gauge groups, multiplets, couplings. Exact arithmetic says whether its
 anomalies cancel and what masses its particles have.""",
-        extras="theory",
+        extras="theory,report",
         text="""
 ## What was found
 

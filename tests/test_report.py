@@ -328,7 +328,7 @@ def browse(page, tmp_path, width, *options):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
              "--hide-scrollbars", "--virtual-time-budget=2000", "--enable-logging=stderr", "--v=0"]  # fmt: skip
-    command = [BROWSER, *flags, f"--window-size={width},3200", *options, page.as_uri()]
+    command = [BROWSER, *flags, f"--window-size={width},4400", *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]

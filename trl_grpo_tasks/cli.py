@@ -1,4 +1,4 @@
-"""The command `trl-grpo-tasks`: tasks, train, eval, report, generate, score, prepare-judge, check, new."""
+"""The command `trl-grpo-tasks`: tasks, train, eval, report, sweep, generate, score, prepare-judge, check, new."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
                                   models, adapters, checkpoints, files of completions side by side on held-out rows
                                   (the options of train.py; --num_samples, --k and --decoding are for this)
   report RUN_DIR                  write the page of a run again: curves, pictures before and after, times, settings
+  sweep --task NAME --search OPTION=VALUES ...
+                                  search over any options of train.py, by Optuna; goes on where it was stopped
   generate --task NAME --model_name_or_path MODEL --text TEXT
                                   write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
@@ -36,7 +38,7 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {"tasks": tasks, "train": train, "eval": evaluate, "report": report, "generate": generate,
-                "score": score, "prepare-judge": prepare_judge, "check": check, "new": new}  # fmt: skip
+                "sweep": sweep, "score": score, "prepare-judge": prepare_judge, "check": check, "new": new}  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -78,12 +80,23 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--task", help="which task it was, and its options, if not as the run's settings.json says")
     known, rest = parser.parse_known_args(arguments)
     from .report import task_of, write_report
+    from .report.sweep import SWEEP_FILE, write_sweep_report
 
+    if (Path(known.run_dir) / SWEEP_FILE).is_file():
+        print(write_sweep_report(known.run_dir))
+        return 0
     if rest and not known.task:
         raise ValueError(f"{rest[0]}: options of a task need --task; without it they are those of the run")
     task = get_task(known.task, _task_options(known.task, rest)) if known.task else task_of(known.run_dir)
     print(write_report(known.run_dir, task))
     return 0
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    from .sweep import sweep as search
+
+    calm_down()
+    return search(arguments)
 
 
 def generate(arguments: Sequence[str]) -> int:

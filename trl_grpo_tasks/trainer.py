@@ -555,7 +555,10 @@ class TaskGRPOTrainer(ResumableGRPOTrainer):
         assert self.task is not None
         os.makedirs(self.args.output_dir, exist_ok=True)
         self.pictures.start_page(SECONDS_WHILE_RUNNING)
-        write_card(self.args.output_dir, self.task, getattr(self, "hub_model_id", None), pictures=self.pictures)
+        try:
+            write_card(self.args.output_dir, self.task, getattr(self, "hub_model_id", None), pictures=self.pictures)
+        except Exception as error:  # noqa: BLE001 - whatever ails a card, the checkpoint is written
+            self.accelerator.print(f"the model card could not be written ({type(error).__name__}: {error})")
 
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {

@@ -10,11 +10,10 @@ from typing import Any
 from ..task import Task, get_task
 from .folder import SETTINGS_FILE, RunFolder, write_whole
 from .gallery import Pictures
-from .look import SCRIPT, STYLE
+from .look import SCRIPT, page
 from .sections import best_of_k, curves, evaluation_table, headline, reproduce, samples, times
 
 REPORT_FILE = "report.html"
-RELOADED_EVERY = 60  # seconds, in the browser, while a run goes on
 # For drawing, at most. While a run goes on it waits for us: a few pictures a time, which are kept.
 SECONDS, SECONDS_WHILE_RUNNING = 60.0, 2.0
 
@@ -41,15 +40,9 @@ def write_report(
         _settings(run.settings),
         "<dialog id=large><button autofocus>close</button><div></div></dialog>",
     ]
-    reload = f"<meta http-equiv=refresh content={RELOADED_EVERY}>" if running_to is not None else ""
-    page = (
-        "<!doctype html><html lang=en><head><meta charset=utf-8>"
-        f"<meta name=viewport content='width=device-width,initial-scale=1'>{reload}"
-        f"<title>{html.escape(task.name)}: report</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
-    )
     path = run.path / REPORT_FILE
-    write_whole(path, page, errors="replace")
+    text = page(f"{task.name}: report", "".join(body), script=SCRIPT, reloads=running_to is not None)
+    write_whole(path, text, errors="replace")
     return path
 
 

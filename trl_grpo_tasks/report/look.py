@@ -1,5 +1,9 @@
 """How the page looks, light and dark, and the few lines that let a picture open large."""
 
+import html
+
+RELOADED_EVERY = 60  # seconds
+
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2430;--soft:#5d6878;--line:#dfe3e9;--paper:#fff;--back:#f6f7f9;--good:#16835a;
 --bad:#c2452f;--c0:#2a6fdb;--c1:#d9622b;--c2:#16835a;--c3:#8a4fc7;--c4:#b8860b;--c5:#4a8f9e}
@@ -78,3 +82,14 @@ s.addEventListener('keydown',e=>{if(e.key==='Enter')show(i)})});
 large.addEventListener('click',e=>{if(e.target===large||e.target.tagName==='BUTTON')large.close()});
 large.addEventListener('keydown',e=>{if(e.key==='ArrowRight')show(at+1);if(e.key==='ArrowLeft')show(at-1)});
 """
+
+
+def page(title: str, body: str, script: str = "", reloads: bool = False) -> str:
+    """A whole page, which a browser loads again by itself while what it shows goes on."""
+    reload = f"<meta http-equiv=refresh content={RELOADED_EVERY}>" if reloads else ""
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        f"<meta name=viewport content='width=device-width,initial-scale=1'>{reload}"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{body}</main><script>{script}</script></body></html>\n"
+    )

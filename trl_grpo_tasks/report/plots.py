@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 Points = Sequence[tuple[float, float]]
 Scale = Callable[[float], float]
@@ -24,10 +24,11 @@ def chart(
     limits: tuple[float, float] | None = None,
     log2: bool = False,
     size: tuple[int, int] = (340, 200),
+    joined: Collection[str] | None = None,
 ) -> str:
     """A figure with a chart of `lines` by their labels; `name` is how the metric is called in the files. `limits` of
     the vertical axis are widened to what there is to show; `log2` spaces the horizontal one in doublings. `bands` are
-    (place, low, high) of lines, drawn under them."""
+    (place, low, high) of lines, drawn under them. Points of labels that are not in `joined` stay apart."""
     lines = {label: _thinned(points) for label, points in lines.items() if points}
     if not lines:
         return ""
@@ -58,18 +59,20 @@ def chart(
     for mark in marks:
         parts.append(f"<text x={x(mark):.1f} y={height - bottom + 16} text-anchor=middle>{_number(mark)}</text>")
     parts.append(f"<text x={(left + width - right) / 2:.1f} y={height - 3} text-anchor=middle>{x_label}</text>")
-    for place, (label, points) in enumerate(lines.items()):
+    for place, label in enumerate(lines):
         band = bands.get(label, ())
         around = [*((at, high) for at, _, high in band), *((at, low) for at, low, _ in reversed(band))]
         if around:
             parts.append(f"<polygon class='band f{place % COLOURS}' points='{_path(around, x, y)}' />")
-        parts.append(_line(points, x, y, place % COLOURS, f"{label}, {x_label}" if len(lines) > 1 else x_label))
+    for place, (label, points) in enumerate(lines.items()):
+        said = f"{label}, {x_label}" if len(lines) > 1 else x_label
+        parts.append(_line(points, x, y, place % COLOURS, said, joined is None or label in joined))
     legend = ""
     if len(lines) > 1:
         keys = (f"<span><i class=k{i % COLOURS}></i>{html.escape(label)}</span>" for i, label in enumerate(lines))
         legend = f"<div class=legend>{''.join(keys)}</div>"
     change = ""
-    if len(lines) == 1:
+    if len(lines) == 1 and joined is None:
         (points,) = lines.values()
         change = f"<span>{_number(points[0][1])} &rarr; {_number(points[-1][1])}</span>"
     called = f"<code>{html.escape(name)}</code>" if name else ""
@@ -89,13 +92,15 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(n * step, 12) for n in range(first, last + 1)]
 
 
-def _line(points: Points, x: Scale, y: Scale, colour: int, said: str) -> str:
-    smooth = len(points) >= SMOOTHED_FROM
-    drawn = [f"<polyline class='s{colour}{' raw' if smooth else ''}' points='{_path(points, x, y)}' />"]
+def _line(points: Points, x: Scale, y: Scale, colour: int, said: str, joined: bool) -> str:
+    smooth = joined and len(points) >= SMOOTHED_FROM
+    drawn, size = [], 2 if joined else 4
+    if joined:
+        drawn.append(f"<polyline class='s{colour}{' raw' if smooth else ''}' points='{_path(points, x, y)}' />")
     if smooth:
         drawn.append(f"<polyline class=s{colour} points='{_path(_running_mean(points), x, y)}' />")
     for step, value in points:
-        dot = f"<circle class='dot f{colour}' r=2 cx={x(step):.1f} cy={y(value):.1f} />" if not smooth else ""
+        dot = f"<circle class='dot f{colour}' r={size} cx={x(step):.1f} cy={y(value):.1f} />" if not smooth else ""
         target = f"<circle class=hit r=7 cx={x(step):.1f} cy={y(value):.1f} />"
         drawn.append(f"<g>{dot}{target}<title>{html.escape(said)} {_number(step)}: {_number(value)}</title></g>")
     return "".join(drawn)

@@ -114,7 +114,7 @@ def best_of_k(run: RunFolder) -> str:
                 lines[one["name"]] = [(float(k), one["metrics"][name]) for k, name in curve]
                 ends = one.get("intervals", {})
                 bands[one["name"]] = [(float(k), *ends[name]) for k, name in curve if name in ends]
-        drawn.append(chart(f"{kind}@k", lines, bands=bands, x_label="k", limits=limits, log2=True, size=(440, 210)))
+        drawn.append(chart(f"{kind}@k", lines, bands=bands, x_label="k", limits=limits, log2=True))
     if not any(drawn):
         return ""
     return (
