@@ -1,5 +1,6 @@
 """Notebooks: as their script writes them, without outputs, with the tested versions; each runs from top to bottom."""
 
+import os
 import re
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
 
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.setenv("NOTEBOOK_OPTIONS", f"{SHORT} {OF_TASK.get(path.stem, '')}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
