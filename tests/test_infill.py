@@ -20,6 +20,7 @@ from trl_grpo_tasks.rewards.judge import FrozenJudge, check_judge
 from trl_grpo_tasks.task import get_task
 from trl_grpo_tasks.tasks.infill import data, fills, judges, masking
 from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
+from trl_grpo_tasks.tasks.infill.show import main as show
 
 SMALL = {"text_length": 16, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2, "judge_width": 16}
 CORPUS = "\n\n".join(
@@ -352,6 +353,10 @@ def test_a_whole_run_from_nothing(judged, tmp_path, policy, capsys):
     report = (tmp_path / "run" / "report.html").read_text()
     assert "title='judge" in report
     capsys.readouterr()
+    for name, begins in (("shown.png", b"\x89PNG"), ("shown.html", b"<div>")):
+        assert show([str(tmp_path / "run"), "--rows", "2", "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    assert "held_out of the originals: 0." in capsys.readouterr().out
     chosen = ["--corpus", options.corpus, "--judge", options.judge, "--held_out_judge", options.held_out_judge]
     chosen += ["--text_length", "16", "--policy", policy]
     asked = ["--text", "the r__ cat", "--num_samples", "2", "--output_dir", str(tmp_path / "made")]

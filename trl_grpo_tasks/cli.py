@@ -37,8 +37,8 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"tasks": tasks, "train": train, "eval": evaluate, "report": report, "generate": generate,
-                "sweep": sweep, "score": score, "prepare-judge": prepare_judge, "check": check, "new": new}  # fmt: skip
+    commands = {"tasks": tasks, "train": train, "eval": evaluate, "report": report, "sweep": sweep, "check": check,
+                "generate": generate, "score": score, "prepare-judge": prepare_judge, "new": new}  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0

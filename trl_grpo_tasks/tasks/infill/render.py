@@ -53,8 +53,9 @@ def picture(lines: Sequence[tuple[str, Sequence[Part]]]) -> bytes:
         letters = [(letter, score) for part, score in parts for letter in part]
         cut = [letters[at : at + COLUMNS] for at in range(0, max(1, len(letters)), COLUMNS)]
         rows += [(title if number == 0 else "", line) for number, line in enumerate(cut)]
-    titled = sum(bool(title) for title, _ in rows)
-    image = Image.new("RGB", (COLUMNS * width + 24, len(rows) * height + titled * height + 16), "white")
+    titles = [title for title, _ in rows if title]
+    columns = max([len(letters) for _, letters in rows] + [len(title) * 2 // 3 for title in titles])
+    image = Image.new("RGB", (columns * width + 24, (len(rows) + len(titles)) * height + 16), "white")
     draw, y = ImageDraw.Draw(image), 8
     for title, letters in rows:
         if title:

@@ -1,4 +1,5 @@
-"""Held-out texts of a run before and after GRPO, below the original, with fills coloured by the judge.
+"""Held-out texts of a run before and after GRPO, below the original, with fills coloured by the judge; and what both
+judges say of the originals, which is what a generator could reach.
 
 python -m trl_grpo_tasks.tasks.infill.show outputs/infill_tiny --output before_and_after.png
 """
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines += [
                 (f"{evaluation['name']}: {title}", parts) for title, parts in task.coloured(row, sample["completion"])
             ]
+    rows = [sample["row"] for sample in evaluations[0]["samples"][::samples_a_row]]
+    for name, judge in task.judges().items():
+        scores = judge.score(rows, [task.gold(row) for row in rows])
+        print(f"{name} of the originals: {sum(scores) / len(scores):.3f}")
     is_page = options.output.suffix == ".html"
     options.output.write_bytes(to_html(lines).encode() if is_page else picture(lines))
     return 0
