@@ -261,6 +261,9 @@ def test_hints_say_what_to_change():
     for _ in range(3):
         hints.on_log(args, state, None, logs=bad)
     assert len(said) == 4 and all(line.startswith("hint: ") and "\n" not in line for line in said)
+    for _ in range(2):
+        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("nan")})
+    assert len(said) == 5 and "not finite" in said.pop()
     hints.on_log(args, state, None, logs={"reward": 1.0, "frac_reward_zero_std": 0.5, "rewards/valid/mean": 1.0})
     for _ in range(2):
         hints.on_log(args, state, None, logs=bad)

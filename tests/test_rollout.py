@@ -360,6 +360,12 @@ def test_weights_that_are_in_the_type_of_autocast_already():
     assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
+def test_attention_kernels_that_are_known_to_be_wrong_are_left_out():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    Decoder(MODELS["llama"])
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_models_it_does_not_know_are_named():
     from transformers import GPT2Config, MistralConfig
 

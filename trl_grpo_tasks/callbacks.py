@@ -143,6 +143,12 @@ class Hints(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
+        if not math.isfinite(logs.get("grad_norm") or 0) and "gradient" not in self._streaks:
+            self._streaks["gradient"] = 1  # it does not recover
+            self._say(
+                "hint: the gradient is not finite, so the weights are spoilt from here on: stop, and resume from the "
+                "checkpoint before this step with a lower learning_rate"
+            )
         kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
         self._watch(
             "no signal",

@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from .attention import leave_cudnn_out
 from .models import is_made_from, making, origin_of
 from .task import Row, Task
 
@@ -35,6 +36,7 @@ def cold_start(
 
     from .callbacks import Console
 
+    leave_cudnn_out()
     folder = Path(folder)
     golds = gold_dataset(task, rows)
     origin = {

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from ..attention import leave_cudnn_out
 from ..constraints.scoring import HeadScale
 from .compiled import CompiledParts, can_compile
 from .support import without_adapter
@@ -47,6 +48,7 @@ class Decoder:
     """Feeds tokens to a model and keeps the logits after the last token of each row. Use it inside `running()`."""
 
     def __init__(self, model: Any, captures: bool | None = None):
+        leave_cudnn_out()
         self._model = without_adapter(model)
         self._head = self._model.get_output_embeddings()
         self.device = self._head.weight.device
