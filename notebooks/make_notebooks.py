@@ -41,6 +41,24 @@ assert main(["generate", "--task", "brick", "--model_name_or_path", run, *words]
 for picture in sorted(Path("generated").glob("*.png")):
     display(Image(filename=picture, width=300))""",
     ),
+    "infill": Own(
+        title="Gaps of a text, filled in one step",
+        about="""
+A masked language model over characters fills all gaps of a text at once. A frozen judge, which learned to tell real
+from corrupted text, says how real the result looks. Two judges are trained first: one gives the reward, the other is
+only watched.""",
+        extras="infill,report",
+        text="""
+## Before and after, by the judge
+
+The first three held-out texts: the original, before GRPO, after GRPO. Fills go from red to green by what the judge
+says of the original with this fill alone. What both judges say of the originals, on average, is printed.""",
+        code="""
+from trl_grpo_tasks.tasks.infill.show import main as show_texts
+
+assert show_texts([run, "--output", "before_and_after.png", "--rows", "3"]) == 0
+display(Image(filename="before_and_after.png"))""",
+    ),
     "machine": Own(
         title="Machines that drive and throw",
         about="""

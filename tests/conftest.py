@@ -13,7 +13,8 @@ import torch
 
 from tests.toy import ToyTask
 from tests.toy_fill import save_bert
-from trl_grpo_tasks.models import save_tiny
+from trl_grpo_tasks.models import encoder_config, make_tokenizer, save_tiny
+from trl_grpo_tasks.task import get_task
 
 torch.set_num_threads(1)
 
@@ -30,3 +31,19 @@ def tiny_path(tmp_path_factory):
 def bert_path(tmp_path_factory):
     """A one-layer BERT over five letters, with two outputs that belong to no token, saved as a folder."""
     return save_bert(tmp_path_factory.mktemp("bert"), vocab_size=12)
+
+
+@pytest.fixture(scope="session")
+def judges_path(tmp_path_factory):
+    """A folder with two untrained judges of task infill: to train one that is better than chance takes minutes."""
+    from transformers import ModernBertForSequenceClassification, set_seed
+
+    folder = tmp_path_factory.mktemp("judges")
+    spec = get_task("infill", {"text_length": 128, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2}).tiny()
+    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    for seed, name in enumerate(("judge", "held_out")):
+        set_seed(seed)
+        model = ModernBertForSequenceClassification(encoder_config(spec, tokenizer, num_labels=2))
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder

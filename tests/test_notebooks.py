@@ -20,7 +20,9 @@ SHORT = (
     "--eval_samples 2 --num_generations 4 --per_device_train_batch_size 8 --logging_steps 1 "
     "--save_steps 2 --reward_workers 0"
 )
+JUDGES = "--judge judges/judge --held_out_judge judges/held_out"
 OF_TASK = {
+    "infill": f"--tiny_width 32 --tiny_layers 1 --tiny_heads 2 {JUDGES}",
     "machine": "--tiny_width 32 --tiny_layers 1",
     "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 1",
     "brick": "--brick_levels stack",
@@ -70,11 +72,12 @@ def test_what_is_installed_are_the_tested_versions(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
-    """In an empty folder with the recipes, as in a clone; a cell that raises fails the test."""
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, judges_path, monkeypatch):
+    """In a folder with the recipes, as in a clone, and two judges; a cell that raises fails the test."""
     from nbclient import NotebookClient
 
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "judges").symlink_to(judges_path)
     monkeypatch.setenv("NOTEBOOK_OPTIONS", f"{SHORT} {OF_TASK.get(path.stem, '')}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.gguf_file import write_gguf
-from tests.test_notebooks import OF_TASK, SHORT
+from tests.test_infill import CORPUS
+from tests.test_notebooks import JUDGES, OF_TASK, SHORT
 from tests.test_recipes import HUB_DATA, save_small
 from trl_grpo_tasks import Task, TaskGRPOConfig, cli, run
 from trl_grpo_tasks.contract import check_task
@@ -44,16 +45,21 @@ def blocks(path, language):
 
 
 def commands(path):
-    lines = "".join(blocks(path, "bash")).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    """The words of each command as the shell makes them, loops and variables filled in; none of them is run."""
+    show = "command_not_found_handle() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }\n"
+    show += 'source() { command_not_found_handle source "$@"; }\n'
+    script = "set -eu\n" + show + "".join(blocks(path, "bash"))
+    shell = subprocess.run([shutil.which("bash"), "-c", script], env={"PATH": "/none"}, capture_output=True, text=True)
+    assert shell.returncode == 0, shell.stderr
+    return [command.split("\0")[:-1] for command in shell.stdout.split("\n\0")[:-1]]
 
 
 # ---- commands
 
 
 @pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """A folder like a clone of the repository, with the files that a reader of the READMEs has."""
+def clone(tmp_path, judges_path, monkeypatch):
+    """A folder like a clone of the repository, with the files that a reader of the READMEs has, and two judges."""
     for name in ("recipes", "accelerate_configs", "train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("my.json", "my_prompts.json"):
@@ -61,6 +67,8 @@ def clone(tmp_path, monkeypatch):
         text = (tmp_path / name).read_text().replace('"question"', '"prompt"')
         (tmp_path / name).write_text(text)
     (tmp_path / "my_rewards.py").write_text(blocks(ROOT / "trl_grpo_tasks/tasks/prompts/README.md", "python")[0])
+    (tmp_path / "my_texts.txt").write_text(CORPUS)
+    (tmp_path / "judges").symlink_to(judges_path)
     write_gguf(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -72,8 +80,6 @@ def clone(tmp_path, monkeypatch):
 def test_every_command_runs(page, clone, monkeypatch):
     """In the order of the page, since one uses what another made."""
     for words in commands(page):
-        while re.fullmatch(r"\w+=\S*", words[0]):
-            words = words[1:]
         typed = " ".join(words)
         if any(typed.startswith(start) for start in NOT_RUN):
             continue
@@ -92,11 +98,22 @@ def run_here(words, clone, monkeypatch):
     if words[:2] == ["trl-grpo-tasks", "train"]:
         return train(words[2:], clone)
     if words[0] == "trl-grpo-tasks":
-        return cli.main(words[1:])
+        return cli.main([*words[1:], *added(words)])
     if words[:2] == ["python", "-m"]:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
     raise AssertionError(f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not")
+
+
+def added(words):
+    """Options that make another command a short one."""
+    if words[1] == "eval":
+        return ["--eval_rows", "2", "--max_completion_length", "16", "--use_cpu", "true"]
+    if words[1] == "sweep":
+        return f"{SHORT} --trials 2".split()
+    if words[1] == "prepare-judge":
+        return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
+    return JUDGES.split() if words[1] == "generate" and "infill" in words else []
 
 
 def train(words, clone):
@@ -105,12 +122,13 @@ def train(words, clone):
     recipe = yaml.safe_load(Path(given["--config"]).read_text()) if "--config" in given else {}
     options = {f"--{name}": value for name, value in recipe.items()} | given
     task = options.get("--task", "prompts")
-    short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --cold_start_steps 0 --max_completion_length 16".split()
+    short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
+    short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
     short += ["--bf16", "false", "--fp16", "false", "--push_to_hub", "false"]
     if "--pass_k" in options:
         short += ["--num_generations", "8"]  # k must be below the size of a group
-    if "/" in options.get("--model_name_or_path", ""):
-        small = save_small(options["--model_name_or_path"], clone / "small" / options["--model_name_or_path"])
+    if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():
+        small = save_small(name, clone / "small" / name)
         short += ["--model_name_or_path", str(small)]
     if options.get("--prompts_file", "").count("/") == 1:
         short += ["--prompts_file", HUB_DATA["prompts_file"]]
@@ -144,11 +162,12 @@ def test_the_pictures_can_be_made_again(tmp_path, monkeypatch):
 NEEDED = """
 from tests.toy import ToyTask
 from trl_grpo_tasks import Task
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
 from trl_grpo_tasks.models import make_tokenizer
 from trl_grpo_tasks.tasks.machine.data import gold_machines
 tokenizer = make_tokenizer(list("-0123456789"), 64)
 root, choices = "", lambda node: [("1", None)]
+constraint = GrammarConstraint(tokenizer, Grammar.ebnf('root ::= "1"'))
 text = gold_machines()["car"]["small"][0]["machine"]
 """
 
@@ -190,7 +209,7 @@ def test_options_that_the_readme_names_exist():
     from trl_grpo_tasks.arguments import RunArguments, make_parser
     from trl_grpo_tasks.task import find_task_class
 
-    known = {"--config", "--text", "--input", "--num_samples", "--num_processes", "--config_file"}
+    known = {"--config", "--text", "--input", "--num_samples", "--num_processes", "--config_file", "--search"}
     for name in TASKS:
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}

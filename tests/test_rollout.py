@@ -360,6 +360,22 @@ def test_weights_that_are_in_the_type_of_autocast_already():
     assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captured passes need a GPU")
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-3), (torch.bfloat16, 0.15)])
+def test_captured_passes_of_any_width_score_as_plain_ones_do(dtype, near):
+    model = copy.deepcopy(MODELS["llama"]).to("cuda", dtype)
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"([a-e]cde){2}[0-9]ccddeccddeccddecc[a-e]{1,9}"))
+    decoder = Decoder(model)
+    for _ in range(3):
+        table = MaskTable(model.config.vocab_size)
+        out = rollout(model, PROMPTS, max_new_tokens=40, eos_token_ids=[EOS], constraint=constraint,
+                      rows=[{}] * len(PROMPTS), table=table, decoder=decoder)  # fmt: skip
+        for prompt, ids, logps, masks in zip(PROMPTS, out.completion_ids, out.logps, out.masks, strict=True):
+            with torch.no_grad():
+                wanted = dense_logps(copy.deepcopy(model).cpu().float(), prompt, ids, masks, table, 1.0)
+            assert logps == pytest.approx(wanted, abs=near)
+
+
 def test_attention_kernels_that_are_known_to_be_wrong_are_left_out():
     torch.backends.cuda.enable_cudnn_sdp(True)
     Decoder(MODELS["llama"])

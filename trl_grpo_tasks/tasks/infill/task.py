@@ -270,11 +270,15 @@ class InfillTask(Task):
         said = "no judge" if self._shown_judge is None else f"judge {scores[0]:.2f}"
         return [(f"{said}, {fills.agreement(row, found):.0%} as it was", parts)]
 
-    @cached_property
+    @property
     def _shown_judge(self) -> Any:
-        source = self._sources["judge"]
-        is_there = self.options.judge is not None or (Path(source) / "config.json").is_file()
-        return self.judges()["judge"] if is_there else None
+        """The judge, once there is one: a picture may be wanted before it has been trained."""
+        is_there = self.options.judge is not None or (Path(self._sources["judge"]) / "config.json").is_file()
+        return self._judge_to_show if is_there else None
+
+    @cached_property
+    def _judge_to_show(self) -> Any:
+        return self.judges()["judge"]
 
 
 def _check_options(options: InfillOptions) -> None:
