@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PARALLEL := -n 2 --dist loadfile
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: demo test quick lint bench clean
@@ -26,10 +27,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: $(STAMP) lint
-	$(EXPORT) $(BIN)/python -m pytest -q
+	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL)
 
 quick: $(STAMP) lint
-	$(EXPORT) $(BIN)/python -m pytest -q -m "not slow"
+	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow"
 
 bench: $(STAMP)
 	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done

@@ -419,6 +419,8 @@ def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.
         text=True,
         start_new_session=True,
         env=with_package(),
+        # What is started in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     pids = json.loads(process.stdout.readline() or process.stderr.read())
     assert len(pids) == 2
