@@ -170,6 +170,17 @@ def test_check_says_what_is_wrong(my_task, capsys):
     assert code == 1 and "does not keep the contract: the bad answer" in err
 
 
+def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
+    file = tmp_path / "half.py"
+    file.write_text(
+        "from trl_grpo_tasks import Task\n\n\nclass Half(Task):\n"
+        "    name, version, description, weights = 'half', '1', 'No gold yet.', {'a': 1.0}\n\n"
+        "    def dataset(self, split, size, seed):\n        return [{'prompt': split}]\n"
+    )
+    code, _, err = said(capsys, cli.main, "check", "--task", str(file))
+    assert code == 2 and err == "error: task 'half' must define gold(row)\n"
+
+
 def test_a_task_in_a_package_of_the_current_folder(my_task):
     """The console script does not have the current folder on its path; reward workers need it too."""
     (package := my_task.parent / "my_package").mkdir()

@@ -1,22 +1,15 @@
 """Two processes (gloo) do what one does, also where groups straddle them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+from tests.training import run_processes
+
 SCRIPT = """
-import json, sys, torch
 from tests.test_trainer import FixedTrainer
 from tests.test_controllers import record_masks
 from tests.toy import ToyTask
 from tests.training import config
-model, output_dir, options = json.loads(sys.argv[1])
 trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
 
 # Every completion is a function of its prompt, the step and its place in the gathered batch.
@@ -28,23 +21,7 @@ def place(prompt_ids):
 
 FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: place(prompt_ids)
 record_masks(trainer)
-trainer.train()
-if trainer.accelerator.is_main_process:
-    torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, output_dir + "/weights.pt")
 """
-
-
-def run(model, output_dir, processes, options):
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
-    script = Path(output_dir).parent / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, *(launch if processes > 1 else []), str(script)]
-    command.append(json.dumps([model, str(output_dir), options]))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
-    return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow
@@ -63,8 +40,8 @@ def test_two_processes_equal_one(tiny_path, tmp_path, estimator):
         "curriculum": True,
         "curriculum_window": 4,
     }
-    one, one_log = run(tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
-    two, two_log = run(tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
+    one, one_log = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
+    two, two_log = run_processes(SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
     same = ("reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta")

@@ -246,6 +246,31 @@ def test_a_judge_tells_real_from_corrupted_text_and_stays_as_it_is(judged, capsy
         judge.judge(["something new"])
 
 
+def test_an_evaluation_loads_each_judge_once(judged, tmp_path, monkeypatch):
+    from trl_grpo_tasks.evaluate import evaluate
+    from trl_grpo_tasks.models import load_model, load_tokenizer, save_tiny
+    from trl_grpo_tasks.rewards import judge
+    from trl_grpo_tasks.rewards.executor import RewardExecutor
+
+    loaded, load_judge = [], judge.load_judge
+    monkeypatch.setattr(judge, "load_judge", lambda source: loaded.append(source) or load_judge(source))
+    save_tiny(judged.tiny(), tmp_path)
+    model, tokenizer = load_model(str(tmp_path), policy="masked"), load_tokenizer(str(tmp_path))
+    with RewardExecutor(judged, 0) as executor:
+        rows = judged.dataset("test", 6, 0)
+        done = evaluate("x", model, tokenizer, judged, rows, executor=executor, num_samples=2, batch_size=4)
+    assert sorted(loaded) == sorted([judged.options.judge, judged.options.held_out_judge])
+    assert all(sample.score["components"].keys() >= {"judge", "held_out"} for sample in done.samples)
+
+
+def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path, capsys):
+    given = {"judge": judged.options.judge, "held_out_judge": judged.options.held_out_judge, "text_length": 16}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += ["--corpus", judged.options.corpus, "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
+    assert command(["eval", "--task", "infill", "--model_name_or_path", tiny_path, *words]) == 2
+    assert "the task wants a masked language model" in capsys.readouterr().err
+
+
 def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
     flags = ["--corpus", corpus, "--judge_steps", "1", "--judge_width", "16", "--text_length", "16"]
     assert command(["prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2

@@ -1,4 +1,12 @@
-"""How tests build trainers: small, on the CPU, seeded, quiet."""
+"""How tests build trainers: small, on the CPU, seeded, quiet; and how they run them in several processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
 
 from tests.toy import ToyTask
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
@@ -37,3 +45,27 @@ TIMES = ("runtime", "per_second", "step_time", "perf/")
 
 def timeless(logs: dict) -> dict:
     return {key: value for key, value in logs.items() if not any(word in key for word in TIMES)}
+
+
+# Around a script that makes `trainer` from `model`, `output_dir` and `options`.
+BEFORE = "import json, sys, torch\nmodel, output_dir, options = json.loads(sys.argv[1])\n"
+AFTER = """
+trainer.train()
+if trainer.accelerator.is_main_process:
+    torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, output_dir + "/weights.pt")
+"""
+
+
+def run_processes(script, model, output_dir, processes, options):
+    """The weights and the metrics of a trainer that `script` makes, trained by so many processes (gloo)."""
+    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
+    file = Path(output_dir).parent / "script.py"
+    file.write_text(BEFORE + script + AFTER)
+    command = [sys.executable, *(launch if processes > 1 else []), str(file)]
+    command.append(json.dumps([model, str(output_dir), options]))
+    root = str(Path(__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
+    return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]

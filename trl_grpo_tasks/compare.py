@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import RunArguments
+from .plan import ReadyModel, ready_model
 from .report.folder import EVAL_ONLY_FILE, write_whole
 from .task import Row, Task, check_decoding
 
@@ -25,9 +26,7 @@ class Candidate:
 
     name: str
     given: str
-    path: str = ""
-    tokenizer: Any = None
-    constraint: Any = None
+    model: ReadyModel | None = None
     completions: list[tuple[str, int | None]] | None = None
 
 
@@ -47,8 +46,6 @@ class Comparison:
         """ValueError in words for what is not there or cannot be."""
         from trl import get_quantization_config
 
-        from .models import load_tokenizer, prepare_model
-
         if run.decoding is not None:
             check_decoding(task, run.decoding)
         rows = task.dataset("test", args.eval_rows, args.seed)
@@ -59,17 +56,20 @@ class Comparison:
         for name in names:
             if names.count(name) > 1 or not name or set(name) & set("/\\"):
                 raise ValueError(f"--models: {name!r} must be a name of its own, without slashes: give NAME=MODEL")
+        task.prepare(args.seed)
         for candidate in found:
             if candidate.given.endswith(".jsonl"):
                 candidate.completions = read_completions(candidate.given, rows)
                 continue
-            folder = Path(args.output_dir) / KEPT_FOLDER / candidate.name
-            candidate.path = prepare_model(candidate.given, task, folder, args.seed)
-            candidate.tokenizer = load_tokenizer(candidate.path, model_args.model_revision)
-            if args.constrain and run.decoding is None:
-                candidate.constraint = task.constraint(candidate.tokenizer)
-                if candidate.constraint is None:
-                    raise ValueError(f"--constrain: task {task.name!r} has no constraint with these options")
+            candidate.model = ready_model(
+                candidate.given,
+                task,
+                rows,
+                Path(args.output_dir) / KEPT_FOLDER / candidate.name,
+                seed=args.seed,
+                constrain=args.constrain and run.decoding is None,
+                revision=model_args.model_revision,
+            )
         return cls(task, run, args, rows, found, get_quantization_config(model_args))
 
     def evaluate(self) -> dict[str, Any]:
@@ -104,16 +104,17 @@ class Comparison:
     def _evaluate(self, candidate: Candidate, how: dict[str, Any]) -> Any:
         from .evaluate import KeptSamples
 
-        if candidate.completions is not None:
+        if candidate.model is None:
             return evaluate_completions(candidate, self.task, self.rows, self.run, self.args)
+        path = candidate.model.path
         settings = how | {
             "task": [self.task.name, self.task.version, asdict(self.task.options)],
             "rows": hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest(),
-            "model": [candidate.path, _written_at(candidate.path), str(self.args.model_init_kwargs)],
+            "model": [path, _written_at(path), str(self.args.model_init_kwargs)],
             "quantization": str(self.quantization),
         }
         kept = KeptSamples(Path(self.args.output_dir) / KEPT_FOLDER / candidate.name / "samples.jsonl", settings)
-        model = load_for_evaluation(candidate.path, self.task, self.args, self.quantization)
+        model = load_for_evaluation(path, self.task, self.args, self.quantization)
         return evaluate_model(candidate, model, self.task, self.rows, self.run, self.args, kept)
 
 
@@ -123,11 +124,12 @@ def evaluate_model(
     """An evaluation as the options of a run say."""
     from .evaluate import evaluate
 
+    assert candidate.model is not None  # it is one that generates
     with _executor(task, args) as executor:
         return evaluate(
             candidate.name,
             model,
-            candidate.tokenizer,
+            candidate.model.tokenizer,
             task,
             rows,
             executor=executor,
@@ -135,7 +137,7 @@ def evaluate_model(
             temperature=args.temperature,
             max_completion_length=args.max_completion_length,
             batch_size=max(args.per_device_eval_batch_size, 64),
-            constraint=candidate.constraint,
+            constraint=candidate.model.constraint,
             decoding=run.decoding,
             seed=args.seed,
             ks=run.k,
@@ -146,6 +148,7 @@ def evaluate_model(
 def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], run: RunArguments, args: Any) -> Any:
     """The same numbers for completions that are there already."""
     from .evaluate import Evaluation, scored_samples
+    from .rewards.judge import frozen_of
     from .summary import summarise
 
     completions = candidate.completions or []
@@ -154,7 +157,7 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     with _executor(task, args) as executor:
         texts = [text for text, _ in completions]
         outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated], texts).result()
-    samples = scored_samples(task, repeated, completions, outcomes)
+    samples = scored_samples(task, frozen_of(task.judges()), repeated, completions, outcomes)
     metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts, run.k)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
 

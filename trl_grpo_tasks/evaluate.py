@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from .constraints.sampling import ConstraintProcessor
 from .constraints.table import MaskTable
 from .masked import MaskedPolicy, is_masked_lm
 from .rewards.executor import Outcome, Pending, RewardExecutor
-from .rewards.judge import FrozenJudge
+from .rewards.judge import FrozenJudge, frozen_of
 from .rollout import Decoder, Editor, rollout, why_not
 from .rollout.support import without_adapter
 from .summary import summarise
@@ -92,6 +92,7 @@ def evaluate(
     reason = why_not(without_adapter(model))
     decoder = Decoder(model) if reason is None else None
     devices = [model.device] if model.device.type == "cuda" else []
+    judges = frozen_of(task.judges())
     scoring: _Batch | None = None
     # Only where somebody watches: a file of logs wants no bar.
     bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=None)
@@ -114,13 +115,13 @@ def evaluate(
             counts = [editor.counts(i) if editor is not None else {} for i in range(len(batch))]
             pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
             if scoring is not None:  # its scores were computed while this batch was written
-                samples += scoring.finish(task, kept)
+                samples += scoring.finish(task, judges, kept)
             scoring = _Batch(
                 batch, written, counts, pending, seconds + time.monotonic() - start, _random_state(devices)
             )
             bar.update(len(batch))
         if scoring is not None:
-            samples += scoring.finish(task, kept)
+            samples += scoring.finish(task, judges, kept)
     model.train(was_training)
     metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts, ks)
     metrics["seconds"] = round(seconds + time.monotonic() - start, 2)
@@ -129,6 +130,7 @@ def evaluate(
 
 def scored_samples(
     task: Task,
+    judges: Mapping[str, FrozenJudge],
     rows: Sequence[Row],
     completions: Sequence[tuple[str, int | None]],
     outcomes: Sequence[Outcome],
@@ -136,7 +138,6 @@ def scored_samples(
 ) -> list[Sample]:
     """Completions (texts and numbers of tokens) with what came of scoring them, by the executor and by judges."""
     texts = [text for text, _ in completions]
-    judges = {name: judge for name, judge in task.judges().items() if isinstance(judge, FrozenJudge)}
     judged = {name: judge.score(rows, texts) for name, judge in judges.items()}
     samples = []
     for i, (row, (text, tokens), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
@@ -198,8 +199,8 @@ class _Batch:
     seconds: float
     random_state: list[str]
 
-    def finish(self, task: Task, kept: KeptSamples | None) -> list[Sample]:
-        samples = scored_samples(task, self.rows, self.written, self.pending.result(), self.counts)
+    def finish(self, task: Task, judges: Mapping[str, FrozenJudge], kept: KeptSamples | None) -> list[Sample]:
+        samples = scored_samples(task, judges, self.rows, self.written, self.pending.result(), self.counts)
         if kept is not None:
             kept.add(samples, self.seconds, self.random_state)
         return samples

@@ -39,20 +39,21 @@ def generate(
     import torch
 
     from .evaluate import evaluate
-    from .models import check_policy, load_model, load_tokenizer, prepare_model
+    from .models import load_model
+    from .plan import ready_model
     from .rewards.executor import RewardExecutor
 
     folder = Path(output_dir)
     task.prepare(seed)
-    path = prepare_model(model_name, task, folder, seed)
-    tokenizer = load_tokenizer(path)
-    check_policy(path, task.policy)
-    model = load_model(path, policy=task.policy, dtype="float32").to("cuda" if torch.cuda.is_available() else "cpu")
+    ready = ready_model(model_name, task, [row], folder, seed=seed)
+    model = load_model(ready.path, policy=task.policy, dtype="float32").to(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
     with RewardExecutor(task) as executor:
         samples = evaluate(
             "generate",
             model,
-            tokenizer,
+            ready.tokenizer,
             task,
             [row],
             executor=executor,

@@ -100,9 +100,13 @@ def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwa
 def check_policy(path: str, policy: str, revision: str = "main") -> Any:
     """The configuration of the model at `path`; ValueError where it is no model of that policy kind."""
     from transformers import AutoConfig
+    from transformers.utils.peft_utils import find_adapter_config_file
 
-    base = _base_of(path) if is_adapter(path) else path
-    config = AutoConfig.from_pretrained(base, revision=revision)
+    adapter = find_adapter_config_file(path, revision=revision)  # in a folder, or on the Hub
+    if adapter is None:
+        config = AutoConfig.from_pretrained(path, revision=revision)
+    else:
+        config = AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
     names = config.architectures or ["a model without a head"]
     fills = names[0].endswith("ForMaskedLM")
     if fills != (policy == "masked"):
@@ -159,29 +163,20 @@ def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, ModernBertForMaskedLM, set_seed
 
     tokenizer = make_tokenizer(spec.tokens, spec.context, fills=spec.policy == "masked")
-    if spec.policy == "masked":
-        set_seed(seed)
-        ModernBertForMaskedLM(encoder_config(spec, tokenizer)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden_size,
-        intermediate_size=3 * spec.hidden_size,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        max_position_embeddings=spec.context,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     set_seed(seed)
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
+    if spec.policy == "masked":
+        model = ModernBertForMaskedLM(encoder_config(spec, tokenizer))
+    else:
+        config = LlamaConfig(
+            intermediate_size=3 * spec.hidden_size,
+            num_key_value_heads=spec.heads,
+            tie_word_embeddings=False,
+            **_shape(spec, tokenizer),
+        )
+        model = LlamaForCausalLM(config)
+        model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -191,20 +186,26 @@ def encoder_config(spec: TinySpec, tokenizer: Any, **more: Any) -> Any:
     from transformers import ModernBertConfig
 
     return ModernBertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden_size,
         intermediate_size=2 * spec.hidden_size,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        max_position_embeddings=spec.context,
         global_attn_every_n_layers=1,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
         cls_token_id=None,
         sep_token_id=None,
+        **_shape(spec, tokenizer),
         **more,
     )
+
+
+def _shape(spec: TinySpec, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "max_position_embeddings": spec.context,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def make_tokenizer(tokens: Any, context: int, fills: bool = False) -> Any:

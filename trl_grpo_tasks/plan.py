@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments
 from .checkpoints import newest_complete
 from .hub import check_hub, take_token
-from .task import Task, check_decoding
+from .task import Row, Task, check_decoding
 
 
 @dataclass
@@ -17,11 +18,45 @@ class Plan:
     """What a run needs before anything slow starts."""
 
     rows: list[dict[str, Any]]
-    model: str
-    tokenizer: Any
-    constraint: Any
+    test_rows: list[dict[str, Any]]  # where the run is evaluated
+    model: ReadyModel
     peft_config: Any
     quantization: Any
+
+
+@dataclass
+class ReadyModel:
+    """A model that a task can use: where it is, and what goes with it."""
+
+    path: str
+    tokenizer: Any
+    constraint: Any
+
+
+def ready_model(
+    name: str | None,
+    task: Task,
+    rows: Sequence[Row],
+    folder: str | Path,
+    *,
+    seed: int,
+    constrain: bool = False,
+    revision: str = "main",
+) -> ReadyModel:
+    """Find the model, or make it in `folder`. ValueError where it is of another kind than the task's, cannot take the
+    prompts of `rows`, or is to be constrained and the task has no constraint."""
+    from .masked import MaskedPolicy
+    from .models import check_policy, load_tokenizer, prepare_model
+
+    path = prepare_model(name, task, folder, seed)
+    tokenizer = load_tokenizer(path, revision)
+    config = check_policy(path, task.policy, revision)
+    if task.policy == "masked":
+        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
+    constraint = task.constraint(tokenizer) if constrain else None
+    if constrain and constraint is None:
+        raise ValueError(f"--constrain: task {task.name!r} has no constraint with these options")
+    return ReadyModel(path, tokenizer, constraint)
 
 
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
@@ -29,8 +64,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from accelerate import PartialState
     from trl import get_peft_config, get_quantization_config
 
-    from .masked import MaskedPolicy, check_settings
-    from .models import check_policy, is_adapter, load_tokenizer, prepare_model
+    from .masked import check_settings
+    from .models import is_adapter
     from .rewards.components import component_weights
     from .trackers import check_trackers
 
@@ -53,22 +88,25 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     take_token(args)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
+    tested = task.dataset("test", args.eval_rows, args.seed) if run.eval_before_and_after else []
     with state.main_process_first():
         task.prepare(args.seed, print if state.is_main_process else lambda *_: None)
-        model = prepare_model(model_args.model_name_or_path, task, args.output_dir, args.seed)
-    if run.cold_start_steps and is_adapter(model):
-        raise ValueError(f"a cold start needs a whole model, and {model} is an adapter: give --cold_start_steps 0")
-    if run.save_merged and not (model_args.use_peft or is_adapter(model)):
+        model = ready_model(
+            model_args.model_name_or_path,
+            task,
+            rows + tested,
+            args.output_dir,
+            seed=args.seed,
+            constrain=args.constrain,
+            revision=model_args.model_revision,
+        )
+    if run.cold_start_steps and is_adapter(model.path):
+        raise ValueError(
+            f"a cold start needs a whole model, and {model.path} is an adapter: give --cold_start_steps 0"
+        )
+    if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
         raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
-    tokenizer = load_tokenizer(model, model_args.model_revision)
-    config = check_policy(model, task.policy, model_args.model_revision)
-    if task.policy == "masked":
-        test = task.dataset("test", args.eval_rows, args.seed) if run.eval_before_and_after or run.eval_only else []
-        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows + test])
-    constraint = task.constraint(tokenizer) if args.constrain else None
-    if args.constrain and constraint is None:
-        raise ValueError(f"--constrain: task {task.name!r} has no constraint with these options")
-    return Plan(rows, model, tokenizer, constraint, get_peft_config(model_args), get_quantization_config(model_args))
+    return Plan(rows, tested, model, get_peft_config(model_args), get_quantization_config(model_args))
 
 
 def _check_folder(args: Any) -> None:

@@ -79,7 +79,7 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
     say(_what_comes(run, args))
 
-    model = plan.model
+    model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
     if run.cold_start_steps:
         model = _cold_start(task, run, args, plan)
@@ -97,9 +97,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         else model,
         args=args,
         train_dataset=plan.rows,
-        processing_class=plan.tokenizer,
+        processing_class=plan.model.tokenizer,
         task=task,
-        constraint=plan.constraint,
+        constraint=plan.model.constraint,
         peft_config=None if going_on else plan.peft_config,
         quantization_config=None if going_on else plan.quantization,
     )
@@ -167,9 +167,8 @@ class _Evaluations:
 
     def add(self, name: str, model: Any) -> None:
         if self._state.is_main_process:
-            rows = self._task.dataset("test", self._args.eval_rows, self._args.seed)
-            candidate = Candidate(name, "", tokenizer=self._plan.tokenizer, constraint=self._plan.constraint)
-            evaluation = evaluate_model(candidate, model, self._task, rows, self._run, self._args)
+            candidate = Candidate(name, "", self._plan.model)
+            evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
             self._done = [one for one in self._done if one.name != name] + [evaluation]
             told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
             print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
@@ -199,11 +198,11 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     from .coldstart import cold_start
 
     return cold_start(
-        plan.model,
+        plan.model.path,
         task,
         plan.rows[: run.cold_start_rows],
         Path(args.output_dir) / "cold_start",
-        tokenizer=plan.tokenizer,
+        tokenizer=plan.model.tokenizer,
         steps=run.cold_start_steps,
         learning_rate=run.cold_start_learning_rate,
         batch_size=run.cold_start_batch_size,

@@ -66,6 +66,10 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
         raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
 
 
+class UnfinishedTaskError(NotImplementedError, ValueError):
+    """A task lacks a method that every task has. Said in a line, like other mistakes of the user."""
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a task that has none."""
@@ -118,20 +122,20 @@ class Task:
         """`size` rows (None: as many as there are) of "train" or "test", each with a `prompt`: a list of chat
         messages, or text that the model continues. Rows hold what JSON can hold. The same seed gives the same rows;
         the two splits never share one; nothing is downloaded unless the user named a Hub data set."""
-        raise NotImplementedError(f"task {self.name!r} must define dataset(split, size, seed)")
+        raise UnfinishedTaskError(f"task {self.name!r} must define dataset(split, size, seed)")
 
     def score(self, row: Row, completion: str) -> Score | None:
         """Judge one completion. Pure, and never an exception for what a model may write: bad text is a Score with
         valid=False and a reason. None means that it could not be judged (a solver that died), which is not 0."""
-        raise NotImplementedError(f"task {self.name!r} must define score(row, completion)")
+        raise UnfinishedTaskError(f"task {self.name!r} must define score(row, completion)")
 
     def gold(self, row: Row) -> str:
         """A completion of `row` that succeeds."""
-        raise NotImplementedError(f"task {self.name!r} must define gold(row)")
+        raise UnfinishedTaskError(f"task {self.name!r} must define gold(row)")
 
     def bad(self, row: Row) -> str:
         """A completion of `row` that does not succeed."""
-        raise NotImplementedError(f"task {self.name!r} must define bad(row)")
+        raise UnfinishedTaskError(f"task {self.name!r} must define bad(row)")
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
         """What may be written next for a given row, compiled for `tokenizer`, or None."""

@@ -47,7 +47,8 @@ from .reference import MovingReference, created, with_adapter
 from .replay import ReplayBuffer, groups_of, put_groups
 from .report import SECONDS_WHILE_RUNNING, Pictures
 from .resume import ResumableGRPOTrainer
-from .rewards.components import TaskRewards, text_of
+from .rewards.components import TaskRewards
+from .rewards.judge import text_of
 from .rollout import Decoder, rollout, why_not_in
 from .rollout.support import without_adapter
 from .shared_prompts import SharedPrompts

@@ -104,9 +104,7 @@ class SpelledState:
     def forced(self) -> list[int]:
         if self._spelling.planned:
             return list(self._spelling.planned)
-        if not self._spelling.too_short:
-            return self._state.forced()[:1]
-        only = only_token(self.mask())
+        only = only_token(self.mask())  # after it, the text that must follow may be planned
         return [] if only is None else [only]
 
     @staticmethod

@@ -11,9 +11,7 @@ import torch
 
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
-from .judge import FrozenJudge, text_of
-
-__all__ = ["FACTS", "TaskRewards", "component_weights", "text_of", "worker_count"]
+from .judge import FrozenJudge, frozen_of
 
 # Facts about a completion that can be weighted and are logged like components, but weigh nothing unless asked.
 FACTS = ("valid", "success")
@@ -46,7 +44,7 @@ class TaskRewards:
 
     @property
     def frozen_judges(self) -> dict[str, FrozenJudge]:
-        return {name: judge for name, judge in self._judges.items() if isinstance(judge, FrozenJudge)}
+        return frozen_of(self._judges)
 
     def functions(self) -> list[Any]:
         """The reward functions for TRL, in the order of `names`: judges are models, which TRL scores in batches, or

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ class FrozenJudge:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._said = dict(state["said"])
+
+
+def frozen_of(judges: Mapping[str, Any]) -> dict[str, FrozenJudge]:
+    """Those of a task's judges that score in batches themselves; the others are models that TRL asks."""
+    return {name: judge for name, judge in judges.items() if isinstance(judge, FrozenJudge)}
 
 
 def text_of(completion: Any) -> str:

@@ -30,6 +30,7 @@ class CastWeights:
         self._weights = [
             (layer, layer.weight, nn.Parameter(layer.weight.to(dtype), requires_grad=False)) for layer in layers
         ]
+        self._plain = [(cast, weight) for layer, weight, cast in self._weights if id(layer) not in adapted]
         self._adapters = [(adapted[id(layer)], *rest) for layer, *rest in self._weights if id(layer) in adapted]
 
     @contextmanager
@@ -52,7 +53,8 @@ class CastWeights:
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        torch._foreach_copy_([cast for *_, cast in self._weights], [weight for _, weight, _ in self._weights])
+        if self._plain:
+            torch._foreach_copy_(*map(list, zip(*self._plain, strict=True)))
         with torch.autocast(self._weights[0][1].device.type, enabled=False):
             for adapter, weight, cast in self._adapters:
                 cast.copy_(weight + adapter.get_delta_weight(adapter.active_adapters[0]))
