@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .advantages import doublings, expected_best
+from .report.folder import shown_metrics
 
 if TYPE_CHECKING:
     from .evaluate import Evaluation, Sample
@@ -66,7 +67,7 @@ def summarise(
 
 def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
     """The metrics of several evaluations side by side, with the intervals that they have."""
-    names = shown_metrics(evaluations)
+    names = shown_metrics([evaluation.metrics for evaluation in evaluations])
     first_column = ["", *names]
     columns = [[evaluation.name, *(_cell(evaluation, name) for name in names)] for evaluation in evaluations]
     widths = [max(map(len, column)) for column in columns]
@@ -79,15 +80,6 @@ def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
     if markdown:
         lines.insert(1, "|---" + "|---:" * len(columns) + "|")
     return "\n".join(lines)
-
-
-def shown_metrics(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Names without those that repeat another (pass@1 is success, max@1 the reward) or say nothing."""
-    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
-    hidden = {"pass@1", "max@1"}
-    if not any(evaluation.metrics.get("unscored") for evaluation in evaluations):
-        hidden.add("unscored")
-    return [name for name in names if name not in hidden]
 
 
 def _cell(evaluation: Evaluation, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,15 @@ class RunFolder:
         """(step, value) of a metric, or of a time."""
         lines = [*self.metrics, *self.performance]
         return [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
+
+
+def shown_metrics(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of metrics of evaluations, without those that repeat another (pass@1 is success, max@1 the reward) or
+    say nothing."""
+    hidden = {"pass@1", "max@1"}
+    if not any(metrics.get("unscored") for metrics in evaluations):
+        hidden.add("unscored")
+    return [name for name in dict.fromkeys(name for metrics in evaluations for name in metrics) if name not in hidden]
 
 
 def is_number(value: Any) -> bool:

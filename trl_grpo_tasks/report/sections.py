@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..task import Task
-from .folder import RunFolder, duration, is_number
+from .folder import RunFolder, duration, is_number, shown_metrics
 from .gallery import (
     ROWS_SHOWN,
     Pair,
@@ -88,7 +88,7 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
 def evaluation_table(run: RunFolder) -> str:
     if not run.evaluations:
         return "<p class=note>No evaluation so far.</p>"
-    names = list(dict.fromkeys(name for one in run.evaluations for name in one["metrics"]))
+    names = shown_metrics([one["metrics"] for one in run.evaluations])
     head = "".join(f"<th>{html.escape(one['name'])}</th>" for one in run.evaluations)
     lines = []
     for name in names:
