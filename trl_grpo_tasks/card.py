@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import MERGED_FOLDER
-from .report.folder import RunFolder, duration, is_number
+from .report.folder import RunFolder, duration, is_number, shown_metrics
 from .report.gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
 from .task import Task
 
@@ -17,7 +17,6 @@ CARD_FILE = "README.md"
 PICTURE_FILE = "samples.png"
 COLUMNS = 4  # of the picture: rows of the data set
 SIDE = 320  # pixels of each sample in it
-HIDDEN = ("seconds", "unscored", "pass@1", "max@1")  # the last two are success and reward again
 SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "advantage_estimator", "pass_k", "constrain", "component_weights",
@@ -244,7 +243,7 @@ def _latest(run: RunFolder) -> dict[str, Any] | None:
 
 
 def _shown_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: v for name, v in metrics.items() if is_number(v) and name not in HIDDEN}
+    return {name: metrics[name] for name in shown_metrics([metrics]) if is_number(metrics[name]) and name != "seconds"}
 
 
 def _adapter_base(folder: Path) -> str | None:
