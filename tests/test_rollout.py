@@ -399,7 +399,7 @@ def test_models_it_does_not_know_are_named():
 def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, options, peft):
     from peft import LoraConfig
 
-    from trl_grpo_tasks import trainer as trainer_module
+    from trl_grpo_tasks import exact
 
     kept = []
 
@@ -407,7 +407,7 @@ def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, op
         kept.append(rollout(*args, **kwargs))
         return kept[-1]
 
-    monkeypatch.setattr(trainer_module, "rollout", keeping)
+    monkeypatch.setattr(exact, "rollout", keeping)
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
     settings = {"rollout": "fast", "temperature": 0.8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 3}
     trainer = toy_trainer(tiny_path, tmp_path, peft_config=adapter, **settings, **options)
