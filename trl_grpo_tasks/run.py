@@ -112,7 +112,8 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     trainer.add_callback(LiveReport(task, trainer.pictures))
     _write_settings(folder, task, run, args, model_args, trainer.model)
     with saved_when_interrupted(trainer):
-        _train_or_resume(trainer, args, say)
+        resume = args.resume_from_checkpoint
+        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
@@ -127,20 +128,6 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
     return evaluations.as_dict()
-
-
-def _train_or_resume(trainer: Any, args: Any, say: Any) -> None:
-    resume = args.resume_from_checkpoint
-    checkpoint = newest_complete(args.output_dir)[0] if resume == NEWEST else resume
-    if checkpoint and 0 < args.max_steps <= _step_of(Path(checkpoint)):
-        say(f"{checkpoint} is the end of the run")  # from where transformers would take one step more
-        trainer._load_from_checkpoint(str(checkpoint))
-    else:
-        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
-
-
-def _step_of(checkpoint: Path) -> int:
-    return json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
 
 
 class _Evaluations:
