@@ -13,6 +13,7 @@ import torch
 
 from tests.toy import ToyTask
 from tests.toy_fill import save_bert
+from tests.wild import TASK_FILE
 from trl_grpo_tasks.models import encoder_config, make_tokenizer, save_tiny
 from trl_grpo_tasks.task import get_task
 
@@ -47,3 +48,17 @@ def judges_path(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
+
+
+@pytest.fixture
+def task_file(tmp_path):
+    """The path of a task that does what the completion says."""
+    path = tmp_path / "wild_task.py"
+    path.write_text(TASK_FILE)
+    return str(path)
+
+
+@pytest.fixture
+def wild(task_file):
+    """That task."""
+    return get_task(task_file)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_constraints import MAKES
+from tests.tokenizer_makes import MAKES
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, replay, unpack
 from trl_grpo_tasks.tasks.brick import constraint as constraint_module
 from trl_grpo_tasks.tasks.brick.constraint import BrickTree, brick_constraint

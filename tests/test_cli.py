@@ -302,6 +302,13 @@ def test_constraints_are_asked_for_where_there_are_some(my_task, capsys):
     assert code == 2 and "task 'my_task' has no constraint" in err
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_rows_is_said_at_once(my_task, capsys, split):
+    my_task.write_text(my_task.read_text().replace("return rows\n", f"return [] if split == {split!r} else rows\n"))
+    code, _, err = said(capsys, run.main, "--task", "my_task.py")
+    assert code == 2 and f"task 'my_task' has no rows in its {split!r} split" in err
+
+
 def test_defaults_of_a_task_are_checked(my_task, capsys):
     my_task.write_text(my_task.read_text().replace('"temperature"', '"temprature"'))
     code, _, err = said(capsys, run.main, "--task", "my_task.py")

@@ -63,13 +63,11 @@ def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
 
 
 def test_what_was_evaluated_is_not_evaluated_again(tiny_path, other_path, tmp_path, monkeypatch):
-    from trl_grpo_tasks import evaluate
+    from trl_grpo_tasks.writer import Writer
 
     written = []
-    real = evaluate._generate
-    monkeypatch.setattr(
-        evaluate, "_generate", lambda m, t, rows, *a: (written.append(len(rows)), real(m, t, rows, *a))[1]
-    )
+    real = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda self, rows, *a: (written.append(len(rows)), real(self, rows, *a))[1])
     _, first = run(tmp_path, "--models", f"a={tiny_path}")
     assert written == [20]
     _, again = run(tmp_path, "--models", f"a={tiny_path}", f"b={other_path}")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_constraints import MAKES
 from tests.test_machine_tree import car, catapult, random_machine
+from tests.tokenizer_makes import MAKES
 from trl_grpo_tasks.constraints import Vocabulary, unpack
 from trl_grpo_tasks.tasks.machine import ConstructionTree
 from trl_grpo_tasks.tasks.machine import constraint as constraint_module

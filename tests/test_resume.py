@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
 from safetensors.torch import load_file
 
-from tests.training import toy_trainer
+from tests.training import parameters, toy_trainer
 from trl_grpo_tasks import checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +44,7 @@ ALL_ON = {
 }
 SCRIPT = """
 import json, sys
-from tests.training import toy_trainer
+from tests.training import parameters, toy_trainer
 from peft import LoraConfig
 model, output_dir, options, resume, peft = json.loads(sys.argv[1])
 config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
@@ -142,3 +143,24 @@ def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
     assert "skipping" in said and "checkpoint-10" in said and "half-written" in said
     with pytest.raises(ValueError, match="no complete checkpoint"):
         toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("newest", [False, True], ids=["by name", "newest"])
+def test_resuming_a_finished_run_changes_nothing(tiny_path, tmp_path, capsys, peft, newest):
+    """Data of 6 rows and 2 prompts a step: the run ends within an epoch, where transformers would go on."""
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "beta": 0.1}
+
+    def trainer():
+        adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
+        return toy_trainer(tiny_path, tmp_path, peft_config=adapter, **options)
+
+    whole = trainer()
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    again = trainer()
+    assert any(not value.equal(wanted[name]) for name, value in parameters(again).items()), "nothing was learned"
+    done = again.train(resume_from_checkpoint=newest or str(tmp_path / "checkpoint-2"))
+    assert done.global_step == 2 and "checkpoint-2 is the end of the run" in capsys.readouterr().out
+    assert all(value.equal(wanted[name]) for name, value in parameters(again).items())
+    assert (tmp_path / "training_metrics.jsonl").read_text() == metrics

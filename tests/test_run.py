@@ -215,13 +215,6 @@ def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):
     assert list(results(tmp_path / "on")) == ["before", "GRPO"]
 
 
-def test_resuming_a_finished_adapter_run_changes_nothing(adapter):
-    before, lines = load_file(adapter / "adapter_model.safetensors"), metrics(adapter)
-    train(adapter, resume=True, **LORA)
-    after = load_file(adapter / "adapter_model.safetensors")
-    assert all(value.equal(after[name]) for name, value in before.items()) and metrics(adapter) == lines
-
-
 def test_a_cold_start_of_an_adapter_is_refused(adapter, tmp_path, capsys):
     assert run.main(words(tmp_path, model_name_or_path=str(adapter), cold_start_steps=5)) == 2
     assert "is an adapter: give --cold_start_steps 0" in capsys.readouterr().err

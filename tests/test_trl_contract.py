@@ -47,8 +47,8 @@ def test_trl_is_as_it_was_read(name):
     place, attribute = name.split(".")
     assert hasattr(PLACES[place], attribute), f"TRL {trl.__version__} has no {name} any more: our override is dead"
     assert fingerprint(name) == FINGERPRINTS[name], (
-        f"TRL {trl.__version__} changed {name}; read the change against trl_grpo_tasks/trainer.py, resume.py and "
-        f"constraints/scoring.py, then put the new fingerprint {fingerprint(name)!r} here"
+        f"TRL {trl.__version__} changed {name}; read the change against the layers that trl_grpo_tasks/trainer.py "
+        f"names and constraints/scoring.py, then put the new fingerprint {fingerprint(name)!r} here"
     )
 
 
@@ -89,10 +89,11 @@ def test_our_options_do_not_hide_trls():
 
 
 def test_every_override_calls_super():
-    from trl_grpo_tasks.resume import ResumableGRPOTrainer
-    from trl_grpo_tasks.trainer import TaskGRPOTrainer
+    from trl_grpo_tasks import TaskGRPOTrainer
 
-    for cls in (TaskGRPOTrainer, ResumableGRPOTrainer):
+    layers = TaskGRPOTrainer.__mro__[: TaskGRPOTrainer.__mro__.index(GRPOTrainer)]
+    assert len(layers) == 4
+    for cls in layers:
         for name, method in vars(cls).items():
             if inspect.isfunction(method) and hasattr(GRPOTrainer, name):
                 assert "super()" in inspect.getsource(method), f"{cls.__name__}.{name} does not call super()"

@@ -1,4 +1,5 @@
-"""What a run says for itself: metrics as JSON lines, and hints in plain words when training cannot work."""
+"""What a run says for itself: metrics as JSON lines, a line on the console, the report while it goes on, and hints in
+plain words when training cannot work."""
 
 from __future__ import annotations
 

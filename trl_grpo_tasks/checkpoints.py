@@ -3,6 +3,7 @@ a checkpoint that can be resumed or one that is known not to be."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def mark_complete(checkpoint: str | Path) -> None:
 
 def mark_incomplete(checkpoint: str | Path) -> None:
     (Path(checkpoint) / MARKER).unlink(missing_ok=True)
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """After how many optimizer steps it was written."""
+    return json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
 
 
 def newest_complete(output_dir: str | Path) -> tuple[Path | None, list[Path]]:

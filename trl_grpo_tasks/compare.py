@@ -14,7 +14,7 @@ from typing import Any
 from .arguments import RunArguments
 from .plan import ReadyModel, ready_model
 from .report.folder import EVAL_ONLY_FILE, write_whole
-from .task import Row, Task, check_decoding
+from .task import Row, Task, check_decoding, rows_of
 
 TABLE_FILE = "evaluation.md"
 KEPT_FOLDER = "evaluation"  # samples of an evaluation under way, and models that had to be converted for it
@@ -48,9 +48,7 @@ class Comparison:
 
         if run.decoding is not None:
             check_decoding(task, run.decoding)
-        rows = task.dataset("test", args.eval_rows, args.seed)
-        if not rows:
-            raise ValueError(f"task {task.name!r} has no rows in its 'test' split")
+        rows = rows_of(task, "test", args.eval_rows, args.seed)
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
         names = [candidate.name for candidate in found]
         for name in names:

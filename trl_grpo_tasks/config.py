@@ -128,6 +128,7 @@ class TaskGRPOConfig(GRPOConfig):
                 f"curriculum_advance={self.curriculum_advance}, or the level would swing"
             )
         self._check_reference()
+        self._check_sharding()
         self._check_replay()
         if self.constrain:
             self._check_sampling()
@@ -139,6 +140,9 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(f"{option} needs beta > 0: with beta=0 there is no reference; try beta=0.04")
         if moving and self.sync_ref_model:
             raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
+
+    def _check_sharding(self) -> None:
+        moving = self.reference_mode != "static"
         zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
         if (moving or self.replay_size or self.constrain) and (zero3 or fsdp):

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from .task import Task
+from .task import Task, rows_of
 
 
 def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any = None) -> Dataset:
@@ -15,9 +15,7 @@ def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any 
     would merge the keys of nested rows."""
     if isinstance(rows, Dataset) and {"prompt", "row", "index"} <= set(rows.column_names):
         return rows
-    rows = task.dataset(split, size, seed) if rows is None else list(rows)
-    if not rows:
-        raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
+    rows = rows_of(task, split, size, seed, rows)
     return Dataset.from_dict(
         {
             "prompt": [row["prompt"] for row in rows],

@@ -15,15 +15,12 @@ import torch
 from tqdm.auto import tqdm
 
 from .constraints.base import Constraint
-from .constraints.sampling import ConstraintProcessor
-from .constraints.table import MaskTable
-from .masked import MaskedPolicy, is_masked_lm
 from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge, frozen_of
-from .rollout import Decoder, Editor, rollout, why_not
-from .rollout.support import without_adapter
+from .rollout import Editor
 from .summary import summarise
 from .task import DecodingError, Row, Task, check_decoding
+from .writer import Writer
 
 
 @dataclass
@@ -84,13 +81,12 @@ def evaluate(
     """
     if decoding is not None:
         constraint = _constraint_of(decoding, task, tokenizer, constraint)
-    start = time.monotonic()
     repeated = [row for row in rows for _ in range(num_samples)]
     samples, seconds, random_state = ([], 0.0, None) if kept is None else kept.read()
+    start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
-    reason = why_not(without_adapter(model))
-    decoder = Decoder(model) if reason is None else None
+    writer = Writer(model, tokenizer, temperature, max_completion_length, constraint)
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None
@@ -102,29 +98,19 @@ def evaluate(
             _set_random_state(random_state, devices)
         for first in range(len(samples), len(repeated), batch_size):
             batch = repeated[first : first + batch_size]
-            editor = task.editor(decoding, batch, tokenizer) if decoding is not None else None
-            if editor is not None and decoder is None:
-                raise DecodingError(
-                    f"decoding {decoding!r} takes back what was written, which only our own rollouts can do, "
-                    f"and {reason}; "
-                    "choose one that does not, such as free"
-                )
-            written = _generate(
-                model, tokenizer, batch, temperature, max_completion_length, constraint, decoder, editor
-            )
-            counts = [editor.counts(i) if editor is not None else {} for i in range(len(batch))]
+            editor = None if decoding is None else _editor(decoding, task, batch, tokenizer, writer)
+            written = writer.write(batch, editor)
+            counts = [{} if editor is None else editor.counts(i) for i in range(len(batch))]
             pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
             if scoring is not None:  # its scores were computed while this batch was written
                 samples += scoring.finish(task, judges, kept)
-            scoring = _Batch(
-                batch, written, counts, pending, seconds + time.monotonic() - start, _random_state(devices)
-            )
+            scoring = _Batch(batch, written, counts, pending, time.monotonic() - start, _random_state(devices))
             bar.update(len(batch))
         if scoring is not None:
             samples += scoring.finish(task, judges, kept)
     model.train(was_training)
     metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts, ks)
-    metrics["seconds"] = round(seconds + time.monotonic() - start, 2)
+    metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples, intervals)
 
 
@@ -229,66 +215,11 @@ def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint |
     return constraint
 
 
-def _generate(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    temperature: float,
-    max_length: int,
-    constraint: Constraint | None,
-    decoder: Decoder | None,
-    editor: Editor | None,
-) -> list[tuple[str, int]]:
-    """The text and the number of tokens of a completion of each row; by our rollouts where there is a decoder."""
-    prompts = [row["prompt"] for row in rows]
-    if is_masked_lm(model):
-        policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature)
-        fills = policy.fill(model, policy.prompt_ids(prompts)).ids
-        return [(policy.text_of(ids), len(ids)) for ids in fills]
-    if isinstance(prompts[0], str):
-        ids = tokenizer(text=prompts)["input_ids"]
-    else:
-        tokenized = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)
-        ids = tokenized["input_ids"]
-    ends = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
-    constrained: dict[str, Any] = {}
-    if constraint is not None:
-        table = MaskTable(model.get_output_embeddings().weight.shape[0])
-        constrained = {"constraint": constraint, "rows": rows, "table": table}
-    if decoder is not None:
-        written = rollout(
-            model,
-            ids,
-            max_new_tokens=max_length,
-            eos_token_ids=sorted(ends - {None}),
-            temperature=temperature,
-            decoder=decoder,
-            editor=editor,
-            **constrained,
-        ).completion_ids
-    else:
-        written = _with_transformers(model, tokenizer, ids, temperature, max_length, constrained)
-    completions = []
-    for tokens in written:
-        length = next((t + 1 for t, token in enumerate(tokens) if token in ends), len(tokens))
-        completions.append((tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
-    return completions
-
-
-def _with_transformers(
-    model: Any, tokenizer: Any, ids: Sequence[list[int]], temperature: float, max_length: int, constrained: Any
-) -> list[list[int]]:
-    width = max(map(len, ids))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    return model.generate(
-        input_ids=torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=model.device),
-        attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=model.device),
-        max_new_tokens=max_length,
-        pad_token_id=pad,
-        logits_processor=[ConstraintProcessor(**constrained)] if constrained else [],
-        **sampling,
-    )[:, width:].tolist()
+def _editor(decoding: str, task: Task, rows: Sequence[Row], tokenizer: Any, writer: Writer) -> Editor | None:
+    editor = task.editor(decoding, rows, tokenizer)
+    if editor is not None and writer.why_no_editor is not None:
+        raise DecodingError(
+            f"decoding {decoding!r} takes back what was written, which only our own rollouts can do, and "
+            f"{writer.why_no_editor}; choose one that does not, such as free"
+        )
+    return editor

@@ -10,7 +10,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments
 from .checkpoints import newest_complete
 from .hub import check_hub, take_token
-from .task import Row, Task, check_decoding
+from .task import Row, Task, check_decoding, rows_of
 
 
 @dataclass
@@ -64,37 +64,22 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from accelerate import PartialState
     from trl import get_peft_config, get_quantization_config
 
-    from .masked import check_settings
     from .models import is_adapter
-    from .rewards.components import component_weights
-    from .trackers import check_trackers
 
     _check_folder(args)
-    check_trackers(args.report_to)
-    component_weights(task, args.component_weights)
-    if task.policy == "masked":
-        check_settings(args)
-    if run.decoding is not None:
-        check_decoding(task, run.decoding)
-    if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
-        raise ValueError(
-            "a cold start merges its adapter, which quantised weights cannot take; do it without --load_in_*bit, and "
-            "then train from its folder, cold_start, with --cold_start_steps 0"
-        )
-    rows = task.dataset("train", args.train_rows, args.seed)
-    if not rows:
-        raise ValueError(f"task {task.name!r} has no rows in its 'train' split")
+    _check_options(task, run, args, model_args)
+    rows = rows_of(task, "train", args.train_rows, args.seed)
     state = PartialState()
     take_token(args)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
-    tested = task.dataset("test", args.eval_rows, args.seed) if run.eval_before_and_after else []
+    test_rows = rows_of(task, "test", args.eval_rows, args.seed) if run.eval_before_and_after else []
     with state.main_process_first():
         task.prepare(args.seed, print if state.is_main_process else lambda *_: None)
         model = ready_model(
             model_args.model_name_or_path,
             task,
-            rows + tested,
+            rows + test_rows,
             args.output_dir,
             seed=args.seed,
             constrain=args.constrain,
@@ -106,7 +91,26 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
         raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
-    return Plan(rows, tested, model, get_peft_config(model_args), get_quantization_config(model_args))
+    return Plan(rows, test_rows, model, get_peft_config(model_args), get_quantization_config(model_args))
+
+
+def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
+    """What can be seen without a row or a model."""
+    from .masked import check_settings
+    from .rewards.components import component_weights
+    from .trackers import check_trackers
+
+    check_trackers(args.report_to)
+    component_weights(task, args.component_weights)
+    if task.policy == "masked":
+        check_settings(args)
+    if run.decoding is not None:
+        check_decoding(task, run.decoding)
+    if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
+        raise ValueError(
+            "a cold start merges its adapter, which quantised weights cannot take; do it without --load_in_*bit, and "
+            "then train from its folder, cold_start, with --cold_start_steps 0"
+        )
 
 
 def _check_folder(args: Any) -> None:

@@ -6,13 +6,14 @@ and loss since the last log, the order of later epochs. They go into the checkpo
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model, send_to_device
 from transformers import TrainerCallback
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 
 from . import checkpoints
@@ -31,16 +32,25 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's; `resume_from_checkpoint=True` finds the newest complete checkpoint and says what it skips."""
+        """As TRL's; `resume_from_checkpoint=True` finds the newest complete checkpoint and says what it skips. At the
+        end of a run its weights are loaded and no step is taken."""
         if resume_from_checkpoint is True:
-            found, skipped = checkpoints.newest_complete(self.args.output_dir)
-            for path in skipped:
-                self.accelerator.print(f"skipping {path}: it is half-written")
-            if found is None:
-                raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
-            self.accelerator.print(f"resuming from {found}")
-            resume_from_checkpoint = str(found)
+            resume_from_checkpoint = self._newest_checkpoint()
+        step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
+        if 0 < self.args.max_steps <= step:
+            self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
+            self._load_from_checkpoint(resume_from_checkpoint)  # from where transformers would take one step more
+            return TrainOutput(step, math.nan, {})
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _newest_checkpoint(self) -> str:
+        found, skipped = checkpoints.newest_complete(self.args.output_dir)
+        for path in skipped:
+            self.accelerator.print(f"skipping {path}: it is half-written")
+        if found is None:
+            raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
+        self.accelerator.print(f"resuming from {found}")
+        return str(found)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     import_from_here()
     try:
         task, run, args, model_args = parse(argv)
-        comparison = Comparison.prepare(task, run, args, model_args) if run.eval_only else None
-        plan = prepare(task, run, args, model_args) if comparison is None else None
+        if run.eval_only:
+            act = Comparison.prepare(task, run, args, model_args).evaluate
+        else:
+            act = partial(train, task, run, args, model_args, prepare(task, run, args, model_args))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        if comparison is not None:
-            comparison.evaluate()
-        else:
-            train(task, run, args, model_args, plan)
+        act()
     except (PushError, DecodingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,18 +59,13 @@ def import_from_here() -> None:
         sys.path.append(os.getcwd())
 
 
-def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan | None = None) -> dict[str, Any]:
+def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
     """Run everything that was asked for; returns what results.json holds."""
     from accelerate import PartialState
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    from .callbacks import Console, LiveReport
     from .interrupt import saved_when_interrupted
-    from .models import MERGED_FOLDER, is_adapter, load_model, save_merged
-    from .trackers import TrackedSamples
-    from .trainer import TaskGRPOTrainer
+    from .models import MERGED_FOLDER, save_merged
 
-    plan = prepare(task, run, args, model_args) if plan is None else plan
     state = PartialState()
     say = print if state.is_main_process else _say_nothing
     folder = Path(args.output_dir)
@@ -88,31 +83,11 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
         evaluations.add(before, evaluations.load(model))
         evaluations.save()
 
-    going_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
-    trainer = TaskGRPOTrainer(
-        load_model(
-            model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
-        )
-        if going_on
-        else model,
-        args=args,
-        train_dataset=plan.rows,
-        processing_class=plan.model.tokenizer,
-        task=task,
-        constraint=plan.model.constraint,
-        peft_config=None if going_on else plan.peft_config,
-        quantization_config=None if going_on else plan.quantization,
-    )
-    if not run.verbose:
-        for callback in (ProgressCallback, PrinterCallback):
-            trainer.remove_callback(callback)
-        trainer.add_callback(Console("step", CONSOLE_METRICS))
-    if args.report_to:
-        trainer.add_callback(TrackedSamples(trainer))
-    trainer.add_callback(LiveReport(task, trainer.pictures))
+    trainer = _make_trainer(model, task, run, args, plan)
     _write_settings(folder, task, run, args, model_args, trainer.model)
     with saved_when_interrupted(trainer):
-        _train_or_resume(trainer, args, say)
+        resume = args.resume_from_checkpoint
+        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
@@ -129,18 +104,37 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan 
     return evaluations.as_dict()
 
 
-def _train_or_resume(trainer: Any, args: Any, say: Any) -> None:
-    resume = args.resume_from_checkpoint
-    checkpoint = newest_complete(args.output_dir)[0] if resume == NEWEST else resume
-    if checkpoint and 0 < args.max_steps <= _step_of(Path(checkpoint)):
-        say(f"{checkpoint} is the end of the run")  # from where transformers would take one step more
-        trainer._load_from_checkpoint(str(checkpoint))
-    else:
-        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
+def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+    from .callbacks import Console, LiveReport
+    from .models import is_adapter, load_model
+    from .trackers import TrackedSamples
+    from .trainer import TaskGRPOTrainer
 
-def _step_of(checkpoint: Path) -> int:
-    return json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
+    goes_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
+    if goes_on:
+        policy = load_model(
+            model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
+        )
+    trainer = TaskGRPOTrainer(
+        policy if goes_on else model,
+        args=args,
+        train_dataset=plan.rows,
+        processing_class=plan.model.tokenizer,
+        task=task,
+        constraint=plan.model.constraint,
+        peft_config=None if goes_on else plan.peft_config,
+        quantization_config=None if goes_on else plan.quantization,
+    )
+    if not run.verbose:
+        for callback in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+        trainer.add_callback(Console("step", CONSOLE_METRICS))
+    if args.report_to:
+        trainer.add_callback(TrackedSamples(trainer))
+    trainer.add_callback(LiveReport(task, trainer.pictures))
+    return trainer
 
 
 class _Evaluations:

@@ -36,27 +36,7 @@ def summarise(
     is resampled for the intervals: samples of one row are not independent.
     """
     rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
-    scores_P = [[sample.score for sample in row if sample.score is not None] for row in rows_P]
-    measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in MARKS}
-    for fact in facts:
-        measured[fact] = [_sum_and_count(score["info"].get(fact) for score in scores) for scores in scores_P]
-    measured["reward"] = [_sum_and_count(score["total"] for score in scores) for scores in scores_P]
-    for part in sorted({part for scores in scores_P for score in scores for part in score["components"]}):
-        measured[part] = [_sum_and_count(score["components"].get(part) for score in scores) for scores in scores_P]
-    for name, key in (("pass", "success"), ("max", "total")):
-        values_P = [torch.tensor([float(score[key]) for score in scores]) for scores in scores_P]
-        for k in doublings(num_samples) if ks is None else ks:
-            measured[f"{name}@{k}"] = [
-                (expected_best(values, k).item(), 1) if len(values) >= k else (0.0, 0) for values in values_P
-            ]
-    measured["distinct_answers"] = [(_distinct_answers(row), len(row)) for row in rows_P]
-    measured["distinct_ngrams"] = [_distinct_ngrams(row) for row in rows_P]
-    measured["unscored"] = [_sum_and_count(sample.score is None for sample in row) for row in rows_P]
-    measured["tokens"] = [_sum_and_count(sample.tokens for sample in row) for row in rows_P]
-    known_P = [[sample.tokens for sample in row if sample.tokens is not None] for row in rows_P]
-    measured["cut_off"] = [_sum_and_count(n >= max_completion_length for n in known) for known in known_P]
-    for name in samples[0].counts:
-        measured[name] = [_sum_and_count(sample.counts[name] for sample in row) for row in rows_P]
+    measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples) if ks is None else ks)
     sums_M_P, counts_M_P = np.array([list(zip(*rows, strict=True)) for rows in measured.values()]).transpose(1, 0, 2)
     metrics = dict(zip(measured, _ratio(sums_M_P.sum(1), counts_M_P.sum(1)).tolist(), strict=True))
     intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P), strict=True))
@@ -80,6 +60,34 @@ def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
     if markdown:
         lines.insert(1, "|---" + "|---:" * len(columns) + "|")
     return "\n".join(lines)
+
+
+def _measured(
+    rows_P: Sequence[Sequence[Sample]], max_completion_length: int, facts: Sequence[str], ks: Sequence[int]
+) -> dict[str, list[tuple[float, int]]]:
+    """The sum and the count of each metric in each row."""
+    scores_P = [[sample.score for sample in row if sample.score is not None] for row in rows_P]
+    measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in MARKS}
+    for fact in facts:
+        measured[fact] = [_sum_and_count(score["info"].get(fact) for score in scores) for scores in scores_P]
+    measured["reward"] = [_sum_and_count(score["total"] for score in scores) for scores in scores_P]
+    for part in sorted({part for scores in scores_P for score in scores for part in score["components"]}):
+        measured[part] = [_sum_and_count(score["components"].get(part) for score in scores) for scores in scores_P]
+    for name, key in (("pass", "success"), ("max", "total")):
+        values_P = [torch.tensor([float(score[key]) for score in scores]) for scores in scores_P]
+        for k in ks:
+            measured[f"{name}@{k}"] = [
+                (expected_best(values, k).item(), 1) if len(values) >= k else (0.0, 0) for values in values_P
+            ]
+    measured["distinct_answers"] = [(_distinct_answers(row), len(row)) for row in rows_P]
+    measured["distinct_ngrams"] = [_distinct_ngrams(row) for row in rows_P]
+    measured["unscored"] = [_sum_and_count(sample.score is None for sample in row) for row in rows_P]
+    measured["tokens"] = [_sum_and_count(sample.tokens for sample in row) for row in rows_P]
+    known_P = [[sample.tokens for sample in row if sample.tokens is not None] for row in rows_P]
+    measured["cut_off"] = [_sum_and_count(n >= max_completion_length for n in known) for known in known_P]
+    for name in rows_P[0][0].counts:
+        measured[name] = [_sum_and_count(sample.counts[name] for sample in row) for row in rows_P]
+    return measured
 
 
 def _cell(evaluation: Evaluation, name: str) -> str:

@@ -221,6 +221,14 @@ def get_task(spec: str, options: Any = None) -> Task:
     return task
 
 
+def rows_of(task: Task, split: str, size: int | None, seed: int, given: Any = None) -> list[dict[str, Any]]:
+    """The rows of a split, or those that are `given` in their stead; ValueError where there are none."""
+    rows = task.dataset(split, size, seed) if given is None else list(given)
+    if not rows:
+        raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
+    return rows
+
+
 class DecodingError(ValueError):
     """A decoding that cannot be had with this model."""
 

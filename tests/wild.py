@@ -1,0 +1,87 @@
+"""A task that does what the completion says, and what is left of the processes that scored it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+ROW = json.dumps({"prompt": "?"})
+
+TASK_FILE = """
+import os, signal, sys, time
+from dataclasses import dataclass
+from trl_grpo_tasks.task import Score, Task
+
+@dataclass(frozen=True)
+class Options:
+    bonus: float = 0.0
+
+class Wild(Task):
+    name, version, description = "wild", "1", "does what the completion says"
+    weights = {"value": 1.0}
+    Options = Options
+
+    def score(self, row, completion):
+        verb, _, argument = completion.partition(" ")
+        if verb == "hang":
+            time.sleep(1000)
+        if verb == "exit":
+            os._exit(7)
+        if verb == "sysexit":
+            sys.exit("bye")
+        if verb == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if verb == "eat":
+            bytearray(int(argument) * 2**20)
+        if verb == "raise":
+            raise ValueError("no such wheel")
+        if verb == "none":
+            return None
+        if verb == "print":
+            print("x" * 100_000)
+            sys.stdout.flush()
+            os.write(1, b"rude bytes")
+            assert sys.stdin.read() == ""
+        if verb == "sleep":
+            time.sleep(float(argument))
+        if verb == "sandbox":
+            from trl_grpo_tasks.rewards.sandbox import run_python
+            run_python("import time; time.sleep(1000)", timeout=1000)
+        if verb == "touch":
+            open(argument, "a").write("scored\\n")
+        if verb == "pid":
+            return self.make_score({"value": 0.0}, True, True, info={"pid": os.getpid()})
+        return self.make_score({"value": float(row.get("x", 0)) + self.options.bonus}, True, True)
+"""
+
+
+def values(outcomes):
+    return [None if outcome.score is None else outcome.score.total for outcome in outcomes]
+
+
+def is_gone(pid: int, seconds: float = 10.0) -> bool:
+    """Whether a process has ended (a zombie of somebody else's counts as ended)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def zombie_children() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state == "Z" and int(parent) == os.getpid():
+                found.append(int(entry.name))
+    return found
