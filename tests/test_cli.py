@@ -170,6 +170,36 @@ def test_check_says_what_is_wrong(my_task, capsys):
     assert code == 1 and "does not keep the contract: the bad answer" in err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("import random", "import random; class", "'my_task.py' cannot be read: SyntaxError: invalid syntax"),
+        ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
+        ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
+        ('    name = "my_task"\n', "", "class MyTaskTask needs a name"),
+        ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
+        ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_said_with_its_place(my_task, capsys, old, new, message):
+    assert old in my_task.read_text()
+    my_task.write_text(my_task.read_text().replace(old, new))
+    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
+    assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_defaults_of_a_task_go_together(name):
+    assert parse(["--task", name, "--use_cpu", "true"])[2].num_generations > 1
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--task", "brick", "--help"])
+    out = capsys.readouterr().out
+    assert "  --cold_start_steps N  Supervised" in out and "--max-steps" not in out and "task brick:" in out
+
+
 def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
     file = tmp_path / "half.py"
     file.write_text(
@@ -237,12 +267,13 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
         (["--config"], "--config needs a value"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
         (["--eval_samples", "0"], "--eval_samples 0 must be at least 1"),
-        (["--num_generations", "7"], "must be divisible"),
+        (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
+        (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: there is no such folder"),
         (["--resume_from_checkpoint"], "no complete checkpoint in outputs/my_task; start without it"),
         (["--component_weights", '{"taste": 1}'], "task 'my_task' has no component 'taste'"),
         (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
-        (["--model_name_or_path", "none/such"], "the tokenizer of model 'none/such' cannot be loaded"),
+        (["--model_name_or_path", "none/such"], "model 'none/such' cannot be loaded: there is no such folder here"),
         (["--load_in_4bit", "true"], "a cold start merges its adapter"),
     ],
 )

@@ -28,10 +28,11 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
                                   write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
   prepare-judge --output_dir DIR  train a judge for task infill, on real against corrupted text
-  check --task NAME               prove with no model that a task keeps the contract
+  check --task NAME               prove with no model that the pieces of a task fit together
   new   NAME                      write a commented task of your own, which works as it is
 
-NAME is one of the tasks, a path to a .py file, or a module such as my_package.my_task.
+NAME is one of the tasks, a path to a .py file, or a module such as my_package.my_task. To begin with one of the tasks:
+trl-grpo-tasks train --config recipes/NAME/tiny_cpu.yaml
 """
 
 
@@ -77,7 +78,9 @@ def report(arguments: Sequence[str]) -> int:
     """Write report.html into the folder of a run, from what the run has left there so far."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks report", description=report.__doc__, allow_abbrev=False)
     parser.add_argument("run_dir", help="the --output_dir of a run, which may still be going on")
-    parser.add_argument("--task", help="which task it was, and its options, if not as the run's settings.json says")
+    parser.add_argument(
+        "--task", help="the task, where the run's settings.json does not say which; its options may follow"
+    )
     known, rest = parser.parse_known_args(arguments)
     from .report import task_of, write_report
     from .report.sweep import SWEEP_FILE, write_sweep_report
@@ -205,7 +208,8 @@ def prepare_judge(arguments: Sequence[str]) -> int:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Prove with no model that a task keeps the contract."""
+    """Prove with no model that the pieces of a task fit together: rows that repeat and that splits do not share, gold
+    answers that succeed and bad ones that do not, scores for any text, a constraint that allows the gold answers."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks check", description=check.__doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
     known, rest = parser.parse_known_args(arguments)

@@ -69,6 +69,10 @@ class MyTask(Task):
         """An answer that does not."""
         return "?"
 
+    def row_of(self, text):
+        """A row for a text of one's own, for `trl-grpo-tasks generate`."""
+        return {"prompt": [{"role": "user", "content": text}], "word": text}
+
     def constraint(self, tokenizer):
         """What may be written next (used with --constrain). Leave it out where anything goes."""
         from trl_grpo_tasks.constraints import Grammar, GrammarConstraint

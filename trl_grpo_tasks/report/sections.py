@@ -97,7 +97,8 @@ def evaluation_table(run: RunFolder) -> str:
     counts = {(len({prompt_of(s, 10**6) for s in one["samples"]}), len(one["samples"])) for one in run.evaluations}
     size = "; ".join(f"{made:,} samples of {rows:,} prompts" for rows, made in sorted(counts))
     return (
-        f"<p class=soft>{size}, none of them trained on; small: 95% intervals, by bootstrap over rows.</p>"
+        f"<p class=soft>{size}, none of them trained on; "
+        "in small print 95% intervals, by bootstrap over rows.</p>"
         f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
     )
 
