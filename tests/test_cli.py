@@ -155,6 +155,13 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
     assert "class OtherWordTask" in Path("other_word.py").read_text()
 
 
+def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
+    words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
+    code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
+    written = Path("generated/sample_1.txt").read_text()
+    assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+
+
 def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
     for name in ("my-task", "3d", "class", "a/b", ""):
         code, _, err = said(capsys, cli.main, "new", name)

@@ -10,6 +10,8 @@ from .task import Task, check_decoding
 if TYPE_CHECKING:
     from .evaluate import Sample
 
+LONGEST_SHOWN = 60  # characters of a completion that stands in its line
+
 
 def generate(
     task: Task,
@@ -73,11 +75,13 @@ def generate(
 
 
 def verdict(sample: Sample) -> str:
-    """What the task says of a sample, in a line."""
+    """What the task says of a sample, in a line; with the completion where that is short."""
     score = sample.score
     if score is None:
         return f"could not be judged: {sample.reason}"
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
-    return "; ".join(part for part in (word, sample.reason, ", ".join(told)) if part)
+    text = sample.completion.strip()
+    written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""
+    return "; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part)
