@@ -32,6 +32,7 @@ from trl_grpo_tasks.coldstart import cold_start
 from trl_grpo_tasks.models import save_tiny
 from trl_grpo_tasks.report import task_of
 from trl_grpo_tasks.report.gallery import Pair, choose, pairs, prompt_of
+from trl_grpo_tasks.run import calm_down
 from trl_grpo_tasks.skeleton import MyTask
 from trl_grpo_tasks.tasks.infill.render import picture
 from trl_grpo_tasks.tasks.machine import simulate
@@ -244,4 +245,5 @@ if __name__ == "__main__":
     parser.add_argument("picture", choices=["strip", "tasks", "constraints"])
     parser.add_argument("--run_dir", default="outputs/demo", help="for strip: the folder of a run")
     chosen = parser.parse_args()
+    calm_down()
     {"strip": lambda: strip(chosen.run_dir), "tasks": tasks, "constraints": constraints}[chosen.picture]()

@@ -156,10 +156,23 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
 
 
 def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
+    prepare = "\n    def prepare(self, seed, say=print):\n        say(f'seed {seed}')\n"
+    my_task.write_text(my_task.read_text() + prepare)
     words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
     code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
     written = Path("generated/sample_1.txt").read_text()
     assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+    run_dir = Path("generated/base_model")  # with what a run leaves beside its model
+    settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
+    settings["training"] = {"seed": 7}
+    words[1] = str(run_dir)
+    code, _, err = said(capsys, cli.main, "generate", *words)
+    assert code == 2 and "is not the folder of a run: give --task too" in err
+    (run_dir / "settings.json").write_text(json.dumps(settings))
+    out = said(capsys, cli.main, "generate", *words)[1]
+    assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
+    code, _, err = said(capsys, cli.main, "generate", *words, "--word_length", "4")
+    assert code == 2 and "--word_length: options of a task need --task" in err
 
 
 def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
@@ -184,6 +197,7 @@ def test_check_says_what_is_wrong(my_task, capsys):
         ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
         ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
         ('    name = "my_task"\n', "", "class MyTaskTask needs a name"),
+        ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
         ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
         ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),
     ],

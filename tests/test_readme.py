@@ -16,7 +16,7 @@ import yaml
 
 from tests.gguf_file import write_gguf
 from tests.test_infill import CORPUS
-from tests.test_notebooks import JUDGES, OF_TASK, SHORT
+from tests.test_notebooks import OF_TASK, SHORT
 from tests.test_recipes import HUB_DATA, save_small
 from trl_grpo_tasks import Task, TaskGRPOConfig, cli, run
 from trl_grpo_tasks.contract import check_task
@@ -113,7 +113,7 @@ def added(words):
         return f"{SHORT} --trials 2".split()
     if words[1] == "prepare-judge":
         return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
-    return JUDGES.split() if words[1] == "generate" and "infill" in words else []
+    return []
 
 
 def train(words, clone):

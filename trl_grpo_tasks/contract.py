@@ -37,6 +37,8 @@ GARBAGE: tuple[str, ...] = (
     "'; DROP TABLE rewards; -- <script>alert(1)</script> %s {0} ${x}",
 )
 
+COMPARED = 64  # rows of each split, among which none may be shared
+
 
 def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) -> None:
     """AssertionError, in a plain sentence, at the first thing in which `task` does not keep the contract.
@@ -45,7 +47,8 @@ def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) 
     """
     _check_metadata(task)
     splits = {split: _check_rows(task, split, seed, size) for split in ("train", "test")}
-    shared = {_text_of(row) for row in splits["train"]} & {_text_of(row) for row in splits["test"]}
+    train, test = ({_text_of(row) for row in task.dataset(split, COMPARED, seed)} for split in splits)
+    shared = train & test
     _require(not shared, f"train and test share a row: {next(iter(shared), '')[:200]}")
     _check_levels(task, seed, splits)
     rows = [json.loads(_text_of(row)) for row in splits["train"] + splits["test"]]  # what a reward worker sees

@@ -24,10 +24,12 @@ def generate(
     temperature: float | None = None,
     max_completion_length: int | None = None,
     seed: int = 0,
+    run_seed: int = 42,
 ) -> list[Sample]:
     """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
 
-    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults.
+    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
+    that of the run that made the model, so that its judges are found rather than made again.
     """
     if decoding is None:
         decoding = "constrained" if "constrained" in task.decodings else "free"
@@ -46,7 +48,7 @@ def generate(
     from .rewards.executor import RewardExecutor
 
     folder = Path(output_dir)
-    task.prepare(seed)
+    task.prepare(run_seed)
     ready = ready_model(model_name, task, [row], folder, seed=seed)
     model = load_model(ready.path, policy=task.policy, dtype="float32").to(
         "cuda" if torch.cuda.is_available() else "cpu"
