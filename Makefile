@@ -1,5 +1,5 @@
 # make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests.
-# Both create .venv first. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
+# Both create .venv first, as make install does alone. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PARALLEL := -n 2 --dist loadfile
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test quick lint bench clean
+.PHONY: install demo test quick lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[test]"
 	@touch $(STAMP)
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	rm -rf outputs/demo

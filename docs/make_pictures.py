@@ -1,10 +1,12 @@
 """The pictures of the README, made again from nothing but the toolkit:
 
     make demo && python docs/make_pictures.py strip            # docs/images/before_after.png, from outputs/demo
+    python docs/make_pictures.py tasks                         # docs/images/tasks.png, from runs of three recipes:
+                                                               # recipes/{machine,theory,infill}/tiny_cpu.yaml
     python docs/make_pictures.py constraints                   # docs/images/constraints.png, about five minutes
 
-`strip` shows held-out rows before and after GRPO. Rows that got better, got worse and stayed are shown as often as
-they are among all, each by its middle sample: nobody picked them.
+`strip` and `tasks` show held-out rows before and after GRPO. Rows that got better, got worse and stayed are shown as
+often as they are among all, each by its middle sample: nobody picked them.
 
 `constraints` trains the task that `trl-grpo-tasks new` writes, from the same cold start, with the same seeds, under
 the same grammar: once as this toolkit does it, and once with the grammar in sampling only, which is what a logits
@@ -29,11 +31,19 @@ from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.coldstart import cold_start
 from trl_grpo_tasks.models import save_tiny
 from trl_grpo_tasks.report import task_of
-from trl_grpo_tasks.report.gallery import choose, pairs, prompt_of
+from trl_grpo_tasks.report.gallery import Pair, choose, pairs, prompt_of
+from trl_grpo_tasks.run import calm_down
 from trl_grpo_tasks.skeleton import MyTask
+from trl_grpo_tasks.tasks.infill.render import picture
+from trl_grpo_tasks.tasks.machine import simulate
+from trl_grpo_tasks.tasks.theory.breaking import vacuum
+from trl_grpo_tasks.tasks.theory.language import parse
+from trl_grpo_tasks.tasks.theory.masses import fermion_sectors, scalar_sectors
+from trl_grpo_tasks.tasks.theory.render import draw_spectrum
 
 IMAGES = Path(__file__).parent / "images"
-SIDE, HIGH, MARGIN, LINE = 230, 207, 84, 16  # pixels of the strip: a picture, the names of the rows, a line of text
+# Pixels of a strip: a picture, the names of the rows, a line of text, what is between pictures.
+SIDE, HIGH, MARGIN, LINE, GAP = 230, 207, 84, 16, 8
 SEEDS = (0, 1, 2)
 BONUSES = (0.0, 0.05)
 
@@ -56,6 +66,105 @@ def strip(run_dir: str, columns: int = 5) -> None:
         for line, text in enumerate([*_wrapped(prompt_of(pair.before), 36)[:2], successes]):
             pen.text((left + 4, 2 * HIGH + 4 + line * LINE), text, "black", font)
     _save(sheet, "before_after.png")
+
+
+def tasks(outputs: str = "outputs") -> None:
+    """A car, the ways of all cars, the masses of a theory, filled texts: above before GRPO, below after it."""
+    panels = []
+    for name, draw in (("machine", _cars), ("machine", _ways), ("theory", _masses), ("infill", _fills)):
+        folder = Path(outputs, f"{name}_tiny")
+        before, after = json.loads((folder / "results.json").read_text())["evaluations"]
+        found = pairs(before, after)
+        panels.append(draw(task_of(folder), found, before["metrics"], after["metrics"]))
+        print(f"{name}: {len(found)} rows", flush=True)
+    width = MARGIN + sum(images[0].width + GAP for images, _ in panels)
+    sheet = Image.new("RGB", (width, 2 * (HIGH + GAP) + 2 * LINE + 4), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for row, name in enumerate((before["name"], after["name"])):
+        pen.text((8, row * (HIGH + GAP) + HIGH // 2), name, "black", font)
+    left = MARGIN
+    for images, lines in panels:
+        for row, image in enumerate(images):
+            sheet.paste(image, (left, row * (HIGH + GAP)))
+        for line, text in enumerate(lines):
+            pen.text((left + 4, 2 * (HIGH + GAP) + line * LINE), text, "black", font)
+        left += images[0].width + GAP
+    _save(sheet, "tasks.png")
+
+
+Panel = tuple[list[Image.Image], list[str]]  # a picture before, one after, and lines to stand below them
+
+
+def _cars(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
+    (pair,) = choose(found, 1)
+    images = []
+    for sample in (pair.before, pair.after):
+        drawn = Image.open(io.BytesIO(task.render(sample["row"], sample["completion"]))).convert("RGB")
+        pen = ImageDraw.Draw(drawn)
+        pen.rectangle((0, 0, 200, 30), drawn.getpixel((300, 5)))  # what is written there could not be read
+        images.append(drawn.resize((round(HIGH * drawn.width / drawn.height), HIGH), Image.Resampling.LANCZOS))
+    metres = [sample["score"]["components"]["distance"] for sample in (pair.before, pair.after)]
+    return images, ["machine: a car, and its way", "{:.0f} m -> {:.0f} m".format(*metres)]
+
+
+def _ways(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
+    paths = [
+        [simulate(s["completion"], "car").path for s in samples if s["score"]["valid"]]
+        for samples in zip(*((pair.before, pair.after) for pair in found), strict=True)
+    ]
+    far = max((abs(path[:, :2]).max() for group in paths for path in group), default=1.0)
+    images = []
+    for group, colour in zip(paths, ("#cf222e", "#1a7f37"), strict=True):
+        figure, axes = _small_figure(2.6)
+        for path in group:
+            axes.plot(path[:, 1] - path[0, 1], path[:, 0] - path[0, 0], color=colour, linewidth=1)
+        axes.set(xlim=(-0.2 * far, 1.05 * far), ylim=(-0.5 * far, 0.5 * far), xlabel="metres forward")
+        images.append(_image(figure))
+    return images, [f"the cars of {len(found)} prompts, from above",
+                    f"on average {before['distance']:.1f} m -> {after['distance']:.1f} m"]  # fmt: skip
+
+
+def _masses(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
+    (pair,) = choose(found, 1)
+    images = []
+    for sample in (pair.before, pair.after):
+        theory = parse(f"{sample['row']['prompt']} {sample['completion']}")
+        left_over = vacuum(theory)
+        figure, axes = _small_figure(3.3)
+        draw_spectrum(axes, [*fermion_sectors(theory, left_over), *scalar_sectors(theory, left_over)])
+        axes.set_ylabel("mass in GeV", fontsize=7)
+        axes.tick_params(axis="x", labelsize=6)
+        score = sample["score"]
+        told = "success: no light exotics, no anomalies" if score["success"] else score["reason"].split(" (")[0]
+        axes.set_title(told, fontsize=8)
+        images.append(_image(figure))
+    return images, ["theory: masses of its fields, massless at the bottom",
+                    f"success {before['success']:.1%} -> {after['success']:.1%} of all samples"]  # fmt: skip
+
+
+def _fills(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
+    shown = choose(found, 4)
+    images = []
+    for samples in zip(*((pair.before, pair.after) for pair in shown), strict=True):
+        lines = [line for s in samples for line in task.coloured(s["row"], s["completion"])]
+        drawn = Image.open(io.BytesIO(picture(lines))).convert("RGB")
+        images.append(drawn.resize((round(HIGH * drawn.width / drawn.height), HIGH), Image.Resampling.LANCZOS))
+    return images, ["infill: gaps, from red to green by how real the judge finds them",
+                    f"judge {before['judge']:.2f} -> {after['judge']:.2f} on all held-out texts"]  # fmt: skip
+
+
+def _small_figure(inches: float) -> tuple[Any, Any]:
+    figure, axes = plt.subplots(figsize=(inches, HIGH / 100), dpi=100, layout="constrained")
+    axes.tick_params(labelsize=7)
+    axes.xaxis.label.set_fontsize(7)
+    return figure, axes
+
+
+def _image(figure: Any) -> Image.Image:
+    drawn = io.BytesIO()
+    figure.savefig(drawn)
+    plt.close(figure)
+    return Image.open(drawn).convert("RGB")
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -133,7 +242,8 @@ def _save(picture: Image.Image, name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("picture", choices=["strip", "constraints"])
+    parser.add_argument("picture", choices=["strip", "tasks", "constraints"])
     parser.add_argument("--run_dir", default="outputs/demo", help="for strip: the folder of a run")
     chosen = parser.parse_args()
-    strip(chosen.run_dir) if chosen.picture == "strip" else constraints()
+    calm_down()
+    {"strip": lambda: strip(chosen.run_dir), "tasks": tasks, "constraints": constraints}[chosen.picture]()

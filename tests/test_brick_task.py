@@ -79,6 +79,7 @@ def test_a_text_of_ones_own_is_a_row():
     task = BrickTask()
     row = task.row_of("a castle for a cat")
     assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a castle for a cat", 20, None, [])
+    assert task.score(row, "2x4 (0,0,0)\n").info["shape"].startswith("not judged")
     assert task.row_of("a castle, world 9")["prompt"] == [{"role": "user", "content": "a castle, world 9"}]
     assert BrickTask(BrickOptions(world_dim=24)).row_of("x")["world"] == 24
     with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):

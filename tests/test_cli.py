@@ -155,6 +155,26 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
     assert "class OtherWordTask" in Path("other_word.py").read_text()
 
 
+def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
+    prepare = "\n    def prepare(self, seed, say=print):\n        say(f'seed {seed}')\n"
+    my_task.write_text(my_task.read_text() + prepare)
+    words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
+    code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
+    written = Path("generated/sample_1.txt").read_text()
+    assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+    run_dir = Path("generated/base_model")  # with what a run leaves beside its model
+    settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
+    settings["training"] = {"seed": 7}
+    words[1] = str(run_dir)
+    code, _, err = said(capsys, cli.main, "generate", *words)
+    assert code == 2 and "is not the folder of a run: give --task too" in err
+    (run_dir / "settings.json").write_text(json.dumps(settings))
+    out = said(capsys, cli.main, "generate", *words)[1]
+    assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
+    code, _, err = said(capsys, cli.main, "generate", *words, "--word_length", "4")
+    assert code == 2 and "--word_length: options of a task need --task" in err
+
+
 def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
     for name in ("my-task", "3d", "class", "a/b", ""):
         code, _, err = said(capsys, cli.main, "new", name)
@@ -168,6 +188,37 @@ def test_check_says_what_is_wrong(my_task, capsys):
     my_task.write_text(my_task.read_text().replace('return "?"', 'return row["word"][::-1]'))
     code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
     assert code == 1 and "does not keep the contract: the bad answer" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("import random", "import random; class", "'my_task.py' cannot be read: SyntaxError: invalid syntax"),
+        ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
+        ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
+        ('    name = "my_task"\n', "", "class MyTaskTask needs a name"),
+        ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
+        ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
+        ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_said_with_its_place(my_task, capsys, old, new, message):
+    assert old in my_task.read_text()
+    my_task.write_text(my_task.read_text().replace(old, new))
+    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
+    assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_defaults_of_a_task_go_together(name):
+    assert parse(["--task", name, "--use_cpu", "true"])[2].num_generations > 1
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--task", "brick", "--help"])
+    out = capsys.readouterr().out
+    assert "  --cold_start_steps N  Supervised" in out and "--max-steps" not in out and "task brick:" in out
 
 
 def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
@@ -237,12 +288,13 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
         (["--config"], "--config needs a value"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
         (["--eval_samples", "0"], "--eval_samples 0 must be at least 1"),
-        (["--num_generations", "7"], "must be divisible"),
+        (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
+        (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: there is no such folder"),
         (["--resume_from_checkpoint"], "no complete checkpoint in outputs/my_task; start without it"),
         (["--component_weights", '{"taste": 1}'], "task 'my_task' has no component 'taste'"),
         (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
-        (["--model_name_or_path", "none/such"], "the tokenizer of model 'none/such' cannot be loaded"),
+        (["--model_name_or_path", "none/such"], "model 'none/such' cannot be loaded: there is no such folder here"),
         (["--load_in_4bit", "true"], "a cold start merges its adapter"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_console_says_little_and_what_matters(tmp_path):
     assert out[0].startswith("task my_task 1, model tiny, fp32 on cpu, output in ")
     coming = "cold start of 3 steps, then GRPO for 3 steps of 8 completions, 4 of a prompt"
     assert out[1] == f"{coming}; 4 held-out rows before and after"
-    assert [line.split("  ")[0] for line in out if line.startswith("step")] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert [line.split("  ")[0] for line in out if line.startswith("GRPO ")] == [f"GRPO {n}/3" for n in (1, 2, 3)]
     assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
     assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start" in done.stdout
     assert len(out) < 40
@@ -52,7 +52,7 @@ def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, cap
     monkeypatch.setattr("trl_grpo_tasks.callbacks.time.monotonic", lambda: next(now))
     screen = Terminal() if watched else io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    console = Console("step", ("reward", "rewards/success/mean"))
+    console = Console("GRPO", ("reward", "rewards/success/mean"))
     state = SimpleNamespace(is_world_process_zero=True, max_steps=40, global_step=0)
     console.on_train_begin(None, state, None)
     for state.global_step in range(1, 5):
@@ -62,8 +62,8 @@ def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, cap
     console.on_train_end(None, state, None)
     left = "" if watched else "  (2.4 min left)"
     assert capsys.readouterr().out.splitlines() == [
-        "step: 4 s a step, about 2.5 min for 38 more",
-        f"step 4/40  reward 0.5  success 0.25{left}",
+        "GRPO: 4 s a step, about 2.5 min for 38 more",
+        f"GRPO 4/40  reward 0.5  success 0.25{left}",
     ]
     assert ("/40 [" in screen.getvalue()) == watched
 
@@ -71,7 +71,7 @@ def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, cap
 def test_everything_on_request(tmp_path, capsys):
     train(tmp_path, verbose=True, eval_before_and_after=False)
     out = capsys.readouterr().out
-    assert "step 1/3" not in out and "'frac_reward_zero_std'" in out
+    assert "GRPO 1/3" not in out and "'frac_reward_zero_std'" in out
 
 
 # ---- Ctrl-C
@@ -87,7 +87,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, capsys)
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
                                start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
     for line in running.stdout:
-        if line.startswith("step 2/12"):
+        if line.startswith("GRPO 2/12"):
             break
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=120)

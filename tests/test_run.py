@@ -153,7 +153,7 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
     train(whole_run, resume=True, **WHOLE)
     after = load_file(whole_run / "model.safetensors")
     assert all(value.equal(after[name]) for name, value in before.items()) and metrics(whole_run) == lines
-    assert list(results(whole_run)) == ["cold start", "GRPO"] and "step 1/3" not in capsys.readouterr().out
+    assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
 
 
 def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, capsys):
@@ -168,7 +168,7 @@ def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, cap
     assert evaluation["name"] == "model" and (whole_run / "results.json").read_bytes() == kept
     expected = results(whole_run)["GRPO"]
     assert [s["completion"] for s in evaluation["samples"]] == [s["completion"] for s in expected["samples"]]
-    assert "step 1/3" not in capsys.readouterr().out
+    assert "GRPO 1/3" not in capsys.readouterr().out
 
 
 # ---- adapters

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import difflib
 import sys
 from collections.abc import Sequence
@@ -150,14 +152,33 @@ def make_parser(*option_classes: type) -> Any:
     def refuse(message: str) -> None:
         raise ValueError(message.removeprefix("argument "))
 
-    parser = TrlParser(option_classes, allow_abbrev=False)
+    parser = TrlParser(option_classes, allow_abbrev=False, formatter_class=ShortHelp)
     parser.error = refuse
     return parser
+
+
+class ShortHelp(argparse.ArgumentDefaultsHelpFormatter):
+    """An option in a line: without its other spelling (--max-steps), and with a letter for its value."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        shown.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return super()._format_action_invocation(shown)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return {"int": "N", "float": "X", "string_to_bool": "BOOL"}.get(getattr(action.type, "__name__", ""), "VALUE")
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def _arrange_help(parser: Any, titles: dict[str, type]) -> None:
     """Let --help begin with what is ours; the few hundred options of TRL and transformers come last."""
     parser.usage = "train.py --task NAME [--config RECIPE.yaml] [--option value ...]"
+    parser.description = (
+        "Also: trl-grpo-tasks train, and eval. --task NAME --help lists the options of that task; recipes/NAME/ holds "
+        "settings that were tried."
+    )
     theirs = parser._optionals
     theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
     for title, option_class in titles.items():

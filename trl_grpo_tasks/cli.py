@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .run import calm_down, import_from_here
-from .task import TASKS, find_task_class, get_task
+from .task import TASKS, Task, find_task_class, get_task
 
 USAGE = """usage: trl-grpo-tasks COMMAND ...
 
@@ -24,14 +24,15 @@ USAGE = """usage: trl-grpo-tasks COMMAND ...
   report RUN_DIR                  write the page of a run again: curves, pictures before and after, times, settings
   sweep --task NAME --search OPTION=VALUES ...
                                   search over any options of train.py, by Optuna; goes on where it was stopped
-  generate --task NAME --model_name_or_path MODEL --text TEXT
+  generate --model_name_or_path RUN_DIR --text TEXT
                                   write what the text asks for: completions, pictures, files, and what they are worth
   score --task NAME --input FILE  score completions from a .jsonl file; needs no model
   prepare-judge --output_dir DIR  train a judge for task infill, on real against corrupted text
-  check --task NAME               prove with no model that a task keeps the contract
+  check --task NAME               prove with no model that the pieces of a task fit together
   new   NAME                      write a commented task of your own, which works as it is
 
-NAME is one of the tasks, a path to a .py file, or a module such as my_package.my_task.
+NAME is one of the tasks, a path to a .py file, or a module such as my_package.my_task. To begin with one of the tasks:
+trl-grpo-tasks train --config recipes/NAME/tiny_cpu.yaml
 """
 
 
@@ -77,18 +78,18 @@ def report(arguments: Sequence[str]) -> int:
     """Write report.html into the folder of a run, from what the run has left there so far."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks report", description=report.__doc__, allow_abbrev=False)
     parser.add_argument("run_dir", help="the --output_dir of a run, which may still be going on")
-    parser.add_argument("--task", help="which task it was, and its options, if not as the run's settings.json says")
+    parser.add_argument(
+        "--task", help="the task, where the run's settings.json does not say which; its options may follow"
+    )
     known, rest = parser.parse_known_args(arguments)
-    from .report import task_of, write_report
+    from .report import write_report
     from .report.sweep import SWEEP_FILE, write_sweep_report
 
     if (Path(known.run_dir) / SWEEP_FILE).is_file():
         print(write_sweep_report(known.run_dir))
         return 0
-    if rest and not known.task:
-        raise ValueError(f"{rest[0]}: options of a task need --task; without it they are those of the run")
-    task = get_task(known.task, _task_options(known.task, rest)) if known.task else task_of(known.run_dir)
-    print(write_report(known.run_dir, task))
+    calm_down()
+    print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir)))
     return 0
 
 
@@ -100,11 +101,13 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def generate(arguments: Sequence[str]) -> int:
-    """Write what a text asks for: completions, pictures and files in a folder, and a line on what each is worth.
-    Options of the task are taken too."""
+    """Write what a text asks for: completions, pictures and files in a folder, and a line on what each is worth. For
+    the folder of a run the task and its options are those of the run; otherwise they are given, as for train."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks generate", description=generate.__doc__, allow_abbrev=False)
-    parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
-    parser.add_argument("--model_name_or_path", required=True, help="a folder, a .gguf file, or a Hub id")
+    parser.add_argument("--task", help="a task's name, a .py file with one, or a module; not given: that of the run")
+    parser.add_argument(
+        "--model_name_or_path", required=True, help="the folder of a run or a model, a .gguf file, or a Hub id"
+    )
     parser.add_argument("--text", required=True, help="what is asked for, such as 'a small table, world 8'")
     parser.add_argument("--num_samples", type=int, default=4, help="how many completions; 4 if not given")
     parser.add_argument("--decoding", help="how they are written; constrained, if not given and there is such a way")
@@ -113,7 +116,12 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--max_completion_length", type=int, help="most tokens; the task's if not given")
     parser.add_argument("--seed", type=int, default=0)
     known, rest = parser.parse_known_args(arguments)
-    task = get_task(known.task, _task_options(known.task, rest))
+    from .report.folder import RunFolder
+
+    settings = RunFolder.read(known.model_name_or_path).settings if Path(known.model_name_or_path).is_dir() else {}
+    if not known.task and not settings:
+        raise ValueError(f"{known.model_name_or_path} is not the folder of a run: give --task too")
+    task = _task_of(known.task, rest, known.model_name_or_path)
     from .generate import generate as write
     from .generate import verdict
 
@@ -128,6 +136,7 @@ def generate(arguments: Sequence[str]) -> int:
         temperature=known.temperature,
         max_completion_length=known.max_completion_length,
         seed=known.seed,
+        run_seed=settings.get("training", {}).get("seed", 42),
     )
     for number, sample in enumerate(samples, 1):
         print(f"sample {number}: {verdict(sample)}")
@@ -170,6 +179,17 @@ def _lines_of(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
+def _task_of(spec: str | None, flags: Sequence[str], run_dir: str) -> Task:
+    """The task that is named, with its flags; otherwise that of the run, with its options."""
+    if spec:
+        return get_task(spec, _task_options(spec, flags))
+    if flags:
+        raise ValueError(f"{flags[0]}: options of a task need --task; without it they are those of the run")
+    from .report import task_of
+
+    return task_of(run_dir)
+
+
 def _task_options(spec: str, flags: Sequence[str]) -> object:
     """The options of a task alone, from its flags."""
     options_class = find_task_class(spec).Options
@@ -205,7 +225,8 @@ def prepare_judge(arguments: Sequence[str]) -> int:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Prove with no model that a task keeps the contract."""
+    """Prove with no model that the pieces of a task fit together: rows that repeat and that splits do not share, gold
+    answers that succeed and bad ones that do not, scores for any text, a constraint that allows the gold answers."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks check", description=check.__doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
     known, rest = parser.parse_known_args(arguments)

@@ -100,7 +100,15 @@ class TaskGRPOConfig(GRPOConfig):
     curriculum_review: float = option(0.2, "Share of prompts that come from lower levels.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if "divisible by num_generations" in str(error):  # of the product of the others, which nobody gave
+                raise ValueError(
+                    f"{str(error).rstrip('.')}; change num_generations, or what gives the batch: "
+                    "per_device_train_batch_size x gradient_accumulation_steps x processes"
+                ) from error
+            raise
         check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
         if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(

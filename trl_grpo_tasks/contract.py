@@ -9,6 +9,7 @@ check_task(get_task("my_task.py"))
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import pickle
@@ -16,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .task import MASK_TOKEN, Row, Score, Task
+from .task import MASK_TOKEN, Row, Score, Task, said_where
 
 # What a model may come up with before it has learned anything.
 GARBAGE: tuple[str, ...] = (
@@ -36,6 +37,8 @@ GARBAGE: tuple[str, ...] = (
     "'; DROP TABLE rewards; -- <script>alert(1)</script> %s {0} ${x}",
 )
 
+COMPARED = 64  # rows of each split, among which none may be shared
+
 
 def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) -> None:
     """AssertionError, in a plain sentence, at the first thing in which `task` does not keep the contract.
@@ -44,7 +47,8 @@ def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) 
     """
     _check_metadata(task)
     splits = {split: _check_rows(task, split, seed, size) for split in ("train", "test")}
-    shared = {_text_of(row) for row in splits["train"]} & {_text_of(row) for row in splits["test"]}
+    train, test = ({_text_of(row) for row in task.dataset(split, COMPARED, seed)} for split in splits)
+    shared = train & test
     _require(not shared, f"train and test share a row: {next(iter(shared), '')[:200]}")
     _check_levels(task, seed, splits)
     rows = [json.loads(_text_of(row)) for row in splits["train"] + splits["test"]]  # what a reward worker sees
@@ -132,7 +136,7 @@ def _check_levels(task: Task, seed: int, splits: Mapping[str, list[dict[str, Any
 def _check_gold_and_bad(task: Task, row: Row) -> None:
     gold, bad = task.gold(row), task.bad(row)
     good = _check_score(task, row, gold)
-    _require(good is not None, f"the gold answer could not be scored: {gold[:200]!r}")
+    _require(good is not None, f"the gold answer could not be scored (score gave None): {gold[:200]!r}")
     assert good is not None
     _require(good.valid, f"the gold answer {gold[:200]!r} is not valid: {good.reason}")
     _require(good.success, f"the gold answer {gold[:200]!r} does not succeed: {good.reason}")
@@ -145,8 +149,11 @@ def _check_score(task: Task, row: Row, completion: str) -> Score | None:
     try:
         score = task.score(row, completion)
         again = task.score(row, completion)
+    except ImportError:
+        raise  # a package is missing: no fault of the task
     except Exception as error:
-        raise AssertionError(f"score raised {type(error).__name__} for {shown}: {error}") from error
+        file = inspect.getsourcefile(type(task)) or ""
+        raise AssertionError(f"score raised {said_where(error, file)}, for {shown}") from error
     _require(_text_of(row) == before, f"score changed the row for {shown}")
     _require(score == again, f"score gave {score} and then {again} for {shown}")
     if score is None:

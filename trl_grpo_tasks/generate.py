@@ -10,6 +10,8 @@ from .task import Task, check_decoding
 if TYPE_CHECKING:
     from .evaluate import Sample
 
+LONGEST_SHOWN = 60  # characters of a completion that stands in its line
+
 
 def generate(
     task: Task,
@@ -22,10 +24,12 @@ def generate(
     temperature: float | None = None,
     max_completion_length: int | None = None,
     seed: int = 0,
+    run_seed: int = 42,
 ) -> list[Sample]:
     """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
 
-    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults.
+    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
+    that of the run that made the model, so that its judges are found rather than made again.
     """
     if decoding is None:
         decoding = "constrained" if "constrained" in task.decodings else "free"
@@ -44,7 +48,7 @@ def generate(
     from .rewards.executor import RewardExecutor
 
     folder = Path(output_dir)
-    task.prepare(seed)
+    task.prepare(run_seed)
     ready = ready_model(model_name, task, [row], folder, seed=seed)
     model = load_model(ready.path, policy=task.policy, dtype="float32").to(
         "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,11 +77,13 @@ def generate(
 
 
 def verdict(sample: Sample) -> str:
-    """What the task says of a sample, in a line."""
+    """What the task says of a sample, in a line; with the completion where that is short."""
     score = sample.score
     if score is None:
         return f"could not be judged: {sample.reason}"
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
-    return "; ".join(part for part in (word, sample.reason, ", ".join(told)) if part)
+    text = sample.completion.strip()
+    written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""
+    return "; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part)

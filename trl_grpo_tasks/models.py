@@ -148,8 +148,9 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
             source, revision=revision, padding_side="left", truncation_side="left"
         )
     except OSError as error:
+        nowhere = "" if Path(source).is_dir() else "there is no such folder here, and from the Hub: "
         raise ValueError(
-            f"the tokenizer of model {source!r} cannot be loaded: {str(error).splitlines()[0]}"
+            f"the tokenizer of model {source!r} cannot be loaded: {nowhere}{str(error).splitlines()[0]}"
         ) from error
     tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
     if tokenizer.pad_token is None:

@@ -120,7 +120,7 @@ def _check_folder(args: Any) -> None:
     if earlier and not args.resume_from_checkpoint:
         raise ValueError(
             f"{args.output_dir} holds an earlier run ({earlier.name}): continue it with --resume_from_checkpoint, "
-            "or choose another --output_dir"
+            "choose another --output_dir, or delete it"
         )
     if not earlier and args.resume_from_checkpoint == NEWEST:
         raise ValueError(

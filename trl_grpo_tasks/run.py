@@ -72,7 +72,7 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or "tiny"
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
-    say(_what_comes(run, args))
+    say(_what_comes(run, args, len(plan.test_rows)))
 
     model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
@@ -130,7 +130,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
     if not run.verbose:
         for callback in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
-        trainer.add_callback(Console("step", CONSOLE_METRICS))
+        trainer.add_callback(Console("GRPO", CONSOLE_METRICS))
     if args.report_to:
         trainer.add_callback(TrackedSamples(trainer))
     trainer.add_callback(LiveReport(task, trainer.pictures))
@@ -173,7 +173,8 @@ class _Evaluations:
             from .summary import table
 
             print(
-                f"\nheld-out rows, {self._run.eval_samples} samples each, with 95% intervals:\n{table(self._done)}\n"
+                f"\n{len(self._plan.test_rows)} held-out rows, {self._run.eval_samples} samples each, "
+                f"with 95% intervals:\n{table(self._done)}\n"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -211,11 +212,10 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     )
 
 
-def _what_comes(run: RunArguments, args: Any) -> str:
+def _what_comes(run: RunArguments, args: Any, held_out: int) -> str:
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     cold_start = f"cold start of {run.cold_start_steps} steps, then " if run.cold_start_steps else ""
-    rows = "all" if args.eval_rows is None else args.eval_rows
-    evaluation = f"; {rows} held-out rows before and after" if run.eval_before_and_after else ""
+    evaluation = f"; {held_out} held-out rows before and after" if held_out else ""
     completions = f"{args.generation_batch_size} completions, {args.num_generations} of a prompt"
     return f"{cold_start}GRPO for {steps} of {completions}{evaluation}"
 

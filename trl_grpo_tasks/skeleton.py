@@ -32,8 +32,8 @@ class MyTask(Task):
     weights = {"letters": 0.3, "exact": 1.0}
     levels = ("short", "long")  # easy to hard; rows carry one of these as `level`
     # Training options that suit the task; recipes and flags go before them.
-    defaults = {"max_completion_length": 12, "num_generations": 8, "per_device_train_batch_size": 64,
-                "learning_rate": 5e-4, "max_steps": 60, "cold_start_steps": 150, "temperature": 1.0}  # fmt: skip
+    defaults = {"max_completion_length": 12, "num_generations": 16, "per_device_train_batch_size": 256,
+                "learning_rate": 5e-4, "max_steps": 120, "cold_start_steps": 150, "temperature": 1.0}  # fmt: skip
     Options = MyOptions
 
     def dataset(self, split, size, seed):
@@ -68,6 +68,10 @@ class MyTask(Task):
     def bad(self, row):
         """An answer that does not."""
         return "?"
+
+    def row_of(self, text):
+        """A row for a text of one's own, for `trl-grpo-tasks generate`."""
+        return {"prompt": [{"role": "user", "content": text}], "word": text}
 
     def constraint(self, tokenizer):
         """What may be written next (used with --constrain). Leave it out where anything goes."""

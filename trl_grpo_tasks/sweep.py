@@ -36,7 +36,9 @@ def sweep(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--trials", type=int, default=20, help="runs in all; 20 if not given")
     parser.add_argument(
-        "--metric", default="success", help="what is made large: a metric of the evaluation after GRPO"
+        "--metric",
+        default="success",
+        help="what is made large: a metric of the evaluation after GRPO; success if not given",
     )
     parser.add_argument(
         "--output_dir", default="outputs/sweep", help="folder of the sweep; outputs/sweep if not given"
@@ -48,7 +50,7 @@ def sweep(arguments: Sequence[str]) -> int:
         import optuna
         from optuna.storages.journal import JournalFileBackend, JournalStorage
     except ImportError as error:
-        raise ImportError("a sweep needs Optuna: pip install optuna") from error
+        raise ImportError("a sweep needs Optuna: pip install 'trl_grpo_tasks[sweep]'") from error
     space = dict(_read_values(text) for text in known.search)
     task, seed = _check(space, rest, known.output_dir)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -64,6 +65,14 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """ValueError for a value of an option that is none of its choices."""
     if value not in choices:
         raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
+
+
+def said_where(error: Exception, path: str | Path) -> str:
+    """An error of a task's own code in a line, with the last line of its file that had part in it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines, error = [error.lineno], SyntaxError(f"{error.msg}: {(error.text or '').strip()}")
+    return f"{type(error).__name__}: {error}{f' (line {lines[-1]})' if lines else ''}"
 
 
 class UnfinishedTaskError(NotImplementedError, ValueError):
@@ -164,7 +173,9 @@ class Task:
 
     def row_of(self, text: str) -> dict[str, Any]:
         """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
-        raise ValueError(f"task {self.name!r} makes no rows from a text: it does not define row_of(text)")
+        raise ValueError(
+            f"task {self.name!r} makes no rows from a text; define row_of(text), which gives a row as dataset does"
+        )
 
     def canonical(self, row: Row, completion: str) -> str:
         """The same text for completions that are the same answer, by which evaluations count different ones."""
@@ -200,6 +211,8 @@ class Task:
         info: Mapping[str, Any] | None = None,
     ) -> Score:
         """A Score whose total is the weighted sum of `components`."""
+        if unknown := [name for name in components if name not in self.weights]:
+            raise ValueError(f"component {unknown[0]!r} has no weight; weights are: {', '.join(self.weights)}")
         total = math.fsum(self.weights[name] * value for name, value in components.items())
         return Score(dict(components), total, valid, success, reason, dict(info or {}))
 
@@ -244,21 +257,24 @@ def check_decoding(task: Task, name: str) -> None:
 def find_task_class(spec: str) -> type[Task]:
     """The Task subclass behind a name, a .py file or a module."""
     module = _load_module(spec)
-    declared = getattr(module, "TASK", None)
-    if declared is not None:
-        return declared
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
-    ]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(cls.__name__ for cls in found) or "none"
-    raise ValueError(
-        f"task {spec!r}: the module must define one subclass of Task, or TASK = TheOne where there are several; "
-        f"found: {names}"
+    found = (
+        [module.TASK]
+        if hasattr(module, "TASK")
+        else [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
+        ]
     )
+    if len(found) != 1:
+        names = ", ".join(cls.__name__ for cls in found) or "none"
+        raise ValueError(
+            f"task {spec!r}: the module must define one subclass of Task, or TASK = TheOne where there are several; "
+            f"found: {names}"
+        )
+    if not isinstance(getattr(found[0], "name", None), str):
+        raise ValueError(f'task {spec!r}: class {found[0].__name__} needs a name, such as name = "my_task"')
+    return found[0]
 
 
 def _load_module(spec: str) -> Any:
@@ -273,7 +289,12 @@ def _load_module(spec: str) -> Any:
         assert loader is not None and loader.loader is not None  # a .py path always has a loader
         module = importlib.util.module_from_spec(loader)
         sys.modules[name] = module  # dataclasses look their module up there
-        loader.loader.exec_module(module)
+        try:
+            loader.loader.exec_module(module)
+        except ImportError:
+            raise  # it says itself what is missing
+        except Exception as error:
+            raise ValueError(f"task file {spec!r} cannot be read: {said_where(error, path)}") from error
         return module
     if "." in spec:
         if importlib.util.find_spec(spec.split(".")[0]) is None:

@@ -13,8 +13,10 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from .report.gallery import Pictures, prompt_of
+from .task import check_choice
 
 TRACKERS = ("trackio", "wandb", "tensorboard")
 MOST_LINES = 32  # of the table of a log step
@@ -29,8 +31,9 @@ def default_tracker() -> str:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """ValueError for a tracker that is not installed, before anything slow starts."""
+    """ValueError for a tracker that is unknown or not installed, before anything slow starts."""
     for name in names:
+        check_choice("report_to", name, ("none", "all", *TRACKERS, *INTEGRATION_TO_CALLBACK))
         if name in TRACKERS and importlib.util.find_spec(name) is None:
             raise ValueError(f"--report_to {name}: it is not installed; pip install {name}, or give --report_to none")
 

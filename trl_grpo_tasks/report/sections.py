@@ -70,7 +70,7 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
         "weights": None if not model else "an adapter (LoRA)" if model.get("use_peft") else "all of them",
         "parameters": f"{model['parameters']:,}" if is_number(model.get("parameters")) else None,
         "cold start": f"{n:,} steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
-        "machine": settings.get("machine"),
+        "hardware": settings.get("machine"),
         "training": duration(run.seconds) if run.seconds is not None else None,
         "decoding": "under the task's constraint" if settings.get("training", {}).get("constrain") else None,
     }
@@ -97,7 +97,8 @@ def evaluation_table(run: RunFolder) -> str:
     counts = {(len({prompt_of(s, 10**6) for s in one["samples"]}), len(one["samples"])) for one in run.evaluations}
     size = "; ".join(f"{made:,} samples of {rows:,} prompts" for rows, made in sorted(counts))
     return (
-        f"<p class=soft>{size}, none of them trained on; small: 95% intervals, by bootstrap over rows.</p>"
+        f"<p class=soft>{size}, none of them trained on; "
+        "in small print 95% intervals, by bootstrap over rows.</p>"
         f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
     )
 
@@ -119,7 +120,8 @@ def best_of_k(run: RunFolder) -> str:
         return ""
     return (
         f"<div class=charts>{''.join(drawn)}</div><p class=soft>pass@k: how often at least one of k samples succeeds. "
-        "max@k: the reward of the best of k.</p>"
+        "max@k: the reward of the best of k. distinct_answers: different valid answers of a row, as a share of its "
+        "samples. cut_off: samples that met the longest length.</p>"
     )
 
 
@@ -228,9 +230,8 @@ def _tiles(run: RunFolder) -> str:
         if not values or (name == "valid" and set(values) == {1.0}):
             continue
         label = {"success": "success on held-out rows", "tokens": "tokens a sample"}.get(name, name)
-        tiles.append(
-            _tile(label, values, name in SHARES or "@" in name, judged=name != "tokens", main=name == "success")
-        )
+        main = name in ("success", "reward")  # what is wanted, and what is trained: a task may not reward success
+        tiles.append(_tile(label, values, name in SHARES or "@" in name, judged=name != "tokens", main=main))
     return f"<div class=tiles>{''.join(tiles)}</div>"
 
 

@@ -95,7 +95,7 @@ def facts(judgement: Judgement) -> dict[str, Any]:
         "bricks": len(judgement.structure),
         "stable": bool(analysis and analysis.stable),
         "load_factor": analysis.load_factor if analysis else None,
-        "iou": judgement.iou,
+        **({"shape": "not judged: no caption of a level"} if judgement.iou is None else {"iou": judgement.iou}),
     }
 
 

@@ -38,6 +38,7 @@ def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[st
     image = Image.new("RGB", (_SIZE[0], 2 * _SIZE[1]))
     image.paste(close, (0, 0))
     image.paste(far, (0, _SIZE[1]))
+    ImageDraw.Draw(image).line((0, _SIZE[1], _SIZE[0], _SIZE[1]), "white", 4)  # two views, not one
     _write(image, [line for line in lines if line], INK)
     return _png(image)
 

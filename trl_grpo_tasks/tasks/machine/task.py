@@ -75,6 +75,7 @@ class MachineTask(Task):
         "constrain": True,
         "max_completion_length": 1168,
         "num_generations": 16,
+        "per_device_train_batch_size": 16,
         "temperature": 1.0,
     }
     Options: ClassVar[type] = MachineOptions
