@@ -20,7 +20,7 @@ code,pre{font-family:ui-monospace,Menlo,Consolas,monospace}code{overflow-wrap:an
 .same{color:var(--soft)}
 .tiles{display:grid;gap:.7rem;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));margin:1.2rem 0}
 .tile,figure,.pair{background:var(--paper);border:1px solid var(--line);border-radius:.7rem}
-.tile{padding:.7rem .9rem}.tile small{display:block;color:var(--soft)}.tile b{font-size:1.35rem;white-space:nowrap}
+.tile{padding:.7rem .8rem}.tile small{display:block;color:var(--soft)}.tile b{font-size:1.1rem;white-space:nowrap}
 .tile.main{grid-column:span 2}.tile.main b{font-size:2.5rem;line-height:1.15}
 .facts{display:flex;flex-wrap:wrap;gap:.2rem 1.4rem;margin:.6rem 0;padding:0;list-style:none;font-size:.95rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}
@@ -65,7 +65,7 @@ max-height:96vh}dialog::backdrop{background:rgba(0,0,0,.65)}dialog .picture{max-
 dialog img{max-height:80vh;object-fit:contain}
 dialog .paper{font-size:1rem}dialog button{float:right;font:inherit;border:1px solid var(--line);border-radius:.4rem;
 background:none;color:inherit;cursor:pointer}
-@media(max-width:30rem){main{padding:1rem .7rem 3rem}h1{font-size:1.35rem}.tile b{font-size:1.1rem}
+@media(max-width:30rem){main{padding:1rem .7rem 3rem}h1{font-size:1.35rem}
 .tile.main b{font-size:2rem}.tiles{grid-template-columns:1fr 1fr}.sides{gap:.3rem}.sample{padding:.3rem}
 .pair{padding:.5rem}.samples{grid-template-columns:1fr 1fr}.text .sides,.text.samples{grid-template-columns:1fr}}
 """
