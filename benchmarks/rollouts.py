@@ -1,25 +1,29 @@
 """Whole GRPO steps, side by side: TRL's generation, TRL's with a static cache, and our rollouts and shared prompts.
 
     python benchmarks/rollouts.py [--model FOLDER] [--dtype float32] [--weights lora full] [--prompt_lengths 100 2000]
-                                  [--texts free bricks JSON] [--ways trl static fast] [--group 8] [--prompts 8]
+                                  [--texts free bricks JSON] [--ways trl static fast] [--groups 8] [--lengths 256]
 
 Without --model: the embedded kind of model (hidden size 128, 4 layers) over single characters. Three texts: free;
 brick lines under a choice tree (about half of the tokens are forced); a long JSON object under its schema (most are).
-One trainer a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing; the static
-cache of transformers does not go with autocast and needs --dtype bfloat16). Step times
-are medians of the steps after the first; start-up is what the first took longer. Prints a table and writes
-benchmarks/results/rollouts.json.
+One trainer and one process a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient
+checkpointing; the static cache of transformers does not go with autocast and needs --dtype bfloat16). Step times are
+medians of the steps after the first; start-up is what the first took longer. Prints a table and writes
+benchmarks/results/rollouts.json. How time grows: --groups 8 32 128, --lengths 128 256 512, or a --model with a larger
+vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import string
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -98,70 +102,67 @@ def main() -> None:
     parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
     parser.add_argument("--texts", nargs="+", default=["free", "bricks", "JSON"])
     parser.add_argument("--ways", nargs="+", default=["trl", "fast"], choices=list(WAYS))
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--groups", nargs="+", type=int, default=[8], help="completions of a prompt")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[256], help="most tokens of a completion")
+    parser.add_argument("--prompts", type=int, default=8, help="distinct prompts a step")
     parser.add_argument("--steps", type=int, default=5, help="steps measured, after one that is not; TRL's ways: one")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
-    model_of, tokenizer = models(options.model, options.dtype)
-    constraints: dict[str, Any] = {
-        "free": None,
-        "bricks": ChoiceTreeConstraint(tokenizer, lambda row: ("size", 0), bricks, look_ahead=False),
-        "JSON": OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE))),
-    }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    print(f"{options.prompts} prompts x {options.group} completions of up to {options.length} tokens; {device}")
-    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'way':<8}{'tokens/s':>9}{'rollout s':>10}{'step s':>8}"
-          f"{'start-up s':>11}{'peak GB':>9}{'step ratio':>11}")  # fmt: skip
+    print(f"{options.prompts} prompts; {device}")
+    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'group':>6}{'length':>7} {'way':<8}{'tokens/s':>9}"
+          f"{'rollout s':>10}{'step s':>8}{'start-up s':>11}{'peak GB':>9}{'step ratio':>11}")  # fmt: skip
     results = []
-    for weights in options.weights:
-        for prompt_length in options.prompt_lengths:
-            for text in options.texts:
-                first = None
-                for way in options.ways:
-                    cell = measure(options, model_of(), tokenizer, constraints[text], weights, prompt_length, way)
-                    first = first or cell["step_s"]
-                    cell = {"weights": weights, "prompt": prompt_length, "text": text, "way": way, **cell,
-                            "ratio": first / cell["step_s"]}  # fmt: skip
-                    results.append(cell)
-                    print(f"{weights:<8}{prompt_length:>7} {text:<8}{way:<8}{cell['tokens_per_s']:>9.0f}"
-                          f"{cell['rollout_s']:>10.2f}{cell['step_s']:>8.2f}{cell['start_up_s']:>11.1f}"
-                          f"{cell['peak_gb']:>9.1f}{cell['ratio']:>11.1f}", flush=True)  # fmt: skip
-                    path = Path(options.out)
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_text(json.dumps({"device": device, "results": results}, indent=1))
+    cells = itertools.product(options.weights, options.prompt_lengths, options.texts, options.groups, options.lengths)
+    for weights, prompt, text, group, length in cells:
+        first = None
+        for way in options.ways:
+            cell = {"weights": weights, "prompt": prompt, "text": text, "group": group, "length": length, "way": way}
+            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                cell |= alone.submit(measure, options, **cell).result()
+            first = first or cell["step_s"]
+            results.append({**cell, "ratio": first / cell["step_s"]})
+            print(f"{weights:<8}{prompt:>7} {text:<8}{group:>6}{length:>7} {way:<8}{cell['tokens_per_s']:>9.0f}"
+                  f"{cell['rollout_s']:>10.2f}{cell['step_s']:>8.2f}{cell['start_up_s']:>11.1f}"
+                  f"{cell['peak_gb']:>9.1f}{first / cell['step_s']:>11.1f}", flush=True)  # fmt: skip
+            path = Path(options.out)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"device": device, "results": results}, indent=1))
 
 
-def models(folder: str | None, dtype: str) -> tuple[Any, Any]:
-    """A function that gives the model anew for every cell, and the tokenizer."""
+def model_and_tokenizer(folder: str | None, dtype: str) -> tuple[Any, Any]:
     if folder:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        return lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)), tokenizer
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        return model, AutoTokenizer.from_pretrained(folder)
     tokenizer = make_tokenizer(list(string.printable[:-5]), 4096)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4, eos_token_id=tokenizer.eos_token_id,
                          pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-    return lambda: LlamaForCausalLM(config), tokenizer
+    return LlamaForCausalLM(config), tokenizer
 
 
-def measure(
-    options: Any, model: Any, tokenizer: Any, constraint: Any, weights: str, prompt_length: int, way: str
-) -> dict[str, float]:
-    words = tokenizer("build a strong table with four legs " * prompt_length)["input_ids"]
-    texts = [tokenizer.decode(words[i : i + prompt_length]) for i in range(options.prompts)]
+def constraint_of(text: str, tokenizer: Any) -> Any:
+    if text == "bricks":
+        return ChoiceTreeConstraint(tokenizer, lambda row: ("size", 0), bricks, look_ahead=False)
+    if text == "JSON":
+        return OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE)))
+    return None
+
+
+def measure(options: Any, weights: str, prompt: int, text: str, group: int, length: int, way: str) -> dict[str, float]:
+    model, tokenizer = model_and_tokenizer(options.model, options.dtype)
+    constraint = constraint_of(text, tokenizer)
+    words = tokenizer("build a strong table with four legs " * prompt)["input_ids"]
+    texts = [tokenizer.decode(words[i : i + prompt]) for i in range(options.prompts)]
     on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     steps = Steps()
     measured = options.steps if way == "fast" else 1
     with tempfile.TemporaryDirectory() as folder:
         args = TaskGRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=options.prompts * options.group,
-            num_generations=options.group,
-            max_completion_length=options.length,
+            per_device_train_batch_size=options.prompts * group,
+            num_generations=group,
+            max_completion_length=length,
             max_steps=measured + 1,
             bf16=on_gpu,
             use_cpu=not on_gpu,
