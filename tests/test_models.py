@@ -12,8 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.gguf_file import write_gguf
 from tests.toy import ToyTask
 from trl_grpo_tasks.coldstart import cold_start, gold_dataset
+from trl_grpo_tasks.constraints.vocabulary import Vocabulary
 from trl_grpo_tasks.evaluate import evaluate
-from trl_grpo_tasks.models import is_bf16_fast, load_tokenizer, make_tokenizer, prepare_model, save_tiny
+from trl_grpo_tasks.models import (
+    end_of_answer,
+    is_bf16_fast,
+    load_tokenizer,
+    make_tokenizer,
+    prepare_model,
+    save_tiny,
+)
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.skeleton import MyTask
 from trl_grpo_tasks.task import Task, TinySpec
@@ -98,6 +106,38 @@ def test_tiny_is_made_once_and_again_when_it_would_differ(tmp_path):
     assert (Path(folder) / "model.safetensors").read_bytes() != weights
     prepare_model("tiny", MyTask(), tmp_path)
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 64
+
+
+CHAT = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+
+
+def test_answers_end_as_the_chat_template_ends_them(tmp_path):
+    """Base models, and some GGUF files, name another token than the one their chats end with."""
+    tokenizer = make_tokenizer(TOKENS, context=32)
+    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
+    tokenizer.chat_template = CHAT
+    tokenizer.eos_token = "<|start|>"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.eos_token == "<|end|>" and loaded.pad_token == tokenizer.pad_token
+    assert Vocabulary.of(loaded).eos == loaded.convert_tokens_to_ids("<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHAT, "<|end|>"),
+        (CHAT.replace("<|end|>", " <|end|>|"), "<|end|>"),
+        (CHAT.replace("<|end|>", ""), None),
+        ("{{ raise_exception('roles must alternate') }}", None),
+        (None, None),
+    ],
+)
+def test_what_a_chat_template_ends_an_answer_with(template, end):
+    tokenizer = make_tokenizer(TOKENS, context=32)
+    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
+    tokenizer.chat_template = template
+    assert end_of_answer(tokenizer) == end
 
 
 def test_half_made_models_are_made_again(tmp_path):

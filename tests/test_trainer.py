@@ -16,6 +16,7 @@ from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.advantages import estimate
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import padded, widened
+from trl_grpo_tasks.models import load_tokenizer
 from trl_grpo_tasks.task import Score
 
 OURS = ("reward_workers",)
@@ -453,3 +454,20 @@ def test_scores_reach_the_table_of_completions(tiny_path, tmp_path):
 def test_a_score_is_what_it_says():
     score = ToyTask().make_score({"match": 0.5, "short": 1.0}, True, False, "because")
     assert score == Score({"match": 0.5, "short": 1.0}, 0.6, True, False, "because", {})
+
+
+def test_a_constraint_says_when_it_waits_for_another_end_than_the_chat_writes(tiny_path, tmp_path, capsys):
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "a1x"}]}] * 8)
+    tokenizer = load_tokenizer(tiny_path)
+    other_end = "{% for m in messages %}{{ m['content'] }}<unk>{% endfor %}"
+    for template, hints in ((tokenizer.chat_template, False), (other_end, True)):
+        tokenizer.chat_template = template
+        TaskGRPOTrainer(
+            tiny_path,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=config(tmp_path, constrain=True),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            constraint=LettersConstraint(tokenizer),
+        )
+        assert ("hint: the chat template ends an answer with '<unk>'" in capsys.readouterr().out) == hints

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather
+from trl import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
@@ -29,6 +30,7 @@ from .constraints.scoring import MaskedHead
 from .constraints.spelling import OneSpelling
 from .constraints.table import FREE, MaskTables, padded, widened
 from .masked import MaskedPolicy, is_masked_lm, ready
+from .models import end_of_answer
 from .reference import created, with_adapter
 from .resume import ResumableGRPOTrainer
 from .rollout import Decoder, rollout, why_not_in
@@ -94,6 +96,12 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         if self.use_vllm:
             constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
             self._hand_to_vllm(constraint)
+        end = end_of_answer(self._tokenizer) if is_conversational(next(iter(self.train_dataset))) else None
+        if end not in (None, self._tokenizer.eos_token):
+            self.accelerator.print(
+                f"hint: the chat template ends an answer with {end!r}, but constrained text ends with the tokenizer's "
+                f"eos_token, {self._tokenizer.eos_token!r}; set tokenizer.eos_token = {end!r}"
+            )
         self._constraint = constraint
         self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
         for model in self._plain_models():

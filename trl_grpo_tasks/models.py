@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 
 from .task import MASK_TOKEN, Task, TinySpec
 
@@ -137,7 +138,8 @@ def init_kwargs(model_args: Any) -> dict[str, Any]:
 
 def load_tokenizer(model: str, revision: str = "main") -> Any:
     """The tokenizer of a model. An adapter that was saved without one has that of its base model; one without a chat
-    template gets a plain one."""
+    template gets a plain one. `eos_token` is what ends an answer in a chat: those of base models, and of some GGUF
+    files, name another, for which a constraint would wait in vain."""
     from transformers import AutoTokenizer
 
     source = model
@@ -155,7 +157,20 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
     tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.eos_token = end_of_answer(tokenizer) or tokenizer.eos_token
     return tokenizer
+
+
+def end_of_answer(tokenizer: Any) -> str | None:
+    """The special token that the chat template writes after an answer; None where it writes none."""
+    answer = "4217"
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except (TemplateError, ValueError):  # templates may refuse what they were not made for; ValueError: there is none
+        return None
+    after = text.rpartition(answer)[2].lstrip()
+    return max((token for token in tokenizer.get_added_vocab() if after.startswith(token)), key=len, default=None)
 
 
 def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
