@@ -120,7 +120,6 @@ def test_models_it_does_not_know_are_named():
 def test_a_run_that_shares_is_the_run_that_does_not(tiny_path, tmp_path, monkeypatch, constrain, peft):
     """Three steps with a reference model: the same losses and the same weights, up to rounding."""
     monkeypatch.setattr("trl_grpo_tasks.shared_prompts.WORTH", 1.0)
-    monkeypatch.setattr("trl_grpo_tasks.shared_prompts.LONGEST", 100.0)
     used = []
     packing_of = _Packing.of
     monkeypatch.setattr(_Packing, "of", lambda *args: used.append(packing_of(*args)) or used[-1])

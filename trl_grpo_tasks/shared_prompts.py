@@ -14,14 +14,37 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from .rollout.support import why_not
+from .rollout.support import SHARED_ATTENTION, why_not
 
 WORTH = 0.8  # sharing must leave at most this share of the tokens
-# Attention in a shared sequence computes what completions do not see of each other. So that this stays small, the
-# completions behind one copy of a prompt are at most this many times as long as it.
-LONGEST = 2.0
+
+
+def shared_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    shared: _Packing | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as `sdpa` has it; in passes over shared prompts, of each completion to its prompt and itself."""
+    if shared is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return shared.attend(query, key, value, scale=kwargs.get("scaling"), dropout_p=kwargs.get("dropout", 0.0)), None
+
+
+# A model has this attention from the time it shares prompts, also while it does not: backward passes that compute
+# activations again come after the forward pass has ended.
+AttentionInterface.register(SHARED_ATTENTION, shared_attention)
+AttentionMaskInterface.register(SHARED_ATTENTION, sdpa_mask)
 
 
 class SharedPrompts:
@@ -41,11 +64,12 @@ class SharedPrompts:
 
     def add_to(self, model: Any) -> str | None:
         """Wrap the backbone of a causal language model; why not, in words, where that is not known to be right."""
-        reason = why_not(model)
-        if reason is None and model.config.get_text_config()._attn_implementation != "sdpa":
+        config, reason = model.config.get_text_config(), why_not(model)
+        if reason is None and config._attn_implementation not in ("sdpa", SHARED_ATTENTION):
             reason = "attention is not 'sdpa'"
         if reason is not None:
             return reason
+        config._attn_implementation = SHARED_ATTENTION
         backbone = model.base_model
         plain_forward = backbone.forward
         sharing = self
@@ -66,7 +90,8 @@ class SharedPrompts:
 class _Packing:
     """Rows of (prompt, completion) laid out as sequences of a prompt and several completions.
 
-    Sequence s holds prompt `prompt_of[s]` and the completions `rows[s]`; -1 stands for an empty place.
+    Sequence s holds the completions `sequences[s]`, behind the prompt of the first. Where others hold more, its last
+    places are empty.
     """
 
     def __init__(self, ids: torch.Tensor, mask: torch.Tensor, length: int, sequences: list[list[int]]):
@@ -77,20 +102,16 @@ class _Packing:
         first_S = rows_S_G[:, 0]
         is_filled = (rows_S_G >= 0)[:, :, None]
         completions = torch.where(is_filled, ids[rows_S_G, prompt:], 0).flatten(1)
-        real = torch.where(is_filled, mask[rows_S_G, prompt:].bool(), False).flatten(1)
         packed = torch.cat([ids[first_S, :prompt], completions], dim=1)
-        real = torch.cat([mask[first_S, :prompt].bool(), real], dim=1)
         place = torch.arange(packed.shape[1], device=device)
-        part = torch.where(place < prompt, -1, (place - prompt) // length)  # -1: the prompt
         position = torch.where(place < prompt, place, prompt + (place - prompt) % length)
-        sees = (place[:, None] >= place) & ((part == -1) | (part[:, None] == part))
-        # What is padding sees itself, so that no row of the softmax is empty.
-        seen = (sees & real[:, None]) | torch.eye(len(place), dtype=torch.bool, device=device)
         self.inputs = {
             "input_ids": packed,
-            "attention_mask": seen[:, None],
+            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # of four dimensions, so that none is made
             "position_ids": position.expand(len(packed), -1),
+            "shared": self,
         }
+        self._is_seen, self._sees = self._masks(mask[first_S, :prompt].bool())
         # Where each row's completion begins, and which sequence it is in.
         where = {row: (s, g) for s, rows in enumerate(sequences) for g, row in enumerate(rows)}
         order = torch.tensor([where[row] for row in range(len(ids))], device=device)
@@ -108,10 +129,49 @@ class _Packing:
         groups: dict[int, list[int]] = {}
         for row, number in enumerate(same.tolist()):
             groups.setdefault(number, []).append(row)
-        most = max(1, int(LONGEST * prompt / length))
-        sequences = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+        sequences = list(groups.values())
         tokens = len(sequences) * (prompt + length * max(map(len, sequences)))
         return cls(ids, mask, length, sequences) if tokens <= WORTH * rows * total else None
+
+    def _masks(self, is_real_S_P: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What tokens of a prompt see of it (None: everything before them), and what those of completions see of their
+        prompt and of themselves. What follows the last token of a completion sees it and is seen by nobody."""
+        count, prompt = is_real_S_P.shape
+        own = is_real_S_P.new_ones(self._length, self._length).tril()
+        of_prompt = is_real_S_P[:, None].expand(-1, self._length, -1)
+        sees = torch.cat((of_prompt, own.expand(count, -1, -1)), dim=2)[:, None]
+        if is_real_S_P.all():
+            return None, sees
+        # What is padding sees itself, so that no row of the softmax is empty.
+        itself = torch.eye(prompt, dtype=torch.bool, device=is_real_S_P.device)
+        return (is_real_S_P[:, None] & itself.new_ones(prompt, prompt).tril() | itself)[:, None], sees
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Attention of (S, H, T, D) without what nobody sees, completions of each other; `options` are those of
+        torch's attention."""
+        prompt, length = self._shape[1] - self._length, self._length
+        heads, shares = key.shape[1], query.shape[1] // key.shape[1]  # so many query heads have their keys in common
+        in_prompt = scaled_dot_product_attention(
+            query[:, :, :prompt], repeat_kv(key[:, :, :prompt], shares), repeat_kv(value[:, :, :prompt], shares),
+            attn_mask=self._is_seen, is_causal=self._is_seen is None, **options,
+        )  # fmt: skip
+        # A head for each completion, in which heads that have their keys in common are further queries.
+        queries = query[:, :, prompt:].unflatten(2, (-1, length)).transpose(1, 2)  # (S, G, H, L, D)
+        count = queries.shape[1]
+        queries = queries.unflatten(2, (heads, shares)).flatten(3, 4).flatten(1, 2)
+
+        def behind_prompt(part: torch.Tensor) -> torch.Tensor:
+            first = part[:, None, :, :prompt].expand(-1, count, -1, -1, -1)
+            own = part[:, :, prompt:].unflatten(2, (count, length)).transpose(1, 2)
+            return torch.cat((first, own), dim=3).flatten(1, 2)
+
+        sees = self._sees.repeat(1, 1, shares, 1)
+        seen = scaled_dot_product_attention(
+            queries, behind_prompt(key), behind_prompt(value), attn_mask=sees, **options
+        )
+        seen = seen.unflatten(1, (count, heads)).unflatten(3, (shares, length)).flatten(2, 3)  # (S, G, H, L, D)
+        out = torch.cat((in_prompt, seen.transpose(1, 2).flatten(2, 3)), dim=2)
+        return out.transpose(1, 2).contiguous()
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
         """Hidden states by row again: of the last place of the prompt and of the completion, zeros before them."""

@@ -8,6 +8,7 @@ from ..config import NEUTRAL_SAMPLING
 
 # Families whose attention is plain and causal, so that a mask and positions of our own say all there is to say.
 KNOWN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite")
+SHARED_ATTENTION = "trl_grpo_tasks_shared"  # what a model that shares prompts has instead of "sdpa"
 
 
 def why_not(model: Any) -> str | None:
@@ -21,7 +22,7 @@ def why_not(model: Any) -> str | None:
         return "the model has sliding-window layers"
     if getattr(model.config, "quantization_config", None) is not None:
         return "quantised weights are left to transformers"
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if config._attn_implementation not in ("sdpa", "eager", SHARED_ATTENTION):
         return f"attention {config._attn_implementation!r} takes no mask of our own"
     return None
 
