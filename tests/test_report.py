@@ -57,6 +57,16 @@ def page_of(folder, task=None, **options):
     return page, parsed, " ".join(" ".join(parsed.text).split())
 
 
+def test_what_is_only_watched_stands_beside_the_reward(tmp_path):
+    class Watching(ToyTask):
+        watched = ("short",)
+
+    write_run(tmp_path, evaluations=before_and_after())
+    tile = r"<div class='tile main'><small>short, not trained on</small><b[^>]*>.*?&rarr; </span>[\d.]+</b>"
+    assert re.search(tile, page_of(tmp_path, Watching())[0])
+    assert "not trained on" not in page_of(tmp_path)[0]
+
+
 def test_a_finished_run(tmp_path):
     folder = write_run(tmp_path / "run", evaluations=before_and_after())
     page, parsed, text = page_of(folder)

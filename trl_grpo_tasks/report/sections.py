@@ -81,7 +81,7 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
         stale = f"<p class=note>Scored by version {html.escape(version)} of the task; drawn by {task.version}.</p>"
     return (
         f"<header>{state}<h1>{html.escape(task.name)}: {html.escape(task.description)}</h1>"
-        f"<ul class=facts>{listed}</ul>{stale}{_tiles(run)}</header>"
+        f"<ul class=facts>{listed}</ul>{stale}{_tiles(run, task)}</header>"
     )
 
 
@@ -217,21 +217,23 @@ def _cell(value: Any, interval: Any) -> str:
     return f"<td>{value:.3f}{f'<small>{interval[0]:.3f} to {interval[1]:.3f}</small>' if interval else ''}</td>"
 
 
-def _tiles(run: RunFolder) -> str:
+def _tiles(run: RunFolder, task: Task) -> str:
     before, after = run.before_and_after
     if before is None and after is None:
         return _training_tiles(run)
     measured = [one["metrics"] for one in (before, after) if one is not None]
     best_of = [n for n in measured[-1] if re.fullmatch(r"pass@\d+", n)]
-    names = ["success", "valid", "reward", *best_of[-1:], "tokens"]
+    main = ("success", "reward", *task.watched)  # what is wanted, what is trained, and what should rise with it
+    names = ["success", "valid", "reward", *task.watched, *best_of[-1:], "tokens"]
     tiles = []
     for name in names:
         values = [metrics[name] for metrics in measured if is_number(metrics.get(name))]
         if not values or (name == "valid" and set(values) == {1.0}):
             continue
         label = {"success": "success on held-out rows", "tokens": "tokens a sample"}.get(name, name)
-        main = name in ("success", "reward")  # what is wanted, and what is trained: a task may not reward success
-        tiles.append(_tile(label, values, name in SHARES or "@" in name, judged=name != "tokens", main=main))
+        label += ", not trained on" if name in task.watched else ""
+        is_share = name in SHARES or "@" in name
+        tiles.append(_tile(label, values, is_share, judged=name != "tokens", main=name in main))
     return f"<div class=tiles>{''.join(tiles)}</div>"
 
 
