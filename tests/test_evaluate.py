@@ -44,6 +44,19 @@ def test_metrics_of_samples_made_by_hand():
     assert metrics["tokens"] == (2 + 4 + 8 + 8 + 4 * 2) / 8 and metrics["cut_off"] == 2 / 8
 
 
+def test_success_is_told_by_level_where_there_are_several():
+    marks = {"easy": [(True, True), (True, False)], "hard": [(False, True)]}
+    samples = []
+    for level, rows in marks.items():
+        for row in rows:
+            samples += [Sample({"prompt": "p", "level": level}, "text", 3, sample(mark).score) for mark in row]
+    metrics, intervals = summarise(samples, num_samples=2, max_completion_length=8)
+    assert metrics["success"] == pytest.approx(4 / 6)
+    assert metrics["success/easy"] == pytest.approx(3 / 4) and intervals["success/easy"] == [0.5, 1.0]
+    assert metrics["success/hard"] == pytest.approx(1 / 2)
+    assert not any("/" in name for name in summarise(samples[:4], 2, 8)[0])
+
+
 def test_nothing_scored_is_not_a_number_and_no_crash():
     metrics, _ = summarise([Sample({}, "", 1, None)] * 4, 2, 8)
     assert metrics["unscored"] == 1 and metrics["success"] != metrics["success"]

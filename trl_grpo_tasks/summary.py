@@ -30,7 +30,8 @@ def summarise(
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Metrics by name, and their intervals, of samples that stand row after row, `num_samples` of each.
 
-    Means leave out samples that could not be scored; `facts` are keys of the scores' info that are averaged too.
+    Means leave out samples that could not be scored; `facts` are keys of the scores' info that are averaged too. Where
+    rows are of several levels, success is there for each.
     pass@k and max@k are unbiased, for `ks` or 1, 2, 4, ... `distinct_answers` is how many different valid answers a
     row has, as a share of its samples; `distinct_ngrams` the share of a row's word triples that differ. Rows are what
     is resampled for the intervals: samples of one row are not independent.
@@ -70,6 +71,11 @@ def _measured(
     measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in MARKS}
     for fact in facts:
         measured[fact] = [_sum_and_count(score["info"].get(fact) for score in scores) for scores in scores_P]
+    levels_P = [row[0].row.get("level") for row in rows_P]
+    for level in dict.fromkeys(levels_P) if len(set(levels_P)) > 1 else ():
+        measured[f"success/{level}"] = [
+            of_row if its == level else (0.0, 0) for of_row, its in zip(measured["success"], levels_P, strict=True)
+        ]
     measured["reward"] = [_sum_and_count(score["total"] for score in scores) for scores in scores_P]
     for part in sorted({part for scores in scores_P for score in scores for part in score["components"]}):
         measured[part] = [_sum_and_count(score["components"].get(part) for score in scores) for scores in scores_P]
