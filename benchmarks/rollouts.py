@@ -48,6 +48,7 @@ PART = {"type": "object", "properties": {"kind": {"enum": ["wheel", "block", "hi
         "face": {"enum": ["top", "left", "right"]}}, "required": ["kind", "parent", "face"]}  # fmt: skip
 MACHINE = {"type": "object", "properties": {f"part_{i}": PART for i in range(12)},
            "required": [f"part_{i}" for i in range(12)]}  # fmt: skip
+TEXTS = ("free", "bricks", "JSON")
 WAYS: dict[str, dict[str, Any]] = {
     "trl": {"rollout": "trl"},
     "static": {"rollout": "trl", "cache_implementation": "static"},
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     parser.add_argument("--weights", nargs="+", default=["lora", "full"], choices=["lora", "full"])
     parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
-    parser.add_argument("--texts", nargs="+", default=["free", "bricks", "JSON"])
+    parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
     parser.add_argument("--ways", nargs="+", default=["trl", "fast"], choices=list(WAYS))
     parser.add_argument("--groups", nargs="+", type=int, default=[8], help="completions of a prompt")
     parser.add_argument("--lengths", nargs="+", type=int, default=[256], help="most tokens of a completion")
