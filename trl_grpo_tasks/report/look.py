@@ -29,7 +29,7 @@ td,th{padding:.22rem .8rem;border-bottom:1px solid var(--line);text-align:right}
 {text-align:left;padding-left:0}
 .charts{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr))}
 .beside{display:grid;gap:1rem 2rem;
-grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}
+grid-template-columns:repeat(auto-fit,minmax(min(100%,34rem),1fr))}
 figure{margin:0;padding:.7rem;min-width:0}
 figcaption{font-size:.85rem;overflow-wrap:anywhere}.chart figcaption{display:flex;flex-wrap:wrap;gap:0 .7rem}
 .chart figcaption code{font-size:.72rem;width:100%}svg{display:block;width:100%;height:auto;margin-top:.3rem}
@@ -65,7 +65,7 @@ max-height:96vh}dialog::backdrop{background:rgba(0,0,0,.65)}dialog .picture{max-
 dialog img{max-height:80vh;object-fit:contain}
 dialog .paper{font-size:1rem}dialog button{float:right;font:inherit;border:1px solid var(--line);border-radius:.4rem;
 background:none;color:inherit;cursor:pointer}
-@media(max-width:30rem){main{padding:1rem .7rem 3rem}h1{font-size:1.35rem}
+@media(max-width:30rem){main{padding:1rem .7rem 3rem}h1{font-size:1.35rem}td small{display:block;margin:0}
 .tile.main b{font-size:2rem}.tiles{grid-template-columns:1fr 1fr}.sides{gap:.3rem}.sample{padding:.3rem}
 .pair{padding:.5rem}.samples{grid-template-columns:1fr 1fr}.text .sides,.text.samples{grid-template-columns:1fr}}
 """
