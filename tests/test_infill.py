@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,6 +278,36 @@ def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
     said = capsys.readouterr()
     assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "not handed over" in said.err
     assert not (tmp_path / "judge" / "config.json").exists()
+
+
+def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsys):
+    def prepare(folder, *flags):
+        code = command(
+            ["prepare-judge", "--output_dir", str(folder), "--corpus", corpus, "--text_length", "16", *flags]
+        )
+        return code, capsys.readouterr().err
+
+    made = Path(judged.options.judge)
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    code, said = prepare(made, "--judge_width", "16", "--judge_steps", "151")
+    assert code == 2 and "made with other settings (steps 150, not 151)" in said and "--output_dir" in said
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    (tmp_path / "diary.txt").write_text("dear diary")
+    code, said = prepare(tmp_path, "--judge_steps", "2")
+    assert code == 2 and "is no judge and not empty" in said
+    assert (tmp_path / "diary.txt").read_text() == "dear diary"
+
+
+def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
+    task = get_task(
+        "infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(tmp_path / "judges")}
+    )
+    task.prepare(0)
+    weights = (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes()
+    said = []
+    task.prepare(1, said.append)
+    assert not said and (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
 
 
 def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):

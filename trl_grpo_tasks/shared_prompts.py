@@ -165,9 +165,10 @@ class _Packing:
             own = part[:, :, prompt:].unflatten(2, (count, length)).transpose(1, 2)
             return torch.cat((first, own), dim=3).flatten(1, 2)
 
-        sees = self._sees.repeat(1, 1, shares, 1)
+        if self._sees.shape[2] != queries.shape[2]:  # the first layer
+            self._sees = self._sees.repeat(1, 1, shares, 1)
         seen = scaled_dot_product_attention(
-            queries, behind_prompt(key), behind_prompt(value), attn_mask=sees, **options
+            queries, behind_prompt(key), behind_prompt(value), attn_mask=self._sees, **options
         )
         seen = seen.unflatten(1, (count, heads)).unflatten(3, (shares, length)).flatten(2, 3)  # (S, G, H, L, D)
         out = torch.cat((in_prompt, seen.transpose(1, 2).flatten(2, 3)), dim=2)

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...models import encoder_config, is_made_from, make_tokenizer, making
+from ...models import encoder_config, is_made_from, make_tokenizer, making, origin_of
 from ...rewards.judge import REAL
 from ...task import TinySpec
 from .data import window
@@ -85,7 +85,8 @@ def train_judge(
 ) -> None:
     """Train a judge on passages, test it on others, say how it did, and save it to `folder`.
 
-    ValueError where it is no better than chance. One that was made in the same way before is left as it is.
+    ValueError where it is no better than chance. One that was made in the same way before is left as it is; a folder
+    with anything else in it is refused.
     """
     import torch
     from torch.nn import functional
@@ -94,6 +95,7 @@ def train_judge(
     folder = Path(folder)
     if is_made_from(folder, origin):
         return
+    _refuse_what_is_there(folder, origin)
     set_seed(seed)
     tokenizer = make_tokenizer(spec.tokens, spec.context)
     labels = {0: "corrupted", 1: REAL}
@@ -153,9 +155,26 @@ def train_judge(
             f"the judge for {folder} tells real from corrupted text in {accuracy:.1%} of held-out cases, and guessing "
             f"may reach {chance:.1%}: it is not handed over; give it more --judge_steps, or more text"
         )
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with making(partial, origin):
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     if folder.is_dir():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    with making(folder, origin):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        folder.rmdir()
+    partial.rename(folder)
+
+
+def _refuse_what_is_there(folder: Path, origin: dict[str, Any]) -> None:
+    """ValueError unless a judge can go to `folder`. Another one may be the reward of a run that is to go on."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    way_out = "give another --judges_folder (prepare-judge: --output_dir), or move it away"
+    made = origin_of(folder)
+    if not isinstance(made, dict):
+        raise ValueError(f"{folder} is no judge and not empty, so no judge is put there: {way_out}")
+    other = ", ".join(
+        f"{name} {made.get(name)}, not {value}" for name, value in origin.items() if made.get(name) != value
+    )
+    raise ValueError(f"the judge in {folder} was made with other settings ({other}): {way_out}")

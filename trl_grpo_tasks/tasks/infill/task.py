@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
 JUDGES = ("judge", "held_out")
+JUDGE_SEED = 42  # whatever --seed is: runs that differ in it have one reward
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
 
@@ -165,7 +166,7 @@ class InfillTask(Task):
                 check_judge(source)
         for name, source in zip(JUDGES, given, strict=True):
             if source is None:
-                self.train_judge(Path(self.options.judges_folder) / name, name == "held_out", seed, say)
+                self.train_judge(Path(self.options.judges_folder) / name, name == "held_out", JUDGE_SEED, say)
 
     def train_judge(self, folder: str | Path, held_out: bool, seed: int, say: Any = print) -> None:
         """Train a judge into `folder`, on one half of the training passages or, `held_out`, on the other half."""
