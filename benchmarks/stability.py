@@ -26,8 +26,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from trl_grpo_tasks.tasks.brick.prefix import prefix_stability
-from trl_grpo_tasks.tasks.brick.stability import analyse
+from trl_grpo_tasks.tasks.brick.stability import analyse, prefix_stability
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
 REFERENCE = Path(__file__).parents[1] / "tests" / "data" / "brick_structures.json"

@@ -15,9 +15,8 @@ from scipy import sparse
 from tests.brick_structures import CANTILEVER, T, W, close, random_structure
 from trl_grpo_tasks.tasks.brick import prefix as prefix_module
 from trl_grpo_tasks.tasks.brick import solvers
-from trl_grpo_tasks.tasks.brick.prefix import prefix_stability
 from trl_grpo_tasks.tasks.brick.solvers import SolverError
-from trl_grpo_tasks.tasks.brick.stability import Load, analyse
+from trl_grpo_tasks.tasks.brick.stability import Load, analyse, prefix_stability
 from trl_grpo_tasks.tasks.brick.structure import Structure
 
 # -- solvers that are not there, or fail

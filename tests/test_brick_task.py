@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from trl_grpo_tasks.contract import check_task
 from trl_grpo_tasks.models import make_tokenizer
-from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, reward, stability
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, balance, reward
 from trl_grpo_tasks.tasks.brick.data import ALL
 from trl_grpo_tasks.tasks.brick.designs import encode_voxels
+from trl_grpo_tasks.tasks.brick.stability import SolverError
 from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
 
 PUBLISHED = "tests/data/stabletext2brick.jsonl"
@@ -262,7 +263,7 @@ def test_success_needs_the_weights_to_be_carried(level):
 
 def test_a_solver_that_fails_is_no_verdict(monkeypatch):
     def fail(*_, **__):
-        raise stability.SolverError("highs: it gave up")
+        raise SolverError("highs: it gave up")
 
     monkeypatch.setattr(reward, "analyse", fail)
     assert BrickTask().score(ROW, ROW["gold"]) is None
@@ -270,7 +271,7 @@ def test_a_solver_that_fails_is_no_verdict(monkeypatch):
 
 
 def test_without_a_solver_it_is_judged_by_what_is_connected(monkeypatch):
-    monkeypatch.setattr(stability, "order_of", lambda *_: [])
+    monkeypatch.setattr(balance, "order_of", lambda *_: [])
     with pytest.warns(RuntimeWarning, match="no solver is installed"):
         score = BrickTask().score(ROW, ROW["gold"])
     assert score.success and score.components["stability"] == 1 and score.info["load_factor"] is None

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from .balance import Load, analyse_balance, force_unit, unbuildable, warn_no_solver, weights_of
 from .forces import ROWS, STUD_HOLDS_N, Contacts, matrix_of
 from .solvers import SolverError, installed, order_of, quiet_highs, run_highs
-from .stability import Load, analyse_balance, force_unit, unbuildable, warn_no_solver, weights_of
 from .structure import WORLD, Structure, structure_of
 
 

@@ -1,0 +1,250 @@
+"""The analysis of one structure: the least load factor at which every brick is in balance. Use it from `stability`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from .forces import GRAVITY, ROWS, STUD_HOLDS_N, STUD_PITCH_M, Columns, Contacts, matrix_of
+from .solvers import LinearProgram, order_of, solve
+from .structure import GROUND, SIZES, WORLD, Structure, parse, structure_of
+
+MODES = ("load_factor", "feasible", "published")
+PUBLISHED_MAX_WEIGHT, PUBLISHED_SUM_WEIGHT = 1e-3, 1e-6
+# Solvers agree on load factors to about 1e-8. Everything this close to 1 is 1, so that they agree on verdicts too.
+TOLERANCE = 1e-6
+
+
+class Load(NamedTuple):
+    """A weight that rests on the brick in cell (x, y, z), on the middle of that cell's top."""
+
+    x: int
+    y: int
+    z: int
+    mass_kg: float
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `analyse` found. Bricks are indices from 0, but count from 1 in `reasons`."""
+
+    stable: bool
+    load_factor: float | None  # None where no balance exists at any load, or none was sought
+    failing: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()  # why it is not stable; empty if it is
+    loads: tuple[float, ...] | None = None  # per brick, the largest friction under it as a share of what a stud bears
+    solver: str | None = None  # None where no solver was needed, or there is none
+
+
+def analyse(
+    bricks: Structure | str | Iterable[Sequence[int]],
+    mode: str = "load_factor",
+    backend: str = "auto",
+    *,
+    masses: Sequence[float] | None = None,
+    loads: Iterable[Load | tuple[int, int, int, float]] = (),
+    explain: bool = False,
+    world: int = WORLD,
+) -> Analysis:
+    """Analyse a structure, its text, or (h, w, x, y, z) tuples (`world` is for the latter two).
+
+    `masses` are the bricks' in kg, if not those of the parts; `loads` are weights put on bricks.
+
+    A structure that cannot be built is not stable, with the reason; so is text with a line that is no brick, for it
+    may be a model's. Of a structure that is overloaded, `failing` are the bricks that give way first: those that no
+    balance can relieve. That comes with the load factor. `explain=True` solves a second program, of twice the time or
+    more, for the balance with the least friction in all. It gives `loads`, the largest of which is the load factor,
+    and `failing` are then all bricks that it overloads. The published mode has its scores in `loads` in any case: 1
+    for a brick that fails.
+
+    Raises SolverError if no solver gave an answer, which says nothing about the structure.
+
+    >>> round(analyse("1x1 (5,5,0)\\n1x8 (5,5,1)\\n").load_factor, 6)
+    0.098475
+    >>> analyse("2x4 (0,0,0)\\n2x4 (0,0,2)\\n").reasons
+    ('brick 2, 2x4 (0,0,2), floats: no stud connects it to the ground',)
+    """
+    if mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}; modes are: {', '.join(MODES)}")
+    reading = parse(bricks, world) if isinstance(bricks, str) else None
+    structure = structure_of(bricks, world) if reading is None else reading.structure
+    solvers = order_of(backend, ROWS * len(structure))
+    if reading is not None and reading.problems:
+        return Analysis(False, None, reasons=tuple(reading.problems))
+    failing, reasons = unbuildable(structure)
+    if reasons:
+        return Analysis(False, None, failing, reasons)
+    weights_N, unsupported = weights_of(structure, masses, loads)
+    floating = tuple(structure.floating)
+    reasons = tuple(f"{_named(structure, i)}, floats: no stud connects it to the ground" for i in floating)
+    reasons += tuple(f"the load of {load.mass_kg:g} kg at {tuple(load[:3])} rests on no brick" for load in unsupported)
+    # the published analysis has a score for each brick that floats, too
+    if reasons and (mode != "published" or unsupported):
+        return Analysis(False, None, floating, reasons)
+    if not solvers:
+        warn_no_solver()
+        return Analysis(not floating, None, floating, reasons)
+    if mode == "published":
+        return _published(structure, weights_N, solvers)
+    overload = 1 + TOLERANCE if mode == "feasible" else 1 - TOLERANCE
+    return analyse_balance(structure, weights_N, solvers, overload, explain)
+
+
+def unbuildable(structure: Structure) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The bricks that cannot be where they are, and all that is wrong in words."""
+    unknown = [i for i, brick in enumerate(structure.bricks) if brick[:2] not in SIZES]
+    reasons = [f"{_named(structure, i)}, is none of the parts" for i in unknown] + structure.problems()
+    failing = {*unknown, *structure.outside, *(later for _, later in structure.collisions)}
+    return tuple(sorted(failing)), tuple(reasons)
+
+
+def weights_of(
+    structure: Structure, masses: Sequence[float] | None, loads: Iterable[Load | tuple[int, int, int, float]]
+) -> tuple[np.ndarray, list[Load]]:
+    """What must be held, [brick, row] in newtons (and newton studs), and the loads that no brick carries."""
+    masses = [brick.mass_kg for brick in structure.bricks] if masses is None else list(masses)
+    placed = [Load(*load) for load in loads]
+    if len(masses) != len(structure):
+        raise ValueError(f"{len(masses)} masses for {len(structure)} bricks; give one for each")
+    for mass in (*masses, *(load.mass_kg for load in placed)):
+        if not 0 <= mass < math.inf:
+            raise ValueError(f"a mass of {mass} kg; masses are finite and at least 0")
+    weights_N = np.zeros((len(structure), ROWS))
+    weights_N[:, 0] = np.array(masses) * GRAVITY
+    unsupported = []
+    for load in placed:
+        inside = all(0 <= place < structure.world for place in load[:3])
+        carrier = int(structure.owner[load.x, load.y, load.z]) if inside else GROUND
+        if carrier == GROUND:
+            unsupported.append(load)
+            continue
+        h, w, x, y, _ = structure.bricks[carrier]
+        arms = (1, load.x - x - (h - 1) / 2, load.y - y - (w - 1) / 2)
+        weights_N[carrier, :3] += load.mass_kg * GRAVITY * np.array(arms)
+    return weights_N, unsupported
+
+
+def analyse_balance(
+    structure: Structure,
+    weights_N: np.ndarray,
+    solvers: Sequence[str],
+    overload: float = 1 - TOLERANCE,
+    explain: bool = False,
+) -> Analysis:
+    """The load factor of a structure that is known to be sound and connected to the ground."""
+    contacts = Contacts.of(structure)
+    forces = [contacts.presses(), contacts.normals(), contacts.pushes()]
+    grips = contacts.grips()
+    every_grip = replace(grips, columns=np.zeros_like(grips.columns), count=1)
+    matrix = matrix_of([*forces, every_grip], weights_N.size)
+    cost = np.zeros(matrix.shape[1])
+    cost[-1] = 1
+    unit_N = force_unit(weights_N)
+    solution = solve(LinearProgram(matrix, weights_N.ravel() / unit_N, cost, forces[0].count), solvers)
+    load_factor = max(solution.value, 0.0) * unit_N / STUD_HOLDS_N
+
+    loads = _least_friction(weights_N, forces, grips, load_factor, solvers) if explain else None
+    told = None if loads is None else tuple(loads.tolist())
+    if load_factor < overload:
+        return Analysis(True, load_factor, loads=told, solver=solution.solver)
+    # The duals are a motion in which the structure gives way. The contacts that it opens are at the limit in every
+    # balance; those under one brick open by `opening`, and all of them by 1.
+    opening = np.bincount(grips.columns, grips.values * solution.duals[grips.rows] * (grips.rows >= 0), len(structure))
+    fails = opening > TOLERANCE
+    if loads is not None:
+        fails |= loads >= overload
+    failing = tuple(np.flatnonzero(fails).tolist())
+    times = [load_factor if told is None else told[i] for i in failing]
+    reasons = tuple(f"{_named(structure, i)}, {_overloaded(t)}" for i, t in zip(failing, times, strict=True))
+    return Analysis(False, load_factor, failing, reasons, told, solution.solver)
+
+
+def _least_friction(
+    weights_N: np.ndarray, forces: Sequence[Columns], grips: Columns, load_factor: float, solvers: Sequence[str]
+) -> np.ndarray:
+    """Each brick's share of what a stud bears in the balance whose largest frictions add up to the least, none above
+    the load factor."""
+    bricks, rows = len(weights_N), weights_N.size
+    unit_N = force_unit(weights_N)
+    limit = load_factor * (1 + TOLERANCE) * STUD_HOLDS_N / unit_N
+    # one row more for each brick: its friction and what is left of the limit add up to the limit
+    own, one = np.arange(bricks), np.ones(bricks)
+    frictions = Columns(
+        np.append(grips.rows, rows + own), np.append(grips.columns, own), np.append(grips.values, one), bricks
+    )
+    matrix = matrix_of([*forces, frictions, Columns(rows + own, own, one, bricks)], rows + bricks)
+    cost = np.zeros(matrix.shape[1])
+    cost[-2 * bricks : -bricks] = 1
+    rhs = np.append(weights_N.ravel() / unit_N, np.full(bricks, limit))
+    x = solve(LinearProgram(matrix, rhs, cost, forces[0].count), solvers).x
+    return np.clip(x[-2 * bricks : -bricks] * unit_N / STUD_HOLDS_N, 0, load_factor)
+
+
+def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[str]) -> Analysis:
+    """The published objective: what is out of balance, plus 1e-3 of each brick's largest friction, plus 1e-6 of all
+    frictions. Its condition that no point both pushes and pulls is left out: dropping the smaller of the two from both
+    keeps the balance and lowers the cost, so that it holds by itself."""
+    contacts, bricks, rows = Contacts.of(structure), len(structure), weights_N.size
+    pulls, under = contacts.frictions()
+    # one row more for each contact point: its friction and what is left of the brick's largest add up to the largest
+    points, point, one = pulls.count, np.arange(pulls.count), np.ones(pulls.count)
+    frictions = Columns(
+        np.append(pulls.rows, rows + point), np.append(pulls.columns, point), np.append(pulls.values, one), points
+    )
+    # No horizontal force is ever left over, which costs 1: studs pass it on to the ground, and that leaves at most
+    # a moment of 0.0096 for each brick on the way. So it does not matter at which height moments are taken.
+    missed = np.flatnonzero(np.arange(rows) % ROWS < 3)
+    missing = Columns(missed, np.arange(len(missed)), np.ones(len(missed)), len(missed))
+    missing_cost = np.tile((1, STUD_PITCH_M, STUD_PITCH_M), bricks)
+    presses = contacts.presses()
+    blocks: list[tuple[Columns, float | np.ndarray]] = [
+        (presses, 0),
+        (contacts.normals(), 0),
+        (contacts.pushes(), 0),
+        (Columns(rows + point, point, one, points), 0),
+        (frictions, PUBLISHED_SUM_WEIGHT),
+        (Columns(rows + point, under, -one, bricks), PUBLISHED_MAX_WEIGHT),
+        (missing, missing_cost),
+        (replace(missing, values=-missing.values), missing_cost),
+    ]
+    cost = np.concatenate([np.broadcast_to(price, block.count) for block, price in blocks])
+    matrix = matrix_of([block for block, _ in blocks], rows + points)
+    unit_N = force_unit(weights_N)
+    rhs = np.append(weights_N.ravel() / unit_N, np.zeros(points))
+    solution = solve(LinearProgram(matrix, rhs, cost, presses.count), solvers)
+    largest, amiss = np.split(solution.x[-bricks - 2 * len(missed) :], [bricks])
+    shares = largest * unit_N / STUD_HOLDS_N
+    unbalanced = np.any(amiss.reshape(2, bricks, 3) > TOLERANCE, axis=(0, 2))
+    fails = unbalanced | (shares >= 1 - TOLERANCE)
+    failing = tuple(np.flatnonzero(fails).tolist())
+    amounts = ["is out of balance" if unbalanced[i] else _overloaded(shares[i]) for i in failing]
+    reasons = tuple(f"{_named(structure, i)}, {amount}" for i, amount in zip(failing, amounts, strict=True))
+    loads = tuple(np.where(fails, 1.0, np.maximum(shares, 0)).tolist())
+    return Analysis(not failing, None, failing, reasons, loads, solution.solver)
+
+
+def warn_no_solver() -> None:
+    warnings.warn(
+        "no solver is installed: structures are judged by what studs connect to the ground, not by what their studs "
+        'can bear. For that: pip install "trl_grpo_tasks[brick]"',
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def force_unit(weights_N: np.ndarray) -> float:
+    """The mean weight: counted in it, forces are of a size that suits the solvers' tolerances, whatever the masses."""
+    return float(weights_N[:, 0].mean()) or 1.0
+
+
+def _named(structure: Structure, index: int) -> str:
+    return f"brick {index + 1}, {structure.bricks[index]}"
+
+
+def _overloaded(times: float) -> str:
+    return f"is held with {times:.4g} times what its studs can bear"
