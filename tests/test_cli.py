@@ -344,6 +344,19 @@ def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     code, _, err = said(capsys, run.main, *words)
     assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
     assert "--resume_from_checkpoint" in err and "another --output_dir" in err
+    Path("other/checkpoint-2").mkdir(parents=True)
+    code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint", "other/checkpoint-2")
+    assert code == 2 and "out holds an earlier run (checkpoint-5)" in err  # which is not the one that would go on
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_a_model_is_not_overwritten(my_task, capsys, name):
+    """Of the user's, given as --model_name_or_path perhaps; or of a run with --save_strategy no."""
+    Path("mine").mkdir()
+    Path("mine", name).write_text("{}")
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine")
+    assert code == 2 and f"mine holds a model ({name})" in err and "another --output_dir" in err
+    assert [path.name for path in Path("mine").iterdir()] == [name]
 
 
 def test_constraints_are_asked_for_where_there_are_some(my_task, capsys):

@@ -12,6 +12,8 @@ from .checkpoints import newest_complete
 from .hub import check_hub, take_token
 from .task import Row, Task, check_decoding, rows_of
 
+MODEL_FILES = ("config.json", "adapter_config.json")  # one of which lies in the folder of every model
+
 
 @dataclass
 class Plan:
@@ -117,13 +119,25 @@ def _check_folder(args: Any) -> None:
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
         raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
     earlier, _ = newest_complete(args.output_dir)
-    if earlier and not args.resume_from_checkpoint:
+    if earlier and not _goes_on_there(args):
         raise ValueError(
             f"{args.output_dir} holds an earlier run ({earlier.name}): continue it with --resume_from_checkpoint, "
             "choose another --output_dir, or delete it"
+        )
+    model = next((name for name in MODEL_FILES if (Path(args.output_dir) / name).is_file()), None)
+    if model and not _goes_on_there(args):  # a model of the user's, or of a run that kept no checkpoints
+        raise ValueError(
+            f"{args.output_dir} holds a model ({model}), which the trained one would replace: choose another "
+            "--output_dir, or move it away"
         )
     if not earlier and args.resume_from_checkpoint == NEWEST:
         raise ValueError(
             f"--resume_from_checkpoint: no complete checkpoint in {args.output_dir}; start without it "
             "(a cold start that was finished there is not repeated)"
         )
+
+
+def _goes_on_there(args: Any) -> bool:
+    """Whether what is resumed is the run in the output folder, not one that lies elsewhere."""
+    asked = args.resume_from_checkpoint
+    return asked == NEWEST or (bool(asked) and Path(asked).resolve().parent == Path(args.output_dir).resolve())
