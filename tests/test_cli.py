@@ -291,6 +291,10 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
         (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: there is no such folder"),
+        (
+            ["--resume_from_checkpoint", "."],
+            "--resume_from_checkpoint . is not a checkpoint: give a folder checkpoint-N",
+        ),
         (["--resume_from_checkpoint"], "no complete checkpoint in outputs/my_task; start without it"),
         (["--component_weights", '{"taste": 1}'], "task 'my_task' has no component 'taste'"),
         (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
@@ -345,6 +349,7 @@ def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
     assert "--resume_from_checkpoint" in err and "another --output_dir" in err
     Path("other/checkpoint-2").mkdir(parents=True)
+    Path("other/checkpoint-2/trainer_state.json").write_text("{}")
     code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint", "other/checkpoint-2")
     assert code == 2 and "out holds an earlier run (checkpoint-5)" in err  # which is not the one that would go on
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 MARKER = "complete"
+STATE_FILE = "trainer_state.json"  # of transformers
 
 
 def checkpoint_folders(output_dir: str | Path) -> list[Path]:
@@ -15,6 +16,10 @@ def checkpoint_folders(output_dir: str | Path) -> list[Path]:
     found = [(int(match[1]), path) for path in Path(output_dir).glob("checkpoint-*")
              if path.is_dir() and (match := re.fullmatch(r"checkpoint-(\d+)", path.name))]  # fmt: skip
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def is_checkpoint(folder: str | Path) -> bool:
+    return (Path(folder) / STATE_FILE).is_file()
 
 
 def is_complete(checkpoint: str | Path) -> bool:
@@ -31,7 +36,7 @@ def mark_incomplete(checkpoint: str | Path) -> None:
 
 def step_of(checkpoint: str | Path) -> int:
     """After how many optimizer steps it was written."""
-    return json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"]
+    return json.loads((Path(checkpoint) / STATE_FILE).read_text())["global_step"]
 
 
 def newest_complete(output_dir: str | Path) -> tuple[Path | None, list[Path]]:

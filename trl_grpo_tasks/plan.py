@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import NEWEST, RunArguments
-from .checkpoints import newest_complete
+from .checkpoints import is_checkpoint, newest_complete
 from .hub import check_hub, take_token
 from .task import Row, Task, check_decoding, rows_of
 
@@ -118,6 +118,11 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
 def _check_folder(args: Any) -> None:
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
         raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
+    if args.resume_from_checkpoint not in (None, NEWEST) and not is_checkpoint(args.resume_from_checkpoint):
+        raise ValueError(
+            f"--resume_from_checkpoint {args.resume_from_checkpoint} is not a checkpoint: give a folder checkpoint-N "
+            "of a run, or no value for the newest in --output_dir"
+        )
     earlier, _ = newest_complete(args.output_dir)
     if earlier and not _goes_on_there(args):
         raise ValueError(
