@@ -175,6 +175,27 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     assert code == 2 and "--word_length: options of a task need --task" in err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--output_dir", "my_task.py"], "--output_dir my_task.py: "),
+        (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
+        (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
+    ],
+)
+def test_generate_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
+    words = ["--task", "my_task.py", "--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
+    code, _, err = said(capsys, cli.main, "generate", *words, *given)
+    assert code == 2 and message in err and not Path("generated").exists()
+
+
+def test_what_the_disk_refuses_is_one_line(my_task, capsys):
+    Path("run/report.html").mkdir(parents=True)
+    Path("run/training_metrics.jsonl").write_text('{"step": 1}')
+    code, _, err = said(capsys, cli.main, "report", "run", "--task", "my_task.py")
+    assert code == 2 and "report.html" in err and len(err.splitlines()) == 1
+
+
 def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
     for name in ("my-task", "3d", "class", "a/b", ""):
         code, _, err = said(capsys, cli.main, "new", name)
@@ -290,6 +311,8 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
         (["--eval_samples", "0"], "--eval_samples 0 must be at least 1"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
         (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
+        (["--output_dir", "my_task.py/out"], "my_task.py is not a folder that can be written to; choose another"),
+        (["--output_dir", ""], "--output_dir is empty"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: there is no such folder"),
         (
             ["--resume_from_checkpoint", "."],

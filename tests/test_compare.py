@@ -91,6 +91,7 @@ def test_the_samples_of_an_evaluation_are_a_file_of_completions(tiny_path, tmp_p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--models", "a=tiny", "--output_dir", "short.jsonl"], "short.jsonl is not a folder that can be written to"),
         (["--models", "a=tiny", "a=tiny"], "--models: 'a' must be a name of its own"),
         (["--models", "a=none.jsonl"], "file of completions 'none.jsonl' does not exist"),
         (["--models", "a=tiny", "--k", "1", "8"], "--k 8 must be between 1 and the number of samples of a row, 4"),

@@ -44,6 +44,7 @@ BASE = ["--task", "tests.toy", "--use_cpu", "true"]
         (["--search", "bta=0..1"], "unknown option --bta; did you mean --beta?"),
         (["--search", "num_generations=4,7"], "must be divisible"),
         (["--search", "seed=1..4", "--seed", "3"], "--seed is both searched and given"),
+        (["--search", "seed=1..4", "--output_dir", __file__], "is not a folder that can be written to"),
         (["--search", "seed=1..4", "--trials", "0"], "--trials 0 must be at least 1"),
         (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep goes by the evaluation after GRPO"),
         (["--search", "seed=1..4", "--push_to_hub", "true"], "the runs of a sweep are not pushed"),

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import_from_here()
     try:
         return commands[arguments[0]](arguments[1:])
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

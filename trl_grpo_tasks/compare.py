@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import RunArguments
-from .plan import ReadyModel, ready_model
+from .plan import ReadyModel, check_writable, ready_model
 from .report.folder import EVAL_ONLY_FILE, write_whole
 from .task import Row, Task, check_decoding, rows_of
 
@@ -46,6 +46,7 @@ class Comparison:
         """ValueError in words for what is not there or cannot be."""
         from trl import get_quantization_config
 
+        check_writable(args.output_dir)
         if run.decoding is not None:
             check_decoding(task, run.decoding)
         rows = rows_of(task, "test", args.eval_rows, args.seed)

@@ -39,14 +39,17 @@ def generate(
         raise ValueError(f"--num_samples {num_samples} must be at least 1")
     if temperature is not None and temperature < 0:
         raise ValueError(f"--temperature {temperature} must be at least 0")
+    if max_completion_length is not None and max_completion_length < 1:
+        raise ValueError(f"--max_completion_length {max_completion_length} must be at least 1")
 
     import torch
 
     from .evaluate import evaluate
     from .models import load_model
-    from .plan import ready_model
+    from .plan import check_writable, ready_model
     from .rewards.executor import RewardExecutor
 
+    check_writable(output_dir)
     folder = Path(output_dir)
     task.prepare(run_seed)
     ready = ready_model(model_name, task, [row], folder, seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,18 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
         )
 
 
+def check_writable(folder: str | Path) -> None:
+    """ValueError where `folder` cannot be made or written to, before there is anything to write."""
+    if not str(folder):
+        raise ValueError("--output_dir is empty; give the folder that results go to")
+    path = Path(folder).absolute()
+    there = next(one for one in (path, *path.parents) if os.path.exists(one))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_dir {folder}: {there} is not a folder that can be written to; choose another")
+
+
 def _check_folder(args: Any) -> None:
+    check_writable(args.output_dir)
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
         raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
     if args.resume_from_checkpoint not in (None, NEWEST) and not is_checkpoint(args.resume_from_checkpoint):

@@ -18,6 +18,7 @@ from typing import Any
 
 from .arguments import parse
 from .checkpoints import newest_complete
+from .plan import check_writable
 from .report.folder import RESULTS_FILE, duration, write_whole
 from .report.sweep import SWEEP_FILE, write_sweep_report
 
@@ -176,6 +177,7 @@ def _check(space: dict[str, Any], rest: list[str], output_dir: str) -> tuple[str
     """The task's name and the seed, once both ends of everything have been read as train.py would read them."""
     from optuna.distributions import CategoricalDistribution
 
+    check_writable(output_dir)
     for name in space:
         if f"--{name}" in rest:
             raise ValueError(f"--{name} is both searched and given; leave one of them out")
