@@ -156,6 +156,24 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
     assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changed", "folder", "other"),
+    [
+        ({"seed": 43}, "base_model", "seed"),
+        ({"task": "tests.toy"}, "base_model", "task"),
+        ({"cold_start_steps": 13}, "cold_start", "steps"),
+        ({"train_rows": 63}, "cold_start", "answers"),
+    ],
+)
+def test_what_a_run_began_with_is_not_replaced_when_it_goes_on(whole_run, capsys, changed, folder, other):
+    weights, lines = (whole_run / folder / "model.safetensors").read_bytes(), metrics(whole_run)
+    assert run.main([*words(whole_run, **WHOLE | {"max_steps": 4} | changed), "--resume_from_checkpoint"]) == 2
+    said = capsys.readouterr()
+    assert f"began with {whole_run / folder}, which was made with another {other}" in said.err
+    assert "cold start 1" not in said.out and metrics(whole_run) == lines
+    assert (whole_run / folder / "model.safetensors").read_bytes() == weights
+
+
 def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, capsys):
     kept = (whole_run / "results.json").read_bytes()
     train(

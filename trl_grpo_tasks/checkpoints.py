@@ -11,6 +11,10 @@ MARKER = "complete"
 STATE_FILE = "trainer_state.json"  # of transformers
 
 
+class OtherOriginError(ValueError):
+    """What a run began with would be replaced by something else."""
+
+
 def checkpoint_folders(output_dir: str | Path) -> list[Path]:
     """All checkpoint-N folders, newest step first."""
     found = [(int(match[1]), path) for path in Path(output_dir).glob("checkpoint-*")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 
+from .checkpoints import OtherOriginError, newest_complete
 from .task import MASK_TOKEN, Task, TinySpec
 
 TINY = "tiny"
@@ -60,8 +61,16 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
 
 
 def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
-    """Whether `folder` is complete and was made from this."""
-    return origin_of(folder) == json.loads(json.dumps(origin))
+    """Whether `folder` is complete and was made from this. OtherOriginError where it was made from something else, and
+    checkpoints beside it are of a run that began with it."""
+    found, wanted = origin_of(folder), json.loads(json.dumps(origin))
+    if found not in (None, wanted) and newest_complete(Path(folder).parent)[0]:
+        changed = [name for name in wanted if found.get(name) != wanted[name]]
+        raise OtherOriginError(
+            f"the run in {Path(folder).parent} began with {folder}, which was made with another "
+            f"{', '.join(changed)}: go on with the options it had, or choose another --output_dir"
+        )
+    return found == wanted
 
 
 def origin_of(folder: str | Path) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import NEWEST, RunArguments, parse
-from .checkpoints import newest_complete
+from .checkpoints import OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .hub import PushError, push
 from .plan import Plan, prepare
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         act()
+    except OtherOriginError as error:  # of a cold start, before it begins
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (PushError, DecodingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
