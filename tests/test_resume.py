@@ -145,6 +145,20 @@ def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
         toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
 
 
+def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_path, capsys):
+    """Back to step 1, where the steps after it had failed, and stopped before it is as far as before."""
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    toy_trainer(tiny_path, tmp_path, **options).train()
+    slower = toy_trainer(tiny_path, tmp_path, **options | {"learning_rate": 1e-3, "max_steps": 2})
+    slower.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert f"{tmp_path / 'checkpoint-3'} is kept" in capsys.readouterr().out
+    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
+    found, skipped = checkpoints.newest_complete(tmp_path)
+    assert found.name == "checkpoint-2" and [path.name for path in skipped] == ["checkpoint-3"]
+    weights = load_file(found / "model.safetensors")
+    assert all(p.equal(weights[name]) for name, p in parameters(slower).items())
+
+
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("newest", [False, True], ids=["by name", "newest"])
 def test_resuming_a_finished_run_changes_nothing(tiny_path, tmp_path, capsys, peft, newest):

@@ -41,16 +41,27 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
             self._load_from_checkpoint(resume_from_checkpoint)  # from where transformers would take one step more
             return TrainOutput(step, math.nan, {})
+        if resume_from_checkpoint:
+            self._take_back_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _newest_checkpoint(self) -> str:
         found, skipped = checkpoints.newest_complete(self.args.output_dir)
         for path in skipped:
-            self.accelerator.print(f"skipping {path}: it is half-written")
+            self.accelerator.print(f"skipping {path}: it is half-written, or the run went back to before it")
         if found is None:
             raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
         self.accelerator.print(f"resuming from {found}")
         return str(found)
+
+    def _take_back_later(self, resumed: Path, step: int) -> None:
+        """Checkpoints after the one that is resumed stay, but the newest to go on from is no longer one of them."""
+        if resumed.resolve().parent != Path(self.args.output_dir).resolve() or not self.args.should_save:
+            return
+        for path in checkpoints.checkpoint_folders(resumed.parent):
+            if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:
+                checkpoints.mark_incomplete(path)
+                self.accelerator.print(f"{path} is kept, but no longer what --resume_from_checkpoint goes on from")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
