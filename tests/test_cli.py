@@ -240,6 +240,7 @@ def test_help_is_short(capsys):
         run.main(["--task", "brick", "--help"])
     out = capsys.readouterr().out
     assert "  --cold_start_steps N  Supervised" in out and "--max-steps" not in out and "task brick:" in out
+    assert "  --no_attach           Turn --attach off." in out  # not what --attach does
 
 
 def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):

@@ -169,6 +169,8 @@ class ShortHelp(argparse.ArgumentDefaultsHelpFormatter):
         return {"int": "N", "float": "X", "string_to_bool": "BOOL"}.get(getattr(action.type, "__name__", ""), "VALUE")
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action, argparse._StoreFalseAction):  # its text is that of the option which it turns off
+            return f"Turn --{action.dest} off."
         return action.help if action.default is None else super()._get_help_string(action)
 
 
@@ -177,7 +179,7 @@ def _arrange_help(parser: Any, titles: dict[str, type]) -> None:
     parser.usage = "train.py --task NAME [--config RECIPE.yaml] [--option value ...]"
     parser.description = (
         "Also: trl-grpo-tasks train, and eval. --task NAME --help lists the options of that task; recipes/NAME/ holds "
-        "settings that were tried."
+        "settings for machines of several sizes."
     )
     theirs = parser._optionals
     theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
