@@ -36,7 +36,7 @@ under the weights that the caption names.""",
 A caption that is not in the data. The folder `generated` then also holds LDraw files, which programs for toy bricks
 open.""",
         code="""
-words = ["--text", "a small table, world 8", "--num_samples", "3", "--max_completion_length", "64"]
+words = ["--text", "a small table, world 8", "--num_samples", "3"]
 assert main(["generate", "--task", "brick", "--model_name_or_path", run, *words]) == 0
 for picture in sorted(Path("generated").glob("*.png")):
     display(Image(filename=picture, width=300))""",
