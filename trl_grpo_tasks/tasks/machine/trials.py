@@ -1,6 +1,7 @@
 """What machines are asked to do, and how well they did it: the trials and their scores.
 
-A new trial is one line in TRIALS; one with a new kind of score also has a function in `_SCORES`.
+A new trial is a line in TRIALS, ways of asking for it in prompts.py and machines that make_gold.py finds; one with a
+new kind of score also has a function in `_SCORES`.
 """
 
 from __future__ import annotations
