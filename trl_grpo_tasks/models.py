@@ -46,7 +46,7 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
         file = Path(name).expanduser()
         if not file.is_file():
             raise ValueError(f"model file {name!r} does not exist")
-        origin = {"file": str(file.resolve()), "bytes": file.stat().st_size}
+        origin = {"file": file.name, "bytes": file.stat().st_size}  # which may have moved with the run
         if not is_made_from(folder, origin):
             with making(folder, origin):
                 convert_gguf(file, folder)
