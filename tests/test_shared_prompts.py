@@ -135,3 +135,16 @@ def test_a_run_that_shares_is_the_run_that_does_not(tiny_path, tmp_path, monkeyp
     assert ends[0][0] == pytest.approx(ends[1][0], abs=1e-5)
     for name, weight in ends[0][1].items():
         torch.testing.assert_close(ends[1][1][name], weight, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_masks_are_not_given_to_cudnn():
+    """Whose gradients may then be NaN. TRL alone has no masks of ours, and its choice of kernels stays."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        assert SharedPrompts().add_to(AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=8, n_head=1)))
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        assert SharedPrompts().add_to(tiny("llama")) is None
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

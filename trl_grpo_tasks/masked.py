@@ -20,6 +20,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import FusedCausalLMOutput
 
+from .attention import leave_cudnn_out
 from .config import NEUTRAL_SAMPLING
 from .rollout.support import without_adapter
 
@@ -121,6 +122,7 @@ class MaskedPolicy:
     def add_to(self, model: Any) -> None:
         """Let `model(..., labels=..., fused_lm_head=True)`, which is how TRL scores, score fills. The labels that
         count are those of the completion; everything attended to before them is the prompt."""
+        leave_cudnn_out()
         plain_forward, policy = model.forward, self
 
         @functools.wraps(plain_forward)

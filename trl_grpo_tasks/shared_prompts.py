@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from .attention import leave_cudnn_out
 from .rollout.support import SHARED_ATTENTION, why_not
 
 WORTH = 0.8  # sharing must leave at most this share of the tokens
@@ -69,6 +70,7 @@ class SharedPrompts:
             reason = "attention is not 'sdpa'"
         if reason is not None:
             return reason
+        leave_cudnn_out()
         config._attn_implementation = SHARED_ATTENTION
         backbone = model.base_model
         plain_forward = backbone.forward
