@@ -77,6 +77,8 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} {value} must be at least {least}")
+        if not self.cold_start_learning_rate > 0:
+            raise ValueError(f"--cold_start_learning_rate {self.cold_start_learning_rate} must be above 0")
         for k in self.k or ():
             if not 1 <= k <= self.eval_samples:
                 raise ValueError(

@@ -14,6 +14,25 @@ from .task import option
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
 ROLLOUTS = ("trl", "fast", "auto")
+# What TRL and transformers find out only when they train, which may be after a cold start.
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+SCALE_REWARDS = ("group", "batch", "none")
+LEAST = {
+    "train_rows": 1,
+    "eval_rows": 1,
+    "num_generations": 2,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "generation_batch_size": 1,
+    "num_iterations": 1,
+    "max_completion_length": 1,
+    "learning_rate": 0,
+    "temperature": 0,
+    "beta": 0,
+    "epsilon": 0,
+}
 # Settings of sampling, with the values at which they change nothing.
 NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
@@ -100,6 +119,8 @@ class TaskGRPOConfig(GRPOConfig):
     curriculum_review: float = option(0.2, "Share of prompts that come from lower levels.")
 
     def __post_init__(self) -> None:
+        for name, least in LEAST.items():  # first: TRL divides by some of them
+            _check_range(name, getattr(self, name), least=least)
         try:
             super().__post_init__()
         except ValueError as error:
@@ -118,6 +139,10 @@ class TaskGRPOConfig(GRPOConfig):
         _check_range("advantage_clip", self.advantage_clip, above=0)
         _check_range("reward_timeout", self.reward_timeout, above=0)
         _check_range("reward_workers", self.reward_workers, least=0)
+        _check_range("reward_memory_mb", self.reward_memory_mb, above=0)
+        _check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
+        _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
         _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
         _check_choice("rollout", self.rollout, ROLLOUTS)
         _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
@@ -199,7 +224,7 @@ def _check_range(
         return
     if above is not None and not value > above:
         raise ValueError(f"{name}={value} must be above {above}")
-    if least is not None and value < least:
+    if least is not None and not value >= least:  # which nan is not
         raise ValueError(f"{name}={value} must be at least {least}")
-    if most is not None and value > most:
+    if most is not None and not value <= most:
         raise ValueError(f"{name}={value} must be at most {most}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,11 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
 
     check_trackers(args.report_to)
     component_weights(task, args.component_weights)
+    if args.temperature == 0:
+        raise ValueError("--temperature 0 always samples the same: GRPO learns from differences; eval takes it")
+    for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
+        if getattr(args, name) and importlib.util.find_spec(package) is None:
+            raise ValueError(f"--{name}: {package} is not installed; pip install it, or train without")
     if task.policy == "masked":
         check_settings(args)
     if run.decoding is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,7 +101,7 @@ def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str
         raise ValueError(f"component_weights: task {task.name!r} has no component {', '.join(map(repr, unknown))}; "
                          f"components are: {', '.join(weights)}")  # fmt: skip
     for name, weight in (asked or {}).items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"component_weights: the weight of {name!r} must be a number, got {weight!r}")
         if weight and name in task.watched:
             raise ValueError(f"component_weights: {name!r} is only watched, so that it stays an independent measure; "
