@@ -212,6 +212,8 @@ def _with_separate_values(argv: list[str], *names: str) -> list[str]:
     for name in names:
         if words and words[-1] == name:
             raise ValueError(f"{name} needs a value")
+        if words.count(name) > 1:
+            raise ValueError(f"{name} is given {words.count(name)} times; leave one")
     return words
 
 
@@ -225,14 +227,24 @@ def _read_recipe(path: str | None) -> dict[str, Any]:
         return {}
     import yaml
 
+    class OnlyOnce(yaml.SafeLoader):
+        """YAML takes the last of two values of an option; here that is a mistake."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"--config {path}: {name} is there {names.count(name)} times; leave one")
+            return super().construct_mapping(node, deep)
+
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
+            values = yaml.load(file, OnlyOnce)
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from error
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ValueError(f"--config {path} must hold options as 'name: value' lines")
     return values
 
