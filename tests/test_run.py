@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,13 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
     after = load_file(whole_run / "model.safetensors")
     assert all(value.equal(after[name]) for name, value in before.items()) and metrics(whole_run) == lines
     assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
+
+
+def test_before_and_after_are_of_the_same_rows(whole_run, tmp_path):
+    shutil.copytree(whole_run, tmp_path / "run")
+    train(tmp_path / "run", resume=True, **WHOLE | {"eval_rows": 4, "eval_samples": 2})
+    before, after = ([sample["row"] for sample in one["samples"]] for one in results(tmp_path / "run").values())
+    assert before == after and len(before) == 8
 
 
 @pytest.mark.parametrize(

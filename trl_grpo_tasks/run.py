@@ -151,7 +151,10 @@ class _Evaluations:
             from .evaluate import Evaluation
 
             saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
-            self._done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
+            done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
+            # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
+            rows = json.loads(json.dumps([row for row in plan.test_rows for _ in range(run.eval_samples)]))
+            self._done = [one for one in done if [sample.row for sample in one.samples] == rows]
 
     def has(self, name: str) -> bool:
         return any(evaluation.name == name for evaluation in self._done)
