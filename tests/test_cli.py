@@ -415,6 +415,17 @@ def test_constraints_are_asked_for_where_there_are_some(my_task, capsys):
     assert code == 2 and "task 'my_task' has no constraint" in err
 
 
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_decoding_that_these_options_have_not_is_said_at_once(my_task, capsys, command):
+    """The task has constraints, but none now; some have one for a part of their options only."""
+    none = "    def constraint(self, tokenizer):\n        return None\n\n"
+    text = my_task.read_text()
+    start = text.index("    def constraint(")
+    my_task.write_text(text[:start] + none + text[text.index("    def tiny(") :])
+    code, out, err = said(capsys, cli.main, command, "--task", "my_task.py", "--decoding", "constrained")
+    assert code == 2 and "task 'my_task' has no constraint with these options" in err and "cold start" not in out
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_split_without_rows_is_said_at_once(my_task, capsys, split):
     my_task.write_text(my_task.read_text().replace("return rows\n", f"return [] if split == {split!r} else rows\n"))

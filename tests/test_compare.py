@@ -93,6 +93,8 @@ def test_the_samples_of_an_evaluation_are_a_file_of_completions(tiny_path, tmp_p
     [
         (["--models", "a=tiny", "--output_dir", "short.jsonl"], "short.jsonl is not a folder that can be written to"),
         (["--models", "a=tiny", "a=tiny"], "--models: 'a' must be a name of its own"),
+        (["--models", "a=tiny", ".."], "--models: '..' must be a name of its own"),
+        (["--models", "a=tiny", "b=bare"], "model folder 'bare' holds no weights (.safetensors or .bin)"),
         (["--models", "a=none.jsonl"], "file of completions 'none.jsonl' does not exist"),
         (["--models", "a=tiny", "--k", "1", "8"], "--k 8 must be between 1 and the number of samples of a row, 4"),
         (["--models", "a=tiny", "b=./none"], "model folder './none' does not exist"),
@@ -110,6 +112,8 @@ def test_mistakes_are_found_before_anything_is_evaluated(tmp_path, monkeypatch, 
     write_lines(Path("strange.jsonl"), [lines[0], {"row": {"prompt": "?"}, "completion": "a"}])
     write_lines(Path("broken.jsonl"), [{"completion": "a"}])
     write_lines(Path("tokens.jsonl"), [lines[0] | {"tokens": "two"}])
+    Path("bare").mkdir()
+    Path("bare/config.json").write_text("{}")
     assert cli.main(["eval", *BASE, "--output_dir", "out", *words]) == 2
     err = capsys.readouterr().err
     assert message in err and len(err.splitlines()) == 1

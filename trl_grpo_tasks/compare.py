@@ -14,7 +14,7 @@ from typing import Any
 from .arguments import RunArguments
 from .plan import ReadyModel, check_writable, ready_model
 from .report.folder import EVAL_ONLY_FILE, write_whole
-from .task import Row, Task, check_decoding, rows_of
+from .task import Row, Task, check_decoding, is_constrained, rows_of
 
 TABLE_FILE = "evaluation.md"
 KEPT_FOLDER = "evaluation"  # samples of an evaluation under way, and models that had to be converted for it
@@ -53,7 +53,7 @@ class Comparison:
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
         names = [candidate.name for candidate in found]
         for name in names:
-            if names.count(name) > 1 or not name or set(name) & set("/\\"):
+            if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
                 raise ValueError(f"--models: {name!r} must be a name of its own, without slashes: give NAME=MODEL")
         task.prepare(args.seed)
         for candidate in found:
@@ -66,7 +66,7 @@ class Comparison:
                 rows,
                 Path(args.output_dir) / KEPT_FOLDER / candidate.name,
                 seed=args.seed,
-                constrain=args.constrain and run.decoding is None,
+                constrain=args.constrain if run.decoding is None else is_constrained(run.decoding),
                 revision=model_args.model_revision,
             )
         return cls(task, run, args, rows, found, get_quantization_config(model_args))

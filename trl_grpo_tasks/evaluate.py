@@ -19,7 +19,7 @@ from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge, frozen_of
 from .rollout import Editor
 from .summary import summarise
-from .task import DecodingError, Row, Task, check_decoding
+from .task import DecodingError, Row, Task, check_decoding, is_constrained
 from .writer import Writer
 
 
@@ -207,7 +207,7 @@ def _set_random_state(states: Sequence[str], devices: Sequence[Any]) -> None:
 def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint | None) -> Constraint | None:
     """What a decoding of the task is constrained by; `made` is the task's constraint where there is one already."""
     check_decoding(task, decoding)
-    if decoding.split("+")[0] != "constrained":
+    if not is_constrained(decoding):
         return None
     constraint = task.constraint(tokenizer) if made is None else made
     if constraint is None:

@@ -57,6 +57,8 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
         raise ValueError(f"model folder {name!r} does not exist; give a folder, a .gguf file, a Hub id, or 'tiny'")
     if path.is_dir() and not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
         raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
+    if path.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
+        raise ValueError(f"model folder {name!r} holds no weights (.safetensors or .bin)")
     return str(path) if path.is_dir() else name
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments
 from .checkpoints import is_checkpoint, newest_complete
 from .hub import check_hub, take_token
-from .task import Row, Task, check_decoding, rows_of
+from .task import Row, Task, check_decoding, is_constrained, rows_of
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # one of which lies in the folder of every model
 
@@ -59,7 +59,7 @@ def ready_model(
         MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
     constraint = task.constraint(tokenizer) if constrain else None
     if constrain and constraint is None:
-        raise ValueError(f"--constrain: task {task.name!r} has no constraint with these options")
+        raise ValueError(f"task {task.name!r} has no constraint with these options: leave it unconstrained")
     return ReadyModel(path, tokenizer, constraint)
 
 
@@ -89,6 +89,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             constrain=args.constrain,
             revision=model_args.model_revision,
         )
+    if is_constrained(run.decoding) and model.constraint is None and task.constraint(model.tokenizer) is None:
+        raise ValueError(f"--decoding {run.decoding}: task {task.name!r} has no constraint with these options")
     if run.cold_start_steps and is_adapter(model.path):
         raise ValueError(
             f"a cold start needs a whole model, and {model.path} is an adapter: give --cold_start_steps 0"

@@ -254,6 +254,11 @@ def check_decoding(task: Task, name: str) -> None:
         )
 
 
+def is_constrained(decoding: str | None) -> bool:
+    """Whether completions are written under the task's constraint."""
+    return decoding is not None and decoding.split("+")[0] == "constrained"
+
+
 def find_task_class(spec: str) -> type[Task]:
     """The Task subclass behind a name, a .py file or a module."""
     module = _load_module(spec)
