@@ -186,6 +186,13 @@ def test_an_evaluation_goes_on_where_it_was_stopped(loaded, tmp_path):
                      kept=KeptSamples(file, {"seed": 4}), **options)  # fmt: skip
 
 
+@pytest.mark.parametrize("line", [b"[1]", b'{"row": {}, "unheard_of": 1}', b"\xff\xfe"])
+def test_samples_that_cannot_be_read_are_made_again(tmp_path, line):
+    file = tmp_path / "samples.jsonl"
+    file.write_bytes(line + b"\n")
+    assert KeptSamples(file, {}).read() == ([], 0.0, None) and file.read_bytes() == b""
+
+
 @pytest.mark.parametrize("rows", [ROWS, chat_rows()], ids=["text", "chat"])
 def test_each_row_is_sampled_and_scored(loaded, rows):
     result = run(*loaded, rows=rows, batch_size=5)

@@ -150,14 +150,14 @@ class KeptSamples:
         """Samples of whole batches, the seconds they took, and the random state after them."""
         samples: list[Sample] = []
         whole: tuple[int, float, list[str] | None] = (0, 0.0, None)
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.is_file() else []
         for line in lines:
             try:
                 entry = json.loads(line)
-            except ValueError:  # the line that was being written when the evaluation was killed
-                break
-            after = entry.pop("after", None)
-            samples.append(Sample(**entry))
+                after = entry.pop("after", None)
+                samples.append(Sample(**entry))
+            except (ValueError, TypeError, AttributeError):
+                break  # the line that was being written when the evaluation was killed, or one of another version
             if after is not None:
                 if after["settings"] != self._settings:
                     break
