@@ -45,6 +45,11 @@ BASE = ["--task", "tests.toy", "--use_cpu", "true"]
         (["--search", "num_generations=4,7"], "must be divisible"),
         (["--search", "seed=1..4", "--seed", "3"], "--seed is both searched and given"),
         (["--search", "seed=1..4", "--output_dir", __file__], "is not a folder that can be written to"),
+        (
+            ["--search", "seed=1..4", "--metric", "sucess"],
+            "--metric sucess: evaluations have no such metric, but these: ",
+        ),
+        (["--search", "seed=1..4", "seed=5,6"], "each option can be searched once"),
         (["--search", "seed=1..4", "--trials", "0"], "--trials 0 must be at least 1"),
         (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep goes by the evaluation after GRPO"),
         (["--search", "seed=1..4", "--push_to_hub", "true"], "the runs of a sweep are not pushed"),
@@ -54,6 +59,18 @@ def test_mistakes_are_found_before_the_first_trial(tmp_path, capsys, options, me
     assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path / "sweep"), *options]) == 2
     err = capsys.readouterr().err
     assert message in err and len(err.splitlines()) == 1 and not (tmp_path / "sweep").exists()
+
+
+def test_a_run_is_not_taken_for_the_folder_of_a_sweep(tmp_path, capsys):
+    (tmp_path / "settings.json").write_text("{}")
+    assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path), "--search", "seed=1..4"]) == 2
+    assert f"{tmp_path} holds a run" in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["valid", "reward", "match", "pass@4", "tokens", "seconds"])
+def test_metrics_of_an_evaluation_are_taken(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sweep._Sweep, "run", lambda _: 0)
+    assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path), "--search", "seed=1..4", "--metric", name]) == 0
 
 
 @pytest.fixture(scope="module")

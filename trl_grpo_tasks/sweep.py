@@ -19,8 +19,9 @@ from typing import Any
 from .arguments import parse
 from .checkpoints import newest_complete
 from .plan import check_writable
-from .report.folder import RESULTS_FILE, duration, write_whole
+from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
 from .report.sweep import SWEEP_FILE, write_sweep_report
+from .task import Task, rows_of
 
 JOURNAL_FILE = "optuna.journal"
 CONSOLE_FILE = "console.txt"  # of a trial: what it said
@@ -52,8 +53,11 @@ def sweep(arguments: Sequence[str]) -> int:
         from optuna.storages.journal import JournalFileBackend, JournalStorage
     except ImportError as error:
         raise ImportError("a sweep needs Optuna: pip install 'trl_grpo_tasks[sweep]'") from error
-    space = dict(_read_values(text) for text in known.search)
-    task, seed = _check(space, rest, known.output_dir)
+    read = [_read_values(text) for text in known.search]
+    space = dict(read)
+    if len(space) < len(read):
+        raise ValueError(f"--search {' '.join(known.search)}: each option can be searched once")
+    task, seed = _check(space, rest, known.output_dir, known.metric)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(known.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,11 +177,13 @@ def _read_values(text: str) -> tuple[str, Any]:
         raise ValueError(f"--search {text}: {error}") from error
 
 
-def _check(space: dict[str, Any], rest: list[str], output_dir: str) -> tuple[str, int]:
+def _check(space: dict[str, Any], rest: list[str], output_dir: str, metric: str) -> tuple[str, int]:
     """The task's name and the seed, once both ends of everything have been read as train.py would read them."""
     from optuna.distributions import CategoricalDistribution
 
     check_writable(output_dir)
+    if (Path(output_dir) / SETTINGS_FILE).is_file():
+        raise ValueError(f"{output_dir} holds a run, whose report would be replaced; choose another --output_dir")
     for name in space:
         if f"--{name}" in rest:
             raise ValueError(f"--{name} is both searched and given; leave one of them out")
@@ -194,7 +200,24 @@ def _check(space: dict[str, Any], rest: list[str], output_dir: str) -> tuple[str
         )
     if args.push_to_hub:
         raise ValueError("the runs of a sweep are not pushed; push the best one, whose command is printed at the end")
+    _check_metric(metric, task, run, args)
     return task.name, args.seed
+
+
+def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
+    """ValueError for a metric that no evaluation will have, which otherwise the first trial would show at its end."""
+    from .evaluate import Sample
+    from .summary import summarise
+
+    rows = [row for row in rows_of(task, "test", args.eval_rows, args.seed) for _ in range(run.eval_samples)]
+    scores = [task.score(row, "") for row in rows]
+    samples = [
+        Sample(row, "", 0, None if score is None else score.as_dict()) for row, score in zip(rows, scores, strict=True)
+    ]
+    metrics, _ = summarise(samples, run.eval_samples, args.max_completion_length, task.facts, run.k)
+    known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
+    if name not in known and "+" not in (run.decoding or ""):  # which counts things of its own
+        raise ValueError(f"--metric {name}: evaluations have no such metric, but these: {', '.join(known)}")
 
 
 def _flags(params: dict[str, Any]) -> list[str]:
