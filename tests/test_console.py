@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import TrainerCallback
 from tests.test_run import ROOT, metrics, train, words
 from tests.training import toy_trainer
 from trl_grpo_tasks import run
-from trl_grpo_tasks.callbacks import Console
+from trl_grpo_tasks.callbacks import Console, MetricsFile
 from trl_grpo_tasks.interrupt import StoppedError, saved_when_interrupted
 
 
@@ -38,6 +39,21 @@ def test_the_console_says_little_and_what_matters(tmp_path):
     assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
     assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start" in done.stdout
     assert len(out) < 40
+
+
+def test_a_disk_that_is_full_does_not_take_the_metrics_there_are(tmp_path, monkeypatch):
+    file = tmp_path / "training_metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n')
+
+    def full(path, text, **_):
+        path.write_bytes(text[:5].encode())
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=1)
+    with pytest.raises(OSError, match="No space"):
+        MetricsFile().on_train_begin(SimpleNamespace(output_dir=tmp_path), state, None)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 class Terminal(io.StringIO):

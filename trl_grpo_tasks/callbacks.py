@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from .report import write_report
-from .report.folder import METRICS_FILE, PERFORMANCE_FILE, duration
+from .report.folder import METRICS_FILE, PERFORMANCE_FILE, duration, write_whole
 from .report.gallery import Pictures
 from .task import Task
 
@@ -33,7 +33,7 @@ class MetricsFile(TrainerCallback):
             path = Path(args.output_dir) / name
             if path.is_file():
                 kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
-                path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
+                write_whole(path, "".join(f"{line}\n" for line in kept) if state.global_step else "")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:

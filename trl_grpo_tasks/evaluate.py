@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from .constraints.base import Constraint
+from .report.folder import write_whole
 from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge, frozen_of
 from .rollout import Editor
@@ -163,7 +164,7 @@ class KeptSamples:
                     break
                 whole = (len(samples), after["seconds"], after["random_state"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("".join(f"{line}\n" for line in lines[: whole[0]]), encoding="utf-8")
+        write_whole(self._path, "".join(f"{line}\n" for line in lines[: whole[0]]))
         return samples[: whole[0]], *whole[1:]
 
     def add(self, samples: Sequence[Sample], seconds: float, random_state: list[str]) -> None:

@@ -18,6 +18,7 @@ import torch
 from jinja2 import TemplateError
 
 from .checkpoints import OtherOriginError, newest_complete
+from .report.folder import write_whole
 from .task import MASK_TOKEN, Task, TinySpec
 
 TINY = "tiny"
@@ -86,7 +87,7 @@ def making(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
     note = Path(folder) / ORIGIN_FILE
     note.unlink(missing_ok=True)
     yield
-    note.write_text(json.dumps(origin, indent=1), encoding="utf-8")
+    write_whole(note, json.dumps(origin, indent=1))
 
 
 def is_adapter(path: str | Path) -> bool:

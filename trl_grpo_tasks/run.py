@@ -249,7 +249,7 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
         "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
     }
-    (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, default=str))
+    write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=1, default=str))
 
 
 def _command(args: Any, resuming: bool = False) -> str:
