@@ -84,6 +84,29 @@ while frame:
 }
 
 
+# The channel is in the code's process, which can send what it likes through it.
+CHANNEL = """
+import sys
+frame = sys._getframe()
+while "channel" not in frame.f_locals: frame = frame.f_back
+channel = frame.f_locals["channel"]
+"""
+TAKES_OVER = "import os; os.write(3, b'\"\"\\n' * 9); os._exit(0)"
+CHEATS |= {
+    "raises exec": f"{CHANNEL}channel.send('raise', ['exec'], {TAKES_OVER!r})",
+    "has a file of its own imported": f"""{CHANNEL}
+open("test_it.py", "w").write({TAKES_OVER!r})
+channel.do_names = lambda: ("value", {{"dict": [["add", {{"module": "unittest.__main__"}}]]}})
+""",
+    "sends names of builtins": f"""{CHANNEL}
+class Number:
+    def __sub__(self, other): return self
+names = {{"add": lambda a, b: Number(), "abs": lambda x: 0.0, "__builtins__": {{"abs": lambda x: 0.0}}}}
+channel.do_names = lambda: ("value", channel.encode(names))
+""",
+}
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheating_does_not_score(cheat):
     tests = [*ADD_TESTS, "assert abs(add(1, 2) - 3) < 1e-6", "assert add(1, 2) in (3,)", "assert 3 <= add(1, 2) <= 3"]
@@ -94,6 +117,12 @@ def test_cheating_does_not_score(cheat):
 
 def test_a_subclass_that_equals_everything_is_only_its_value():
     assert run_tests(EVERYTHING_IS_EQUAL, ["assert add_int(1, 2) == 3", "assert add_int(1, 2) == 17"]).passed == 1
+
+
+def test_a_context_manager_does_not_swallow_what_is_asserted():
+    code = "class Quiet:\n    def __enter__(self): return 3\n    def __exit__(self, *error): return True"
+    tests = ["with Quiet() as value:\n    assert value == 3", "with Quiet() as value:\n    assert value == 4"]
+    assert run_tests(code, tests).passed == 1
 
 
 def test_redefined_builtins_do_not_reach_the_tests():

@@ -88,7 +88,9 @@ def run_tests(
 
     Limits of this: builtins are the real ones in a test even if the code redefines them, and so is what `setup` (run
     before the tests, on their side) imports; an operator between two objects of the code's own classes is the code's
-    affair; values are passed as copies (lists, dicts, sets and bytearrays given as arguments are updated afterwards).
+    affair, and so is what one such object answers by itself (`in`, its truth, its methods) and what an exception class
+    of the code's catches (`Empty = Exception` catches the assertion too); values are passed as copies (lists, dicts,
+    sets and bytearrays given as arguments are updated afterwards).
 
     >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
     1

@@ -84,8 +84,7 @@ class Channel:
         return "value", None
 
     def do_names(self) -> tuple[Any, ...]:
-        public = {name: value for name, value in self.kept[0].items() if not name.startswith("__")}
-        return "value", self.encode({name: value for name, value in public.items() if not hasattr(builtins, name)})
+        return "value", self.encode({name: value for name, value in self.kept[0].items() if for_tests(name)})
 
     def keep(self, value: Any) -> int:
         number = self.numbers.setdefault(id(value), len(self.numbers) + 1)
@@ -149,7 +148,7 @@ class Channel:
         if kind == "yours":
             return self.kept[body]
         if kind == "module":
-            return importlib.import_module(body) if body.split(".")[0] in sys.stdlib_module_names else None
+            return importlib.import_module(body) if harmless_module(body) else None
         if kind == "builtin":
             # From the code only types: it must not be able to hand `eval` to the tests.
             value = getattr(builtins, body)
@@ -181,6 +180,9 @@ class Remote:
     def __setattr__(self, name: str, value: Any) -> None:
         apply(self, "setattr", name, value)
 
+    def __exit__(self, *_: object) -> None:
+        apply(self, "exit")  # its result is dropped: a true one would swallow what was asserted in the `with`
+
     def __eq__(self, other: object) -> Any:
         return apply(self, "eq", other) if isinstance(other, Remote) else NotImplemented
 
@@ -205,9 +207,23 @@ def update(argument: Any, now: Any) -> None:
         argument.update(now)
 
 
+def for_tests(name: str) -> bool:
+    """Whether a name that the code defines is one for the tests, whose builtins stay the real ones."""
+    return not name.startswith("__") and not hasattr(builtins, name)
+
+
+def harmless_module(name: str) -> bool:
+    """A module of the standard library, but none that runs or finds files of the current folder, the code's, when it
+    is imported, as `unittest.__main__` does."""
+    top, *below = name.split(".")
+    return top in sys.stdlib_module_names and top != "idlelib" and "__main__" not in below
+
+
 def exception_class(names: list[str]) -> Any:
     """A class to raise or catch here, for one of the other side: the builtin itself, or one of the same name."""
-    builtin = next(getattr(builtins, name) for name in names if hasattr(builtins, name))
+    known = (getattr(builtins, name, None) for name in names)
+    # Exceptions only: the names are the code's, and `exec` is a builtin that would be called with its text.
+    builtin = next(one for one in known if isinstance(one, type) and issubclass(one, BaseException))
     if builtin.__name__ == names[0]:
         return builtin
     return KNOWN_ERRORS.setdefault(names[0], type(names[0], (builtin,), {}))
@@ -230,11 +246,11 @@ FUNCTIONS: dict[str, Any] = {
     "setitem": lambda box, key, value: box.__setitem__(key, value),
     "delitem": lambda box, key: box.__delitem__(key),
     "enter": lambda manager: manager.__enter__(),
-    "exit": lambda manager, *_: manager.__exit__(None, None, None),
+    "exit": lambda manager: manager.__exit__(None, None, None),
 }
 for _name in ("instancecheck", "contains", "bool", "len", "iter", "next", "str", "repr", "getitem", "setitem"):
     setattr(Remote, f"__{_name}__", lambda self, *args, _name=_name: apply(self, _name, *args))
-for _name in ("delitem", "enter", "exit"):
+for _name in ("delitem", "enter"):
     setattr(Remote, f"__{_name}__", lambda self, *args, _name=_name: apply(self, _name, *args))
 
 
@@ -287,7 +303,8 @@ def main() -> None:
     broken = ""
     try:
         channel.ask("load")
-        namespace.update(channel.ask("names"))
+        # Asked on this side too: the code can send whatever names it likes.
+        namespace.update({name: value for name, value in channel.ask("names").items() if for_tests(name)})
         exec(compile(job["setup"], "setup", "exec"), namespace)
     except BaseException as error:  # noqa: BLE001 - the code may end in any way
         broken = f"the code did not run: {describe(error)}"
