@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 import textwrap
 
@@ -123,6 +125,27 @@ def test_a_context_manager_does_not_swallow_what_is_asserted():
     code = "class Quiet:\n    def __enter__(self): return 3\n    def __exit__(self, *error): return True"
     tests = ["with Quiet() as value:\n    assert value == 3", "with Quiet() as value:\n    assert value == 4"]
     assert run_tests(code, tests).passed == 1
+
+
+def test_the_verdicts_are_out_of_reach_in_a_host_with_many_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 5000:
+        pytest.skip(f"no more than {hard} open files here")
+    code = """
+        import os
+        for fd in range(100, 5000):
+            try: os.write(fd, b'""\\n')
+            except OSError: pass
+        os._exit(0)
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (5000, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(4200)]
+    try:
+        assert run_tests(textwrap.dedent(code), ["assert add(1, 2) == 3"]).passed == 0
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_redefined_builtins_do_not_reach_the_tests():

@@ -140,6 +140,7 @@ def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: in
         if results >= 0 and results != 3:
             status = os.dup(status) if status == 3 else status
             os.dup2(results, 3)
+            os.close(results)  # of a host with many open files, its number is above those closed below
         os.set_inheritable(status, False)
         first = 4 if results >= 0 else 3
         os.closerange(first, status)
