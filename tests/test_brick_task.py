@@ -67,6 +67,7 @@ def test_levels_are_those_asked_for_that_fit_the_world():
         ({"stability_backend": "cplex"}, "unknown --stability_backend 'cplex'"),
         ({"success_iou": 1.5}, "--success_iou 1.5 must be above 0"),
         ({"world_dim": 100}, "--world_dim 100 must be between 1 and 40"),
+        ({"max_bricks": 0}, "--max_bricks 0 must be between 1 and 2000"),
         ({"max_rollbacks": -1}, "--max_rollbacks -1 must be at least 0"),
         ({"max_brick_rejections": -2}, "--max_brick_rejections -2 must be at least 0"),
     ],

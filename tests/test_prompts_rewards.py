@@ -68,6 +68,7 @@ def test_numeric_reads_the_final_number(text, answer):
         ("42 " + "x" * 5_000, "42", False),
         ("1,2,3", "123", True),
         ("nan", "0", False),
+        ("1" + "0" * 40 + "e300", "42", True),
     ],
 )
 def test_numeric_is_not_fooled(text, answer, readable):

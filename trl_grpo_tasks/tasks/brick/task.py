@@ -18,7 +18,7 @@ from .levels import LEVELS
 from .reward import Judgement, facts, judge, verdict
 from .solvers import BACKENDS
 from .stability import SolverError
-from .structure import FORMS, MAX_OFFSET, SIZES, WORLD, parse
+from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
@@ -73,6 +73,8 @@ class BrickOptions:
             raise ValueError(f"--success_iou {self.success_iou} must be above 0 and at most 1")
         if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:
             raise ValueError(f"--world_dim {self.world_dim} must be between 1 and {LARGEST_WORLD}")
+        if not 1 <= self.max_bricks <= READ_LIMIT:
+            raise ValueError(f"--max_bricks {self.max_bricks} must be between 1 and {READ_LIMIT}, the most ever read")
         for name in ("max_brick_rejections", "max_rollbacks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")

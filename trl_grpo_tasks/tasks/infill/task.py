@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 JUDGES = ("judge", "held_out")
 JUDGE_SEED = 42  # whatever --seed is: runs that differ in it have one reward
+JUDGE_HEADS = 4
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
 
@@ -174,7 +175,9 @@ class InfillTask(Task):
 
         options = self.options
         train = self._passages["train"][int(held_out) :: 2]
-        spec = TinySpec(self._alphabet, options.judge_width, 4 if held_out else 3, 4, 2 * options.text_length + 16)
+        spec = TinySpec(
+            self._alphabet, options.judge_width, 4 if held_out else 3, JUDGE_HEADS, 2 * options.text_length + 16
+        )
         if not train:
             raise ValueError("the corpus has too few passages for two judges; give --judge and --held_out_judge")
         settings = {"length": options.text_length * (1 if self._tokenizer is None else 5),
@@ -293,9 +296,19 @@ def _check_options(options: InfillOptions) -> None:
             raise ValueError(f"--mask_ratios {ratio} must be above 0 and at most 1")
     if not 0 < options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
-    for name, least in (("text_length", 4), ("gap_slack", 0), ("judge_steps", 1)):
+    for name, least in (
+        ("text_length", 4),
+        ("gap_slack", 0),
+        ("judge_steps", 1),
+        ("tiny_layers", 1),
+        ("tiny_heads", 1),
+    ):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} {getattr(options, name)} must be at least {least}")
+    for name, heads in (("judge_width", JUDGE_HEADS), ("tiny_width", options.tiny_heads)):
+        width = getattr(options, name)
+        if width < 1 or width % (2 * heads):  # which the rotation of positions takes in pairs
+            raise ValueError(f"--{name} {width} must be a multiple of {2 * heads}: twice the number of heads")
     if options.policy == "masked" and options.gap_slack:
         raise ValueError("--gap_slack goes with --policy causal: a masked language model fills one token a mask")
     if options.policy == "causal" and options.tokens_of:

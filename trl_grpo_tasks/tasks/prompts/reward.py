@@ -134,7 +134,13 @@ def _end_of(pattern: re.Pattern[str], text: str) -> int:
 
 
 def _short(number: Fraction) -> str:
-    return str(number) if len(str(number)) < 25 else f"{float(number):g}"
+    text = str(number)
+    if len(text) < 25:
+        return text
+    try:
+        return f"{float(number):g}"
+    except OverflowError:
+        return f"{text[:12]}... ({len(text)} characters)"
 
 
 # ---- code
