@@ -351,6 +351,19 @@ def test_mistakes_are_one_line(my_task, capsys, words, message):
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lora_target_modules", "c_attn"], "'c_attn'} not found in the base model"),
+        (["--lora_target_modules", "c_attn"], "(modules of this model: down_proj, gate_proj, "),
+        (["--lora_r", "0"], "--use_peft: `r` should be a positive integer"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_found_first(my_task, capsys, words, message):
+    code, out, err = said(capsys, run.main, "--task", "my_task.py", "--use_peft", "true", *words)
+    assert code == 2 and message in err and len(err.splitlines()) == 1 and "GRPO" not in out
+
+
+@pytest.mark.parametrize(
     ("recipe", "message"),
     [
         ("max_stepz: 3", "unknown option --max_stepz; did you mean --max_steps?"),

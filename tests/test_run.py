@@ -36,7 +36,7 @@ SMALL = {
     "train_rows": 64,
     "report_to": "none",
 }
-LORA = {"use_peft": True, "lora_target_modules": "q_proj v_proj", "lora_r": 2, "learning_rate": 1e-2}
+LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2}
 
 
 def words(output_dir, **options):
@@ -202,10 +202,9 @@ def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, cap
 
 def test_a_lora_run_saves_an_adapter(adapter):
     weights = load_file(adapter / "adapter_model.safetensors")
-    assert not (adapter / "model.safetensors").exists() and {w for n in weights for w in n.split(".")} >= {
-        "q_proj",
-        "v_proj",
-    }
+    adapted = {word for name in weights for word in name.split(".") if word.endswith("_proj")}
+    assert not (adapter / "model.safetensors").exists()
+    assert adapted == {"q_proj"}, "a single name, of which TRL makes a pattern"
     assert any(value.any() for name, value in weights.items() if "lora_B" in name), "the adapter learned nothing"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def ready_model(
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     """Find out now what would otherwise fail after a cold start. Raises ValueError in words for a person."""
     from accelerate import PartialState
-    from trl import get_peft_config, get_quantization_config
+    from trl import get_quantization_config
 
     from .models import is_adapter
 
@@ -97,7 +98,33 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
         raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
-    return Plan(rows, test_rows, model, get_peft_config(model_args), get_quantization_config(model_args))
+    peft_config = _adapter(model_args, model.path, task.policy)
+    return Plan(rows, test_rows, model, peft_config, get_quantization_config(model_args))
+
+
+def _adapter(model_args: Any, path: str, policy: str) -> Any:
+    """The adapter that --use_peft asks for, once it was put on the model without its weights."""
+    import torch
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+    from trl import get_peft_config
+
+    from .models import check_policy, is_adapter
+
+    config = get_peft_config(model_args)
+    if config is None or is_adapter(path):
+        return config
+    if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
+        config.target_modules = {config.target_modules}  # TRL takes a single name for a pattern of whole paths
+    kind = AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(check_policy(path, policy, model_args.model_revision))
+        names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        try:
+            get_peft_model(model, copy.deepcopy(config))
+        except ValueError as error:
+            raise ValueError(f"--use_peft: {error} (modules of this model: {', '.join(sorted(names))})") from error
+    return config
 
 
 def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
