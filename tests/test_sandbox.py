@@ -309,9 +309,86 @@ def test_seccomp_refuses_what_a_program_does_not_need():
         def refused(result):
             return result == -1 and ctypes.get_errno() == 1
         print(refused(libc.unshare(0x10000000)), refused(libc.ptrace(0, 0, 0, 0)), refused(libc.socket(1, 1, 0)))
+        clone = 56 if os.uname().machine == "x86_64" else 220
+        child = libc.syscall(clone, ctypes.c_ulong(0x10000000 | 17), None, None, None, None)  # a user namespace
+        if child == 0:
+            os._exit(0)
+        print(refused(child))
         """
     )
-    assert result.stdout == "True True True\n", result.stderr
+    assert result.stdout == "True True True\nTrue\n", result.stderr
+
+
+def test_threads_children_and_pairs_of_sockets_still_work(each_way):
+    result = dedent_run(
+        """
+        import asyncio, multiprocessing, subprocess, sys, threading
+        thread = threading.Thread(target=print, args=("thread",))
+        thread.start()
+        thread.join()
+        child = multiprocessing.get_context("fork").Process(target=print, args=("process",))
+        child.start()
+        child.join()
+        print(asyncio.run(asyncio.to_thread(lambda: "asyncio")))
+        print(subprocess.run([sys.executable, "-S", "-c", "print('run')"], capture_output=True, text=True).stdout)
+        """,
+        timeout=20,
+    )
+    assert result.stdout.split() == ["thread", "process", "asyncio", "run"], result
+
+
+def test_sending_to_a_socket_from_a_pair(each_way, tmp_path):
+    needs("seccomp")
+    path = Path(tempfile.mkdtemp(dir="/tmp")) / "socket"  # a short name: there is room for 107 characters
+    path.parent.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(path))
+        path.chmod(0o777)
+        server.settimeout(0.2)
+        result = dedent_run(
+            f"""
+            import socket
+            try:
+                one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+                one.sendto(b"hello", {str(path)!r})
+                print("sent")
+            except OSError:
+                print("refused")
+            """
+        )
+        assert result.stdout == "refused\n", result.stderr
+        with pytest.raises(TimeoutError):
+            server.recv(10)
+    shutil.rmtree(path.parent)
+
+
+def test_memory_beside_the_limits(each_way):
+    """Files in memory and shared segments are not part of a process's size, nor in the scratch folder."""
+    needs("seccomp")
+    result = dedent_run(
+        """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            os.memfd_create("more")
+        except PermissionError:
+            print("no files in memory")
+        print(libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600), libc.msgget(0, 0o1600))
+        """
+    )
+    assert result.stdout == "no files in memory\n-1 -1 -1\n", result
+
+
+def test_the_number_of_files_is_limited():
+    needs("files")
+    code = """
+        try:
+            for number in range(50_000):
+                open(str(number), "w").close()
+        except OSError as error:
+            print(error.strerror)
+        """
+    assert dedent_run(code, timeout=30).stdout == "No space left on device\n"
 
 
 def test_killing_its_parent(each_way):
@@ -407,6 +484,11 @@ def command_of(pid: int) -> str:
 
 def test_a_folder_without_permissions_is_removed_too(each_way):
     assert run_python("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nprint(1)").stdout == "1\n"
+
+
+def test_folders_nested_deeply_are_removed_too(each_way):
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
+    assert run_python(code).stdout == "1\n"
 
 
 def test_odd_code_is_a_result():

@@ -1,14 +1,16 @@
 """run_python: model-written Python in a fresh interpreter, kept away from the machine as far as the kernel allows.
 
 What it does everywhere on Linux: a new interpreter without site-packages and with a scrubbed environment, in an empty
-temporary folder; limits on CPU time, wall clock, memory of a process, number of processes, size and number of files,
-and output; everything the program started is ended with it. Where the kernel allows (`sandbox_layers()` tells): no
-network, its own process tree, a file system that shows only the interpreter and the system libraries (read only), a
-user id of its own when started as root, Landlock, and a seccomp filter without sockets, tracing, mounts or namespaces.
+temporary folder; limits on CPU time, wall clock, memory of a process, number of processes, size of a file, number of
+open files, and output; everything the program started is ended with it. Where the kernel allows (`sandbox_layers()`
+tells): no network, its own process tree, a file system that shows only the interpreter and the system libraries (read
+only), a user id of its own when started as root, Landlock, and a seccomp filter without sockets, tracing, mounts or
+namespaces.
 
 What it does not stop:
 - a bug in the kernel: this is not a virtual machine. Against code that is written to attack, use one.
 - use of the machine within the limits: `processes` x `memory_mb` of memory for `timeout` seconds, 64 MB of files.
+  Without a file system of its own: as many files of 16 MB as it can write; without seccomp: memory of no process.
 - learning about the machine: kernel version, CPU, time, the contents of the system's library folders.
 - where a layer is refused, what that layer is for. As a normal user with no layer at all, the program can read and
   write what the user can, reach the network, and signal the user's processes.

@@ -6,7 +6,6 @@ import contextlib
 import marshal
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -162,14 +161,11 @@ def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxRe
 
 def _remove(folder: str) -> None:
     try:
-        shutil.rmtree(folder)
-    except PermissionError:  # the program has left folders without permissions
-        os.chmod(folder, 0o700)
-        for current, names, _ in os.walk(folder):
-            for path in (os.path.join(current, name) for name in names):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-        shutil.rmtree(folder)
+        os.rmdir(folder)  # empty where the program had a file system of its own
+    except OSError:
+        # The program may have left folders without permissions, or nested deeper than shutil.rmtree can follow.
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+        subprocess.run(["rm", "-rf", folder], check=True)
 
 
 # A bare interpreter that imports `jail` and nothing else of this package, which would take longer than the run itself.
