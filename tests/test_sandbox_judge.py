@@ -95,6 +95,11 @@ channel = frame.f_locals["channel"]
 """
 TAKES_OVER = "import os; os.write(3, b'\"\"\\n' * 9); os._exit(0)"
 CHEATS |= {
+    "raises an exception without a name": """
+class Nothing(Exception): pass
+Nothing.__name__ = ""
+def add(a, b): raise Nothing
+""",
     "raises exec": f"{CHANNEL}channel.send('raise', ['exec'], {TAKES_OVER!r})",
     "has a file of its own imported": f"""{CHANNEL}
 open("test_it.py", "w").write({TAKES_OVER!r})
