@@ -280,6 +280,25 @@ def test_the_interpreter_cannot_be_changed(each_way):
     assert run_python(code).stdout == "refused\n"
 
 
+def test_a_mount_below_the_system_folders_is_read_only_too():
+    needs("files")
+    if os.geteuid() != 0 or tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 12):
+        pytest.skip("needs root, to mount something, and Linux 5.12")
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from trl_grpo_tasks.rewards import sandbox
+        from trl_grpo_tasks.rewards.jail import layers
+        layers.unshare(layers.NEWNS)
+        layers._mount(None, "/", None, layers.MS_REC | layers.MS_PRIVATE)
+        layers._mount("tmpfs", "/usr/local", "tmpfs", 0, "size=1m,mode=777")
+        sandbox._probed_layers = lambda: {{"files": ""}}
+        print(sandbox.run_python("open('/usr/local/written', 'w')").stderr, os.listdir("/usr/local"))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert "Read-only file system" in ended.stdout and ended.stdout.endswith(" []\n"), ended
+
+
 def test_opening_a_socket(each_way):
     needs("network", "seccomp", "landlock")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -13,7 +13,9 @@ What it does not stop:
   Without a file system of its own: as many files of 16 MB as it can write; without seccomp: memory of no process.
 - learning about the machine: kernel version, CPU, time, the contents of the system's library folders.
 - where a layer is refused, what that layer is for. As a normal user with no layer at all, the program can read and
-  write what the user can, reach the network, and signal the user's processes.
+  write what the user can, reach the network, and signal the user's processes. With Landlock but no file system of its
+  own it can still ask whether a file is there, and change the permissions and times of those that the user owns. As
+  root without a user id of its own it is root, whom the number of processes does not bind.
 - side channels: timing, load.
 """
 

@@ -19,6 +19,7 @@ SOCK_STREAM = 1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048, 4096, 16384, 1 << 18, 1 << 21
 MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, AT_FDCWD, AT_RECURSIVE = 1, 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix", "/etc/ld.so.cache")
@@ -158,6 +159,11 @@ def _show(path: str, target: str, read_only: bool) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     _mount(path, target, None, MS_BIND | MS_REC)
     if read_only:
+        # With the mounts below it. Before Linux 5.12 that can only be said of one mount at a time.
+        flags = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
+        call = _SYSCALLS["mount_setattr"]
+        if _libc.syscall(call, AT_FDCWD, target.encode(), AT_RECURSIVE, flags, ctypes.c_size_t(len(flags))) == 0:
+            return
         # A user namespace may add flags to a mount but not take any away.
         kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
         relative = MS_RELATIME if os.statvfs(target).f_flag & os.ST_RELATIME else 0
