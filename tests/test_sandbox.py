@@ -452,6 +452,32 @@ def test_a_child_that_outlives_it(each_way, tmp_path):
     assert result.stdout == "done\n" and result.exit_code == 0 and not result.timed_out and result.seconds < 15
 
 
+def test_a_child_that_keeps_changing_its_number():
+    """Without a process tree of its own, on a machine with so many processes that looking at each takes a while."""
+    script = f"""
+        import os, sys, time
+        sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})
+        from jail import launcher, layers
+        layers.prctl(layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.fork() == 0:
+            ends = time.monotonic() + 10
+            while time.monotonic() < ends:
+                time.sleep(0.02)
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+        def slow_open(*arguments):
+            time.sleep(0.008)
+            return open(*arguments)
+        launcher.open = slow_open
+        started = time.monotonic()
+        launcher._end_descendants()
+        print(time.monotonic() - started)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert float(ended.stdout) < 5, ended  # when it gives up
+
+
 def test_the_sandbox_dies_with_its_host(tmp_path):
     script = f"""
         import sys
