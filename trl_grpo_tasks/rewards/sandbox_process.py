@@ -164,7 +164,7 @@ def _remove(folder: str) -> None:
         os.rmdir(folder)  # empty where the program had a file system of its own
     except OSError:
         # The program may have left folders without permissions, or nested deeper than shutil.rmtree can follow.
-        subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=False)  # if that fails, so does what follows
         subprocess.run(["rm", "-rf", folder], check=True)
 
 
