@@ -88,6 +88,21 @@ def test_the_samples_of_an_evaluation_are_a_file_of_completions(tiny_path, tmp_p
     assert again == 0 and scored["metrics"] == found["a"]["metrics"] and scored["samples"] == found["a"]["samples"]
 
 
+def test_another_evaluation_in_the_folder_is_kept(tmp_path, capsys):
+    first, second = golds(tmp_path / "first.jsonl"), golds(tmp_path / "second.jsonl", each=3)
+    for words in (["--models", first], ["--models", first], ["--models", first, second]):
+        run(tmp_path, *words)  # repeated, and with one model more: it goes on
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evaluation.json", "evaluation.md"]
+    text = (tmp_path / "out" / "evaluation.json").read_text()
+    run(tmp_path, "--models", second)
+    assert f"an earlier evaluation is kept: {tmp_path / 'out' / 'evaluation-1.json'}" in capsys.readouterr().out
+    assert (tmp_path / "out" / "evaluation-1.json").read_text() == text
+    assert "second" in (tmp_path / "out" / "evaluation-1.md").read_text()
+    (tmp_path / "out" / "evaluation.json").write_text("{half")
+    run(tmp_path, "--models", first, "--temperature", "0.5")
+    assert (tmp_path / "out" / "evaluation-2.json").read_text() == "{half"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

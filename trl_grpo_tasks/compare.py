@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -89,6 +90,7 @@ class Comparison:
             "seed": args.seed,
         }
         results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
+        self._put_aside_another(folder, results)
         done: list[Any] = []
         for candidate in self.candidates:
             done.append(self._evaluate(candidate, how))
@@ -99,6 +101,24 @@ class Comparison:
             write_whole(folder / TABLE_FILE, _markdown(results, table(done, markdown=True)))
         print(f"\n{_sentence(results)}\n\n{table(done)}\n\nwritten: {folder / EVAL_ONLY_FILE}, {folder / TABLE_FILE}")
         return results
+
+    def _put_aside_another(self, folder: Path, results: dict[str, Any]) -> None:
+        """Rename what an evaluation of other models, or in another way, has written here: it may have taken hours."""
+        written = folder / EVAL_ONLY_FILE
+        if not written.is_file():
+            return
+        try:
+            earlier = json.loads(written.read_text(encoding="utf-8"))
+            models = [(one["name"], one["model"]) for one in earlier.pop("evaluations")]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            earlier, models = None, []
+        if earlier == results and models == [(one.name, one.given) for one in self.candidates][: len(models)]:
+            return
+        number = next(n for n in itertools.count(1) if not (folder / f"evaluation-{n}.json").exists())
+        written.rename(folder / f"evaluation-{number}.json")
+        if (folder / TABLE_FILE).is_file():
+            (folder / TABLE_FILE).rename(folder / f"evaluation-{number}.md")
+        print(f"an earlier evaluation is kept: {folder / f'evaluation-{number}.json'}")
 
     def _evaluate(self, candidate: Candidate, how: dict[str, Any]) -> Any:
         from .evaluate import KeptSamples
