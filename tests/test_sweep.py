@@ -121,6 +121,26 @@ def test_a_sweep_goes_on_where_it_was_stopped(stopped_and_finished):
 
 
 @needs_browser
+def test_a_trial_that_was_stopped_in_its_last_evaluation_begins_again(tmp_path, monkeypatch):
+    """With --save_strategy no its model is there and no checkpoint: train.py would refuse the folder."""
+    found = []
+
+    def stopped_once(command, console):
+        model = Path(command[command.index("--output_dir") + 1]) / "config.json"
+        found.append(model.exists())
+        if len(found) == 1:
+            model.write_text("{}")
+            raise KeyboardInterrupt
+        console.write_text("error: enough")
+        return 1
+
+    monkeypatch.setattr(sweep, "_run", stopped_once)
+    options = words("", eval_rows=6, max_steps=3)
+    del options[options.index("--output_dir") : options.index("--output_dir") + 2]
+    command = ["sweep", *options, "--search", "seed=1,2", "--trials", "1", "--output_dir", str(tmp_path / "sweep")]
+    assert [cli.main(command), cli.main(command)] == [130, 1] and found == [False, False]
+
+
 def test_the_page_of_a_sweep(stopped_and_finished, tmp_path, capsys):
     folder, *_ = stopped_and_finished
     assert cli.main(["report", str(folder)]) == 0 and capsys.readouterr().out.strip() == str(folder / "report.html")

@@ -18,7 +18,7 @@ from typing import Any
 
 from .arguments import parse
 from .checkpoints import newest_complete
-from .plan import check_writable
+from .plan import MODEL_FILES, check_writable
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
 from .report.sweep import SWEEP_FILE, write_sweep_report
 from .task import Task, rows_of
@@ -108,7 +108,11 @@ class _Sweep:
         folder = self._folder / f"trial-{number:03d}"
         folder.mkdir(exist_ok=True)
         words = [*self._rest, *_flags(params), "--output_dir", str(folder)]
-        words += ["--resume_from_checkpoint"] if newest_complete(folder)[0] else []
+        if newest_complete(folder)[0]:
+            words.append("--resume_from_checkpoint")
+        else:  # it begins again, also if it was stopped when its model was there already
+            for name in MODEL_FILES:
+                (folder / name).unlink(missing_ok=True)
         start = time.monotonic()
         code = _run([sys.executable, "-m", "trl_grpo_tasks.cli", "train", *words], folder / CONSOLE_FILE)
         told = "  ".join(f"{name} {_text(value)}" for name, value in params.items())
