@@ -120,7 +120,6 @@ def test_a_sweep_goes_on_where_it_was_stopped(stopped_and_finished):
         assert after["name"] == "GRPO" and trial["value"] == after["metrics"]["reward"]
 
 
-@needs_browser
 def test_a_trial_that_was_stopped_in_its_last_evaluation_begins_again(tmp_path, monkeypatch):
     """With --save_strategy no its model is there and no checkpoint: train.py would refuse the folder."""
     found = []
@@ -141,6 +140,7 @@ def test_a_trial_that_was_stopped_in_its_last_evaluation_begins_again(tmp_path, 
     assert [cli.main(command), cli.main(command)] == [130, 1] and found == [False, False]
 
 
+@needs_browser
 def test_the_page_of_a_sweep(stopped_and_finished, tmp_path, capsys):
     folder, *_ = stopped_and_finished
     assert cli.main(["report", str(folder)]) == 0 and capsys.readouterr().out.strip() == str(folder / "report.html")

@@ -13,8 +13,9 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+from .files import write_whole
 from .report import write_report
-from .report.folder import METRICS_FILE, PERFORMANCE_FILE, duration, write_whole
+from .report.folder import METRICS_FILE, PERFORMANCE_FILE, duration
 from .report.gallery import Pictures
 from .task import Task
 

@@ -26,6 +26,11 @@ def is_checkpoint(folder: str | Path) -> bool:
     return (Path(folder) / STATE_FILE).is_file()
 
 
+def is_of(checkpoint: str | Path, output_dir: str | Path) -> bool:
+    """Whether a checkpoint is one of the run in `output_dir`, not one that lies elsewhere."""
+    return Path(checkpoint).resolve().parent == Path(output_dir).resolve()
+
+
 def is_complete(checkpoint: str | Path) -> bool:
     return (Path(checkpoint) / MARKER).is_file()
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import RunArguments
+from .files import write_whole
 from .plan import ReadyModel, check_writable, ready_model
-from .report.folder import EVAL_ONLY_FILE, write_whole
+from .report.folder import EVAL_ONLY_FILE
 from .task import Row, Task, check_decoding, is_constrained, rows_of
 
 TABLE_FILE = "evaluation.md"

@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from .constraints.base import Constraint
-from .report.folder import write_whole
+from .files import write_whole
 from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge, frozen_of
 from .rollout import Editor

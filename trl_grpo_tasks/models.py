@@ -18,7 +18,7 @@ import torch
 from jinja2 import TemplateError
 
 from .checkpoints import OtherOriginError, newest_complete
-from .report.folder import write_whole
+from .files import model_file_in, write_whole
 from .task import MASK_TOKEN, Task, TinySpec
 
 TINY = "tiny"
@@ -56,7 +56,7 @@ def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: in
     path = Path(name).expanduser()
     if looks_local and not path.is_dir():
         raise ValueError(f"model folder {name!r} does not exist; give a folder, a .gguf file, a Hub id, or 'tiny'")
-    if path.is_dir() and not ((path / "config.json").is_file() or (path / "adapter_config.json").is_file()):
+    if path.is_dir() and model_file_in(path) is None:
         raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
     if path.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
         raise ValueError(f"model folder {name!r} holds no weights (.safetensors or .bin)")
@@ -105,9 +105,19 @@ def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwa
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
+    return _kind_of(policy).from_pretrained(path, **kwargs)
+
+
+def without_weights(config: Any, policy: str) -> Any:
+    """The model of a configuration, on the device that has no memory."""
+    with torch.device("meta"):
+        return _kind_of(policy).from_config(config)
+
+
+def _kind_of(policy: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    return (AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM).from_pretrained(path, **kwargs)
+    return AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
 
 
 def check_policy(path: str, policy: str, revision: str = "main") -> Any:

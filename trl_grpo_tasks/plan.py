@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import NEWEST, RunArguments
-from .checkpoints import is_checkpoint, newest_complete
+from .checkpoints import is_checkpoint, is_of, newest_complete
+from .files import model_file_in
 from .hub import check_hub, take_token
 from .task import Row, Task, check_decoding, is_constrained, rows_of
-
-MODEL_FILES = ("config.json", "adapter_config.json")  # one of which lies in the folder of every model
 
 
 @dataclass
@@ -34,6 +33,7 @@ class ReadyModel:
     """A model that a task can use: where it is, and what goes with it."""
 
     path: str
+    config: Any
     tokenizer: Any
     constraint: Any
 
@@ -61,7 +61,7 @@ def ready_model(
     constraint = task.constraint(tokenizer) if constrain else None
     if constrain and constraint is None:
         raise ValueError(f"task {task.name!r} has no constraint with these options: leave it unconstrained")
-    return ReadyModel(path, tokenizer, constraint)
+    return ReadyModel(path, config, tokenizer, constraint)
 
 
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
@@ -87,43 +87,39 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             rows + test_rows,
             args.output_dir,
             seed=args.seed,
-            constrain=args.constrain,
+            constrain=args.constrain or is_constrained(run.decoding),
             revision=model_args.model_revision,
         )
-    if is_constrained(run.decoding) and model.constraint is None and task.constraint(model.tokenizer) is None:
-        raise ValueError(f"--decoding {run.decoding}: task {task.name!r} has no constraint with these options")
     if run.cold_start_steps and is_adapter(model.path):
         raise ValueError(
             f"a cold start needs a whole model, and {model.path} is an adapter: give --cold_start_steps 0"
         )
     if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
         raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
-    peft_config = _adapter(model_args, model.path, task.policy)
+    peft_config = _adapter(model_args, model, task.policy)
     return Plan(rows, test_rows, model, peft_config, get_quantization_config(model_args))
 
 
-def _adapter(model_args: Any, path: str, policy: str) -> Any:
+def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     """The adapter that --use_peft asks for, once it was put on the model without its weights."""
-    import torch
-    from peft import get_peft_model
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
     from trl import get_peft_config
 
-    from .models import check_policy, is_adapter
+    from .models import is_adapter, without_weights
 
     config = get_peft_config(model_args)
-    if config is None or is_adapter(path):
+    if config is None or is_adapter(ready.path):
         return config
+    import torch
+    from peft import get_peft_model
+
     if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
         config.target_modules = {config.target_modules}  # TRL takes a single name for a pattern of whole paths
-    kind = AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
-    with torch.device("meta"):
-        model = kind.from_config(check_policy(path, policy, model_args.model_revision))
-        names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-        try:
-            get_peft_model(model, copy.deepcopy(config))
-        except ValueError as error:
-            raise ValueError(f"--use_peft: {error} (modules of this model: {', '.join(sorted(names))})") from error
+    model = without_weights(ready.config, policy)
+    names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    try:
+        get_peft_model(model, copy.deepcopy(config), low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise ValueError(f"--use_peft: {error} (modules of this model: {', '.join(sorted(names))})") from error
     return config
 
 
@@ -176,7 +172,7 @@ def _check_folder(args: Any) -> None:
             f"{args.output_dir} holds an earlier run ({earlier.name}): continue it with --resume_from_checkpoint, "
             "choose another --output_dir, or delete it"
         )
-    model = next((name for name in MODEL_FILES if (Path(args.output_dir) / name).is_file()), None)
+    model = model_file_in(args.output_dir)
     if model and not _goes_on_there(args):  # a model of the user's, or of a run that kept no checkpoints
         raise ValueError(
             f"{args.output_dir} holds a model ({model}), which the trained one would replace: choose another "
@@ -192,4 +188,4 @@ def _check_folder(args: Any) -> None:
 def _goes_on_there(args: Any) -> bool:
     """Whether what is resumed is the run in the output folder, not one that lies elsewhere."""
     asked = args.resume_from_checkpoint
-    return asked == NEWEST or (bool(asked) and Path(asked).resolve().parent == Path(args.output_dir).resolve())
+    return asked == NEWEST or (bool(asked) and is_of(asked, args.output_dir))

@@ -18,10 +18,11 @@ from typing import Any
 from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
+from .files import write_whole
 from .hub import PushError, push
 from .plan import Plan, prepare
 from .report import write_report
-from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
+from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .task import DecodingError, Task
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",

@@ -18,8 +18,9 @@ from typing import Any
 
 from .arguments import parse
 from .checkpoints import newest_complete
-from .plan import MODEL_FILES, check_writable
-from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration, write_whole
+from .files import MODEL_FILES, write_whole
+from .plan import check_writable
+from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .report.sweep import SWEEP_FILE, write_sweep_report
 from .task import Task, rows_of
 
@@ -213,11 +214,10 @@ def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
     from .evaluate import Sample
     from .summary import summarise
 
-    rows = [row for row in rows_of(task, "test", args.eval_rows, args.seed) for _ in range(run.eval_samples)]
-    scores = [task.score(row, "") for row in rows]
-    samples = [
-        Sample(row, "", 0, None if score is None else score.as_dict()) for row, score in zip(rows, scores, strict=True)
-    ]
+    samples = []
+    for row in rows_of(task, "test", args.eval_rows, args.seed):
+        score = task.score(row, "")
+        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.eval_samples
     metrics, _ = summarise(samples, run.eval_samples, args.max_completion_length, task.facts, run.k)
     known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
     if name not in known and "+" not in (run.decoding or ""):  # which counts things of its own

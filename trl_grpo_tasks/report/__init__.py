@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
 from ..task import Task, get_task
-from .folder import SETTINGS_FILE, RunFolder, write_whole
+from .folder import SETTINGS_FILE, RunFolder
 from .gallery import Pictures
 from .look import SCRIPT, page
 from .sections import best_of_k, curves, evaluation_table, headline, reproduce, samples, times

@@ -99,13 +99,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def write_whole(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a file that is never seen half written, by a browser or by a run that is killed and resumed."""
-    half_written = path.with_suffix(".tmp")
-    half_written.write_text(text, encoding="utf-8", errors=errors)
-    half_written.replace(path)
-
-
 def _read_evaluations(path: Path) -> list[dict[str, Any]]:
     results = _read_json(path) or {}
     return [{**one, "file": path.name, "task": results.get("task")} for one in results.get("evaluations", [])]

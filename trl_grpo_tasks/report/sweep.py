@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .folder import duration, is_number, write_whole
+from ..files import write_whole
+from .folder import duration, is_number
 from .look import page
 from .plots import chart
 
