@@ -1,7 +1,9 @@
 """A toy task and one-layer models, made on the spot: no test downloads anything."""
 
 import os
+import shutil
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,10 +13,13 @@ os.environ.setdefault("TRACKIO_DIR", os.path.join(tempfile.gettempdir(), "tracki
 import pytest
 import torch
 
+from tests.sandboxed import children_of
 from tests.toy import ToyTask
 from tests.toy_fill import save_bert
 from tests.wild import TASK_FILE
 from trl_grpo_tasks.models import encoder_config, make_tokenizer, save_tiny
+from trl_grpo_tasks.rewards import sandbox
+from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 from trl_grpo_tasks.task import get_task
 
 torch.set_num_threads(1)
@@ -62,3 +67,33 @@ def task_file(tmp_path):
 def wild(task_file):
     """That task."""
     return get_task(task_file)
+
+
+# ---- the sandbox
+
+
+@pytest.fixture
+def nothing_is_left(monkeypatch, tmp_path):
+    """No folder, no process and no zombie after a test of the sandbox (`tmp_path`: pytest has made its own)."""
+    sandbox_layers()
+    before = children_of(os.getpid())
+    scratch = Path(tempfile.mkdtemp())
+    scratch.chmod(0o755)  # pytest's own folders cannot be entered by another user
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    yield
+    left = list(scratch.iterdir())
+    shutil.rmtree(scratch)
+    assert left == []
+    assert children_of(os.getpid()) <= before
+
+
+@pytest.fixture(params=["as probed", "without namespaces"])
+def each_way(request, monkeypatch):
+    """Every layer of this machine, and what is left of them where namespaces and a change of user are refused."""
+    if request.param == "without namespaces":
+        kept = {
+            name: reason if name in ("landlock", "seccomp") else "left out"
+            for name, reason in sandbox_layers().items()
+        }
+        monkeypatch.setattr(sandbox, "_probed_layers", lambda: kept)
+    return request.param

@@ -1,0 +1,55 @@
+"""What tests of the sandbox share: the layers of this machine, and its processes. Fixtures are in conftest.py."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+
+
+def active(*names: str) -> bool:
+    return any(sandbox_layers()[name] == "" for name in names)
+
+
+def needs(*names: str) -> None:
+    if not active(*names):
+        pytest.skip("; ".join(f"{name}: {sandbox_layers()[name]}" for name in names))
+
+
+def dedent_run(code: str, **options):
+    return run_python(textwrap.dedent(code), **options)
+
+
+def children_of(pid: int) -> set[int]:
+    return {child for child, parent in _parents().items() if parent == pid}
+
+
+def descendants(pid: int) -> list[int]:
+    parents = _parents()
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """Of every process of this machine."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return parents
+
+
+def command_of(pid: int) -> str:
+    """Empty for one that has ended, zombies included."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
