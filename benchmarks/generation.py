@@ -20,7 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
-from trl_grpo_tasks.constraints.sampling import ConstraintProcessor
+from trl_grpo_tasks.constraints.filters import SamplingFilters
+from trl_grpo_tasks.constraints.sampling import RecordingProcessor
 from trl_grpo_tasks.constraints.table import MaskTable
 
 LINES = r"([12468]x[12468] \([0-9]{1,2},[0-9]{1,2},[0-9]{1,2}\)\n){400}"
@@ -78,7 +79,8 @@ def main() -> None:
     def step_ms(constraint: Any) -> float:
         processors = []
         if constraint is not None:
-            processors = [ConstraintProcessor(constraint, [{}] * options.batch, MaskTable(model.config.vocab_size))]
+            table = MaskTable(model.config.vocab_size)
+            processors = [RecordingProcessor([{}] * options.batch, 1.0, SamplingFilters(), constraint, table)]
         start = time.perf_counter()
         with torch.no_grad():
             model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0,

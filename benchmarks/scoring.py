@@ -21,7 +21,7 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 
 from trl_grpo_tasks.constraints.base import pack
-from trl_grpo_tasks.constraints.scoring import VOCAB_TILE, HeadScale, masked_logps_and_entropies
+from trl_grpo_tasks.constraints.scoring import VOCAB_TILE, Head, HeadScale, masked_logps_and_entropies
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
 
 DISTINCT_MASKS = 64
@@ -105,7 +105,7 @@ def main() -> None:
                 numbers: Any = numbers,
                 table: Any = table,
             ) -> None:
-                logps, _ = masked_logps_and_entropies(hidden, weight, None, targets, numbers, table, HeadScale())
+                logps, _ = masked_logps_and_entropies(hidden, Head(weight, None, HeadScale()), targets, numbers, table)
                 torch.autograd.grad((logps * upstream).sum(), [hidden, weight])
 
             trl_ms, trl_mb = timed(trl_head, device, options.repeats)

@@ -11,7 +11,9 @@ from peft import LoraConfig
 
 from tests.toy_fill import LETTERS, MASK, FillTask
 from tests.training import parameters, toy_trainer
-from trl_grpo_tasks.masked import MaskedPolicy, nucleus
+from trl_grpo_tasks.constraints.filters import SamplingFilters
+from trl_grpo_tasks.constraints.table import MaskTable, padded
+from trl_grpo_tasks.masked import MaskedPolicy
 from trl_grpo_tasks.models import check_policy, load_model, load_tokenizer
 
 FIRST_LETTER = 5  # ids 0 to 4 are special tokens
@@ -119,11 +121,12 @@ def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p
     log-probs of the distribution that was sampled from, which is one over the nucleus."""
     tokenizer, model, oracle = bert
     model.forward = type(model).forward.__get__(model)  # as it was before other policies were added to it
-    policy = MaskedPolicy(tokenizer, model.config, temperature, top_p)
+    policy = MaskedPolicy(tokenizer, model.config, temperature, SamplingFilters(top_p=top_p))
     prompts = [" ".join(text).replace("_", MASK) for text in texts]
     torch.manual_seed(0)
     prompt_ids = policy.prompt_ids(prompts)
-    fills = policy.fill(model, prompt_ids)
+    table = MaskTable(model.config.vocab_size)
+    fills = policy.fill(model, prompt_ids, table)
     policy.add_to(model)
     width, pad = max(map(len, prompt_ids)), tokenizer.pad_token_id
     length = max(map(len, fills.ids))
@@ -138,7 +141,7 @@ def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p
     ids, attended = torch.tensor(rows), torch.tensor(attended)
     labels = ids.masked_fill(attended == 0, -100)
     labels[:, :width] = -100
-    with policy.support(fills.support_B_T_V):
+    with policy.masks(padded(fills.masks), table):
         output = model(input_ids=ids, attention_mask=attended, labels=labels, fused_lm_head=True)
     for number, (prompt, fill) in enumerate(zip(prompt_ids, fills.ids, strict=True)):
         dense = dense_logps(oracle, prompt, temperature).detach()
@@ -154,13 +157,7 @@ def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p
         wanted = dense[range(len(fill)), [i - FIRST_LETTER for i in fill]]
         got = output.log_probs[number, width : width + len(fill)]
         torch.testing.assert_close(got, wanted, atol=1e-9, rtol=0)
-
-
-def test_the_nucleus_is_the_smallest_set_with_the_mass():
-    logps = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.9, 0.05, 0.0]]).log()
-    assert nucleus(logps, 0.8).tolist() == [[True, True, False, False], [False, True, False, False]]
-    assert nucleus(logps, 0.81).tolist()[0] == [True, True, True, False]
-    assert nucleus(logps, 1.0).tolist()[1] == [True, True, True, False]
+        torch.testing.assert_close(torch.tensor(fills.logps[number]), wanted, check_dtype=False, atol=1e-5, rtol=0)
 
 
 def test_fills_follow_the_distribution(bert_path):
@@ -194,10 +191,8 @@ def test_what_cannot_be_filled_is_said(bert_path, tmp_path):
         policy.prompt_ids([[{"role": "user", "content": "a"}]])
     assert policy.fill(model, policy.prompt_ids([f"z {MASK} é"])).ids[0][0] >= FIRST_LETTER, "unknown characters"
     for options, words in (
-        ({"top_k": 5}, "top_k=5"),
         ({"constrain": True}, "constrain=True"),
         ({"mask_truncated_completions": True}, "mask_truncated_completions"),
-        ({"top_p": 0.9, "replay_size": 4}, "replay_size=4"),
     ):
         with pytest.raises(ValueError, match=words):
             fill_trainer(bert_path, tmp_path, **options)

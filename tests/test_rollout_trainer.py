@@ -37,7 +37,7 @@ def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, op
         assert output["completion_ids"][row, : len(logps)].tolist() == kept[-1].completion_ids[row]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 5}, {"generation_kwargs": {"num_beams": 1}}])
+@pytest.mark.parametrize("options", [{"cache_implementation": "dynamic"}, {"generation_kwargs": {"num_beams": 1}}])
 def test_what_it_cannot_do_is_left_to_trl_with_a_line_why(tiny_path, tmp_path, capsys, options):
     trainer = toy_trainer(tiny_path, tmp_path, rollout="fast", max_steps=1, **options)
     said = capsys.readouterr().out

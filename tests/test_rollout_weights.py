@@ -69,6 +69,7 @@ def test_folded_adapters_compute_the_same_and_leave_the_model_as_it_was():
         before = {name: weight.clone() for name, weight in model.named_parameters()}
         rows = [torch.randn(2, layer.in_features) for layer in layers]
         expected = [layer(x) for layer, x in zip(layers, rows, strict=True)]
+        cast.refresh()
         with cast.used():
             assert len(layers) == 6 and all(layer.base_layer.weight.dtype == torch.float64 for layer in layers)
             for layer, x, wanted in zip(layers, rows, expected, strict=True):
@@ -78,6 +79,45 @@ def test_folded_adapters_compute_the_same_and_leave_the_model_as_it_was():
         for name, weight in model.named_parameters():
             if "lora" in name:
                 weight.mul_(1.5)  # training goes on
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("size", "folds"), [(0.0, False), (1e-5, False), (3e-3, True)])
+def test_adapters_are_folded_only_once_rounding_leaves_them(size, folds):
+    """Weights that came from a bf16 file lie on its grid: next to them a small adapter would be rounded away."""
+    model = adapted_model()
+    layers = [part for part in model.modules() if "lora_A" in dict(part.named_children())]
+    for layer in layers:
+        layer.base_layer.weight.copy_(torch.randn_like(layer.base_layer.weight).mul_(0.02).bfloat16())
+        layer.lora_A["default"].weight.copy_(torch.randn_like(layer.lora_A["default"].weight))
+        layer.lora_B["default"].weight.copy_(torch.randn_like(layer.lora_B["default"].weight) * size)
+    cast = CastWeights(without_adapter(model), torch.bfloat16)
+    assert cast.refresh() is folds and cast.refresh() is False
+    rows = [torch.eye(layer.in_features) for layer in layers]
+    deltas = [layer.lora_B["default"].weight @ layer.lora_A["default"].weight * 5 / 3 for layer in layers]
+    bases = [layer.base_layer.weight.clone() for layer in layers]
+    with cast.used(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(("forward" in vars(layer)) == folds for layer in layers)
+        for layer, x, delta, base in zip(layers, rows, deltas, bases, strict=True):
+            left = (layer(x).float().T - base) * delta
+            if size and not folds:
+                # The sum is still rounded, but by the output's type, as it is in training.
+                left = (layer.lora_B["default"](layer.lora_A["default"](x)).float().T * 5 / 3) * delta
+            assert left.sum().item() == pytest.approx((delta**2).sum().item(), rel=0.05, abs=1e-12)
+
+
+def test_the_head_stays_in_float32_where_trl_is_asked_for_it():
+    """With cast_lm_head_to_fp32 the head's logits are not rounded to bf16, neither its weights nor the product."""
+    model = copy.deepcopy(MODELS["llama"])
+    outs = {}
+    for in_fp32 in (False, True):
+        decoder = Decoder(model, head_in_fp32=in_fp32)
+        with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running(1, 8, 1.0), torch.no_grad():
+            decoder.prefill([[5, 6, 7]], [0])
+            outs[in_fp32] = decoder.logits[0].clone()
+    assert torch.equal(outs[False], outs[False].bfloat16().float())
+    assert not torch.equal(outs[True], outs[True].bfloat16().float())
+    torch.testing.assert_close(outs[True], outs[False], atol=0.3, rtol=0.05)
 
 
 def test_weights_that_are_in_the_type_of_autocast_already():

@@ -6,7 +6,8 @@ import torch
 
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay, unpack
-from trl_grpo_tasks.constraints.sampling import ConstraintProcessor, logits_processor_in
+from trl_grpo_tasks.constraints.filters import SamplingFilters
+from trl_grpo_tasks.constraints.sampling import RecordingProcessor, generating_with
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
 from trl_grpo_tasks.models import make_tokenizer
 
@@ -29,7 +30,7 @@ WIDE_MODEL = len(TOKENIZER) + 45  # models often have more outputs than their to
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_agree_with_single_states_and_masks_are_recorded(kind, seed):
     constraint, table = CONSTRAINTS[kind], MaskTable(WIDE_MODEL)
-    processor = ConstraintProcessor(constraint, ROWS, table)
+    processor = RecordingProcessor(ROWS, 1.0, SamplingFilters(), constraint, table)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.zeros(len(ROWS), 2, dtype=torch.long)
     ended = [False] * len(ROWS)
@@ -56,15 +57,20 @@ def test_batches_agree_with_single_states_and_masks_are_recorded(kind, seed):
     assert any(ended)
 
 
+def one_row_processor():
+    rows = [{"pattern": "1x"}]
+    return RecordingProcessor(rows, 1.0, SamplingFilters(), CONSTRAINTS["regex"], MaskTable(WIDE_MODEL))
+
+
 def test_only_allowed_tokens_keep_a_score():
-    processor = ConstraintProcessor(CONSTRAINTS["regex"], [{"pattern": "1x"}], MaskTable(WIDE_MODEL))
+    processor = one_row_processor()
     scores = processor(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, WIDE_MODEL))
     kept = torch.isfinite(scores[0]).nonzero().flatten().tolist()
     assert kept == [TOKENIZER.convert_tokens_to_ids("1")]
 
 
 def test_a_token_from_nowhere_is_an_error():
-    processor = ConstraintProcessor(CONSTRAINTS["regex"], [{"pattern": "1x"}], MaskTable(WIDE_MODEL))
+    processor = one_row_processor()
     processor(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, WIDE_MODEL))
     bad = torch.tensor([[0, TOKENIZER.convert_tokens_to_ids("x")]])
     with pytest.raises(ValueError, match="not allowed"):
@@ -73,16 +79,23 @@ def test_a_token_from_nowhere_is_an_error():
         processor(bad.repeat(2, 1), torch.zeros(2, WIDE_MODEL))
 
 
-def test_generate_is_put_back():
-    class Model:
-        def generate(self, logits_processor=None):
-            return logits_processor
+def test_generate_and_the_generation_config_are_put_back():
+    from transformers import GenerationConfig
 
-    model, processor = Model(), object()
-    with logits_processor_in(model, processor):
-        assert model.generate() == [processor]
-    assert model.generate() is None and "generate" not in vars(model)
-    model.generate = lambda logits_processor=None: ("own", logits_processor)
-    with logits_processor_in(model, processor):
-        assert model.generate() == ("own", [processor])
-    assert model.generate() == ("own", None)
+    own = GenerationConfig(no_repeat_ngram_size=2, eos_token_id=7, top_k=3)
+
+    class Model:
+        generation_config = own
+
+        def generate(self, logits_processor=None):
+            return logits_processor, self.generation_config
+
+    model, processor = Model(), one_row_processor()
+    for expected in (None, "own"):
+        if expected == "own":
+            model.generate = lambda logits_processor=None: (logits_processor, model.generation_config)
+        with generating_with(model, processor):
+            used, config = model.generate()
+            assert used == [processor] and config.eos_token_id == 7
+            assert config.no_repeat_ngram_size is None and config.top_k is None
+        assert model.generate() == (None, own) and ("generate" in vars(model)) == (expected == "own")

@@ -113,6 +113,8 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--decoding", help="how they are written; constrained, if not given and there is such a way")
     parser.add_argument("--output_dir", default="generated", help="folder of the files; 'generated' if not given")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token; the task's if not given")
+    for name, kind in (("top_k", int), ("top_p", float), ("min_p", float)):
+        parser.add_argument(f"--{name}", type=kind, help="as in training; those of the run if not given")
     parser.add_argument("--max_completion_length", type=int, help="most tokens; the task's if not given")
     parser.add_argument("--seed", type=int, default=0)
     known, rest = parser.parse_known_args(arguments)
@@ -125,6 +127,9 @@ def generate(arguments: Sequence[str]) -> int:
     from .generate import generate as write
     from .generate import verdict
 
+    trained = settings.get("training", {})
+    given = {name: getattr(known, name) for name in ("top_k", "top_p", "min_p")}
+    filters = {name: trained.get(name) if value is None else value for name, value in given.items()}
     calm_down()
     samples = write(
         task,
@@ -134,9 +139,10 @@ def generate(arguments: Sequence[str]) -> int:
         num_samples=known.num_samples,
         decoding=known.decoding,
         temperature=known.temperature,
+        filters=filters,
         max_completion_length=known.max_completion_length,
         seed=known.seed,
-        run_seed=settings.get("training", {}).get("seed", 42),
+        run_seed=trained.get("seed", 42),
     )
     for number, sample in enumerate(samples, 1):
         print(f"sample {number}: {verdict(sample)}")

@@ -86,6 +86,7 @@ class Comparison:
         how = {
             "num_samples": run.eval_samples,
             "temperature": args.temperature,
+            "filters": str(args.sampling_filters),
             "max_completion_length": args.max_completion_length,
             "decoding": run.decoding or ("constrained" if args.constrain else "free"),
             "seed": args.seed,
@@ -155,6 +156,7 @@ def evaluate_model(
             executor=executor,
             num_samples=run.eval_samples,
             temperature=args.temperature,
+            filters=args.sampling_filters,
             max_completion_length=args.max_completion_length,
             batch_size=max(args.per_device_eval_batch_size, 64),
             constraint=candidate.model.constraint,
@@ -265,7 +267,8 @@ def _sentence(results: dict[str, Any]) -> str:
     how = results["settings"]
     return (
         f"{how['rows']} held-out rows of task {results['task']} {results['version']}, {how['num_samples']} samples "
-        f"each, decoding {how['decoding']}, temperature {how['temperature']:g}; in brackets 95% intervals by bootstrap"
+        f"each, decoding {how['decoding']}, temperature {how['temperature']:g}"
+        f"{how['filters'] and ', ' + how['filters']}; in brackets 95% intervals by bootstrap"
     )
 
 

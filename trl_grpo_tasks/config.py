@@ -9,6 +9,8 @@ from typing import Any
 from trl import GRPOConfig
 
 from .advantages import ESTIMATORS, check_estimator
+from .constraints.filters import NAMES as FILTERS
+from .constraints.filters import SamplingFilters
 from .task import option
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -33,13 +35,56 @@ LEAST = {
     "beta": 0,
     "epsilon": 0,
 }
-# Settings of sampling, with the values at which they change nothing.
-NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "top_p": (1.0,),
-    "top_k": (0, None),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (1.0,),
+# Options of `generate` that scoring does not follow, with the value at which they change nothing; so does None.
+UNFOLLOWED_SAMPLING: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "do_sample": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": 0.0,
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "watermarking_config": None,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "prompt_lookup_num_tokens": None,
 }
+# Options of `generate` that do not change the probabilities of tokens.
+NEUTRAL_SAMPLING = (
+    "bos_token_id", "cache_config", "cache_implementation", "compile_config", "disable_compile", "eos_token_id",
+    "low_memory", "max_cache_len", "max_length", "max_new_tokens", "max_time", "pad_token_id", "prefill_chunk_size",
+    "remove_invalid_values", "renormalize_logits", "stop", "stop_strings", "stop_token_ids", "use_cache",
+)  # fmt: skip
+
+
+def check_sampling(options: dict[str, Any], source: str) -> None:
+    """ValueError for options of `generate` under which log-probs would not be those of what was sampled."""
+    for name, neutral in UNFOLLOWED_SAMPLING.items():
+        if options.get(name) not in (None, neutral, []):
+            raise ValueError(
+                f"{name}={options[name]} in {source}: log-probs could not follow that sampling exactly; set {name} to "
+                f"{neutral}, with generation_kwargs if the model's own file sets it "
+                "(temperature, top_k, top_p and min_p are supported)"
+            )
 
 
 @dataclass
@@ -87,6 +132,11 @@ class TaskGRPOConfig(GRPOConfig):
         "trl",
         "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
         "the model, finished rows leave, CUDA graphs), or 'auto' (fast where it is known to be right, else TRL's).",
+    )
+    importance_sampling_correction: bool = option(
+        False,
+        "Apply TRL's vllm_importance_sampling_* options to rollouts without vLLM too: tokens are weighted by the "
+        "ratio of their probability in training to that in the rollout. Costs one more forward pass per rollout.",
     )
     share_prompts: bool = option(
         False,
@@ -163,8 +213,7 @@ class TaskGRPOConfig(GRPOConfig):
         self._check_reference()
         self._check_sharding()
         self._check_replay()
-        if self.constrain:
-            self._check_sampling()
+        self._check_sampling()
 
     def _check_reference(self) -> None:
         moving = self.reference_mode != "static"
@@ -194,21 +243,39 @@ class TaskGRPOConfig(GRPOConfig):
                 f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
             )
 
+    @property
+    def sampling_filters(self) -> SamplingFilters:
+        """top_k, top_p and min_p; generation_kwargs come before the options of the same name, as in TRL."""
+        return SamplingFilters.of({name: getattr(self, name) for name in FILTERS} | (self.generation_kwargs or {}))
+
     def _check_sampling(self) -> None:
-        """Settings that change the sampled distribution in ways that scoring would not see."""
-        asked = {name: getattr(self, name) for name in NEUTRAL_SAMPLING} | (self.generation_kwargs or {})
-        for name, values in NEUTRAL_SAMPLING.items():
-            if asked[name] not in values:
-                raise ValueError(
-                    f"constrain=True with {name}={asked[name]}: log-probs could not follow that sampling exactly; "
-                    f"leave {name} at {values[0]} (temperature is fine)"
-                )
-        unknown = sorted(set(self.generation_kwargs or {}) - set(NEUTRAL_SAMPLING) - {"cache_implementation"})
+        """Refuse settings that change the sampled distribution in ways that scoring would not see."""
+        given, filters = self.generation_kwargs or {}, self.sampling_filters
+        check_sampling({"repetition_penalty": self.repetition_penalty}, "the options")
+        check_sampling(given, "generation_kwargs")
+        if given.get("temperature", self.temperature) != self.temperature:
+            raise ValueError(
+                f"temperature={given['temperature']} in generation_kwargs, but temperature={self.temperature}: "
+                "log-probs are computed at the second; set temperature alone"
+            )
+        unknown = sorted(set(given) - {*UNFOLLOWED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
         if unknown:
             raise ValueError(
-                f"constrain=True with generation_kwargs {unknown}: log-probs could not follow them exactly"
+                f"generation_kwargs {unknown}: it is not known whether log-probs follow them; leave them out"
             )
-        if self.use_transformers_continuous_batching:
+        is_sequence = self.vllm_importance_sampling_mode.startswith("sequence")
+        if self.importance_sampling_correction and self.loss_type == "vespo" and is_sequence:
+            raise ValueError(
+                f"loss_type='vespo' with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}: it "
+                "needs one ratio per token; set 'token_truncate' or 'token_mask'"
+            )
+        for name in ("use_vllm", "use_transformers_continuous_batching"):
+            if getattr(self, name) and filters:
+                raise ValueError(
+                    f"{filters} with {name}: the tokens that were kept are not returned, so log-probs "
+                    f"could not follow exactly; set top_k=0, top_p=1 and min_p=0, or leave {name} off"
+                )
+        if self.constrain and self.use_transformers_continuous_batching:
             raise ValueError("constrain=True does not go with use_transformers_continuous_batching; leave that off")
 
 

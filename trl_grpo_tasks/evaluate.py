@@ -15,10 +15,11 @@ import torch
 from tqdm.auto import tqdm
 
 from .constraints.base import Constraint
+from .constraints.filters import SamplingFilters
 from .files import write_whole
 from .rewards.executor import Outcome, Pending, RewardExecutor
 from .rewards.judge import FrozenJudge, frozen_of
-from .rollout import Editor
+from .rollout import NO_FILTERS, Editor
 from .summary import summarise
 from .task import DecodingError, Row, Task, check_decoding, is_constrained
 from .writer import Writer
@@ -67,6 +68,7 @@ def evaluate(
     executor: RewardExecutor,
     num_samples: int = 4,
     temperature: float = 1.0,
+    filters: SamplingFilters = NO_FILTERS,
     max_completion_length: int = 256,
     batch_size: int = 64,
     constraint: Constraint | None = None,
@@ -87,7 +89,7 @@ def evaluate(
     start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
-    writer = Writer(model, tokenizer, temperature, max_completion_length, constraint)
+    writer = Writer(model, tokenizer, temperature, max_completion_length, constraint, filters)
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None

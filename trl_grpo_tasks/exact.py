@@ -1,11 +1,13 @@
 """ExactGRPOTrainer: completions are scored under exactly what they were drawn from.
 
-- With a constraint, what may come next is a mask over the vocabulary. The masks of a rollout are recorded when it is
-  sampled, by our rollouts or by a logits processor in TRL's; or rebuilt by replaying what was written (by vLLM, or
-  from a replay buffer). They travel with its rows as numbers into a table, `mask_numbers`.
-- A masked language model fills gaps instead; with top_p, what could have been drawn travels as `support`.
+- What could have been drawn at a position is a mask over the vocabulary: what a constraint allows, and of that what
+  sampling filters (top_k, top_p, min_p) keep. The masks of a rollout are recorded when it is sampled, by our rollouts,
+  by a logits processor in TRL's, or by a masked language model; masks of constraints alone can also be rebuilt by
+  replaying what vLLM wrote. They travel with the rows as numbers into a table, `mask_numbers`.
+- The log-probs that completions were sampled with travel as TRL's `sampling_per_token_logps`, and are compared with
+  those that training computes (consistency.py).
 
-While a rollout is sampled and while its rows are scored, `_masks` and `_support` hold what belongs to these rows.
+While a rollout is sampled and while its rows are scored, `_masks` holds the mask numbers of these rows.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from trl import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
-from .config import TaskGRPOConfig
+from .config import TaskGRPOConfig, check_sampling
+from .consistency import ConsistencyCheck
 from .constraints.base import Constraint, replay
 from .constraints.grammar import GrammarConstraint
-from .constraints.sampling import ConstraintProcessor, logits_processor_in
-from .constraints.scoring import MaskedHead
+from .constraints.head import MaskedHead
+from .constraints.sampling import RecordingProcessor, generating_with
 from .constraints.spelling import OneSpelling
 from .constraints.table import FREE, MaskTables, padded, widened
 from .masked import MaskedPolicy, is_masked_lm, ready
@@ -44,6 +47,7 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
     own; either is used when `args.constrain` is set."""
 
     args: TaskGRPOConfig
+    use_vllm: bool
 
     def __init__(
         self,
@@ -67,16 +71,33 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         self.task = task
         self._inputs: list[dict[str, Any]] = []  # the examples of the rollout under way
         self._masks: torch.Tensor | None = None
-        self._support: torch.Tensor | None = None
+        self._scored_logps: torch.Tensor | None = None  # of the last pass that scored completions
+        self._consistency = ConsistencyCheck()
+        self._filters = args.sampling_filters
         self._policy: MaskedPolicy | None = None
         self._rolls_out = False
         self._decoder: Decoder | None = None
         self._shared: SharedPrompts | None = None
+        self._check_sampling()
         self._set_up_constraint(constraint)
         if fills:
             self._set_up_filling()
         else:
             self._set_up_rollouts()
+
+    def _check_sampling(self) -> None:
+        """Refuse what the trainer can see only now: options of the model's own generation_config, and tools."""
+        config = getattr(without_adapter(self.accelerator.unwrap_model(self.model)), "generation_config", None)
+        if config is not None and not self.use_vllm:
+            explicit = {name: value for name, value in self.generation_kwargs.items() if value is not None}
+            check_sampling(config.to_dict() | explicit, "the model's generation_config")
+        is_trls = self.tools or self.rollout_func is not None or self._is_vlm
+        for name, asked in (
+            ("top_k, top_p and min_p", self._filters),
+            ("importance_sampling_correction", self.args.importance_sampling_correction),
+        ):
+            if asked and is_trls:
+                raise ValueError(f"{name} with tools, rollout_func or a vision-language model is not supported")
 
     def _set_up_constraint(self, constraint: Constraint | None) -> None:
         self._constraint: Constraint | None = None
@@ -88,6 +109,12 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         if constraint is None:
             why = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {why}")
+        outputs = self._output_size()
+        if constraint.vocab_size > outputs:
+            raise ValueError(
+                f"the tokenizer has {constraint.vocab_size} tokens, but the model has only {outputs} outputs; call "
+                f"model.resize_token_embeddings({constraint.vocab_size}), or use a tokenizer without the added tokens"
+            )
         if self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled:
             raise ValueError(
                 "constrain=True does not go with tools, rollout_func, vision-language models or a router loss "
@@ -103,9 +130,6 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
                 f"eos_token, {self._tokenizer.eos_token!r}; set tokenizer.eos_token = {end!r}"
             )
         self._constraint = constraint
-        self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
-        for model in self._plain_models():
-            self._head.add_to(model)
 
     def _hand_to_vllm(self, constraint: Constraint) -> None:
         """vLLM samples under the grammar itself, in any spelling; the masks are rebuilt from what it wrote."""
@@ -120,11 +144,19 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
             ) from error
 
     def _set_up_filling(self) -> None:
-        self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self.top_p)
+        self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self._filters)
         for model in self._plain_models():
             self._policy.add_to(model)
 
     def _set_up_rollouts(self) -> None:
+        if self._constraint is not None or self._filters:
+            self._head = MaskedHead(self.temperature, self.args.cast_lm_head_to_fp32)
+            for model in self._plain_models():
+                self._head.add_to(model)
+        if self._filters:  # they are applied, and what they keep is recorded, by our processor
+            for name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", None)):
+                setattr(self.generation_config, name, neutral)
+                self.generation_kwargs[name] = neutral
         why_trl = None if self.args.rollout == "trl" else why_not_in(self)
         if why_trl is not None:
             self.accelerator.print(f"rollouts are TRL's: {why_trl}")
@@ -150,27 +182,40 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
+    def _output_size(self) -> int:
+        """Number of outputs of the model: often more than the tokenizer has tokens."""
+        return self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight.shape[0]
+
     @contextmanager
     def _drawn_as(self, recorded: dict[str, Any]) -> Iterator[None]:
         """While open, rows are scored under what was recorded when they were drawn, if anything was."""
-        self._masks, self._support = recorded.get("mask_numbers"), recorded.get("support")
+        self._masks = recorded.get("mask_numbers")
         try:
             yield
         finally:
-            self._masks = self._support = None
+            self._masks = None
+
+    @contextmanager
+    def _vllm_options(self, apply: bool) -> Iterator[None]:
+        """While open, TRL does (or does not) treat rollouts as vLLM's: correct for the log-probs they came with."""
+        before = self.use_vllm
+        if self.args.importance_sampling_correction:
+            self.use_vllm = apply or self.args.use_vllm
+        try:
+            yield
+        finally:
+            self.use_vllm = before
 
     # ---- sampling
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._inputs = inputs
-        with self._drawn_as({}):  # nothing is recorded yet
+        with self._drawn_as({}), self._vllm_options(apply=True):  # nothing is recorded yet
             output = super()._generate_and_score_completions(inputs)
-            if self._support is not None:
-                output["support"] = self._support
             if self._masks is not None:
                 output["mask_numbers"] = widened(self._masks, output["completion_ids"].shape[1])
         if "mask_numbers" in output:
-            self._log_constraint(output)
+            self._log_masks(output)
         return output
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -181,36 +226,39 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         return generated
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._policy is not None:
-            return self._fill(self._policy, prompt_ids), None
-        generate = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
-        constrained = {} if self._constraint is None else self._start_constraint(self._constraint)
-        if not self._rolls_out and not constrained:
-            return generate()
-        if self._rolls_out:
-            completion_ids, masks, logps = *self._roll_out(prompt_ids, constrained), None
-        else:
-            completion_ids, masks, logps = self._generate_under(constrained, generate)
-        if constrained:
+        """Completions and the log-probs they were sampled with; the masks they were sampled under go to `_masks`."""
+        with self._vllm_options(apply=False):
+            generate = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
+            is_trls = self.tools or self.rollout_func is not None or self.args.use_transformers_continuous_batching
+            if is_trls or (self.use_vllm and self._constraint is None):
+                return generate()
+            masked = self._constraint is not None or bool(self._filters)
+            recording: dict[str, Any] = (
+                {"table": self._tables.start(self._mode, self._output_size())} if masked else {}
+            )
+            if self._constraint is not None:
+                rows = [json.loads(example["row"]) if "row" in example else example for example in self._inputs]
+                recording |= {"constraint": self._constraint, "rows": rows}
+            if self._policy is not None:
+                completion_ids, masks, logps = self._fill(self._policy, prompt_ids, **recording)
+            elif self.use_vllm:
+                completion_ids, logps = generate()
+                pairs = zip(recording["rows"], completion_ids, strict=True)
+                masks = [self._mask_numbers(row, ids) for row, ids in pairs]
+            elif self._rolls_out:
+                completion_ids, masks, logps = self._roll_out(prompt_ids, recording)
+            else:
+                completion_ids, masks, logps = self._generate_recorded(generate, recording)
+        if masked:
             self._masks = padded(masks)
         return completion_ids, logps
 
-    def _start_constraint(self, constraint: Constraint) -> dict[str, Any]:
-        """What sampling under the constraint needs, with a new table for the masks."""
-        model = self.accelerator.unwrap_model(self.model_wrapped)
-        return {
-            "constraint": constraint,
-            "rows": [json.loads(example["row"]) if "row" in example else example for example in self._inputs],
-            "table": self._tables.start(self._mode, model.get_output_embeddings().weight.shape[0]),
-        }
-
-    def _fill(self, policy: MaskedPolicy, prompt_ids: Any) -> list[list[int]]:
+    def _fill(self, policy: MaskedPolicy, prompt_ids: Any, **recording: Any) -> tuple[Any, Any, Any]:
         with profiling_context(self, "fill"), self.accelerator.autocast():
-            fills = policy.fill(self.accelerator.unwrap_model(self.model_wrapped), prompt_ids)
-        self._support = fills.support_B_T_V
-        return fills.ids
+            fills = policy.fill(self.accelerator.unwrap_model(self.model_wrapped), prompt_ids, **recording)
+        return fills.ids, fills.masks, fills.logps
 
-    def _roll_out(self, prompt_ids: Any, constrained: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+    def _roll_out(self, prompt_ids: Any, recording: dict[str, Any]) -> tuple[Any, Any, Any]:
         checkpointing = self.args.gradient_checkpointing_kwargs
         with (
             profiling_context(self, "rollout"),
@@ -220,7 +268,7 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
             self.accelerator.autocast(),
         ):
             if self._decoder is None:
-                self._decoder = Decoder(model)
+                self._decoder = Decoder(model, head_in_fp32=self.args.cast_lm_head_to_fp32)
             done = rollout(
                 model,
                 prompt_ids,
@@ -228,35 +276,37 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
                 max_new_tokens=self.max_completion_length,
                 eos_token_ids=self.eos_token_ids,
                 temperature=self.temperature,
-                **constrained,
+                filters=self._filters,
+                **recording,
             )
-        return done.completion_ids, done.masks
+        return done.completion_ids, done.masks, done.logps
 
-    def _generate_under(self, constrained: dict[str, Any], generate: Callable[[], Any]) -> tuple[Any, Any, Any]:
-        """TRL's completions under the constraint, their masks, and log-probs where vLLM wrote them."""
-        if self.use_vllm:
-            completion_ids, logps = generate()
-            pairs = zip(constrained["rows"], completion_ids, strict=True)
-            return completion_ids, [self._mask_numbers(row, ids) for row, ids in pairs], logps
-        processor = ConstraintProcessor(**constrained)
-        with logits_processor_in(self.accelerator.unwrap_model(self.model_wrapped), processor):
+    def _generate_recorded(
+        self, generate: Callable[[], Any], recording: dict[str, Any]
+    ) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
+        """TRL's completions, with the masks and the log-probs they were sampled with."""
+        recording = {"rows": [{}] * len(self._inputs)} | recording
+        temperature = self.generation_config.temperature
+        processor = RecordingProcessor(temperature=temperature, filters=self._filters, **recording)
+        with generating_with(self.accelerator.unwrap_model(self.model_wrapped), processor):
             completion_ids, _ = generate()
-        pairs = zip(processor.masks, completion_ids, strict=True)
-        return completion_ids, [numbers[: len(ids)] for numbers, ids in pairs], None
+        processor.finish(completion_ids)
+        return completion_ids, processor.masks, processor.logps
 
     def _mask_numbers(self, row: dict[str, Any], ids: list[int]) -> list[int]:
         """The numbers of the masks that a completion was written under, by replaying it."""
         assert self._constraint is not None
         return [self._tables[self._mode].number_of(mask) for mask in replay(self._constraint, row, ids)]
 
-    def _log_constraint(self, output: dict[str, Any]) -> None:
+    def _log_masks(self, output: dict[str, Any]) -> None:
         numbers = output["mask_numbers"][output["completion_mask"].bool().cpu()].numpy()
         counts = self._tables[self._mode].counts(numbers[numbers != FREE])
         sums = torch.tensor([counts.sum(), (counts == 1).sum(), len(counts)], dtype=torch.float32)
         allowed, forced, total = gather(sums.to(self.accelerator.device)).view(-1, 3).sum(0).tolist()
         if total:
-            self._metrics[self._mode]["constraint/allowed_tokens"].append(allowed / total)
-            self._metrics[self._mode]["constraint/forced_fraction"].append(forced / total)
+            kind = "sampling" if self._constraint is None else "constraint"
+            self._metrics[self._mode][f"{kind}/allowed_tokens"].append(allowed / total)
+            self._metrics[self._mode][f"{kind}/forced_fraction"].append(forced / total)
 
     # ---- scoring
 
@@ -271,34 +321,35 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
     ) -> Any:
         score = super()._get_per_token_logps_and_entropies
         with nullcontext() if self._shared is None else self._shared.open(logits_to_keep):
-            if self._masks is None and self._support is None:
-                return score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+            if self._masks is None:
+                scored = score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+                self._scored_logps = scored[0].detach()
+                return scored
             batch_size = batch_size or len(input_ids)
             logps, entropies = [], []
             for start in range(0, len(input_ids), batch_size):
                 rows = slice(start, start + batch_size)
-                with self._only_what_could_be_drawn(rows, logits_to_keep):
+                masks = widened(self._masks, logits_to_keep)[rows]
+                with (self._policy or self._head).masks(masks, self._tables[self._mode]):
                     scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
                 logps.append(scored[0])
                 entropies.append(scored[1])
+        self._scored_logps = torch.cat(logps).detach()
         return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
 
-    def _only_what_could_be_drawn(self, rows: slice, length: int) -> Any:
-        """While open, forward passes score these rows under what they were drawn from."""
-        if self._policy is not None:
-            assert self._support is not None
-            return self._policy.support(self._support[rows])
-        assert self._masks is not None
-        return self._head.masks(widened(self._masks, length)[rows], self._tables[self._mode])
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        if "mask_numbers" not in inputs:
-            with self._drawn_as(inputs):
-                return super()._compute_loss(model, inputs)
-        with self._drawn_as(inputs), self._head.measuring():
+        is_masked = "mask_numbers" in inputs and self._policy is None
+        measuring = self._head.measuring() if is_masked else nullcontext()
+        with self._drawn_as(inputs), self._vllm_options(apply=True), measuring:
             loss = super()._compute_loss(model, inputs)
-        mass = torch.tensor(self._head.allowed_mass, device=loss.device)
-        self._metrics[self._mode]["constraint/allowed_mass"].append(self.accelerator.gather(mass).mean().item())
+        if is_masked and self._constraint is not None:
+            mass = torch.tensor(self._head.allowed_mass, device=loss.device)
+            self._metrics[self._mode]["constraint/allowed_mass"].append(self.accelerator.gather(mass).mean().item())
+        # Before anything is learned from a rollout: TRL has scored it for that, or no update came in between.
+        is_first = not self.model.training or self._step // self.args.steps_per_generation % self.num_iterations == 0
+        if "sampling_per_token_logps" in inputs and is_first:
+            scored = inputs.get("old_per_token_logps", self._scored_logps)
+            self._consistency.check(self, inputs, scored, self._tables if "mask_numbers" in inputs else None)
         return loss
 
     # ---- checkpoints

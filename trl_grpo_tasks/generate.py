@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .task import Task, check_decoding
 
@@ -22,11 +23,13 @@ def generate(
     num_samples: int = 4,
     decoding: str | None = None,
     temperature: float | None = None,
+    filters: Mapping[str, Any] | None = None,
     max_completion_length: int | None = None,
     seed: int = 0,
     run_seed: int = 42,
 ) -> list[Sample]:
     """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
+    `filters` are top_k, top_p and min_p by name.
 
     Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
     that of the run that made the model, so that its judges are found rather than made again.
@@ -44,6 +47,7 @@ def generate(
 
     import torch
 
+    from .constraints.filters import SamplingFilters
     from .evaluate import evaluate
     from .models import load_model
     from .plan import check_writable, ready_model
@@ -66,6 +70,7 @@ def generate(
             executor=executor,
             num_samples=num_samples,
             temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
+            filters=SamplingFilters.of(filters or {}),
             max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
             decoding=decoding,
             seed=seed,

@@ -2,7 +2,7 @@
 
 The completion of a prompt is its fills, one token a mask, in order. Given the prompt they are independent, so their
 log-probs, entropies and KL are exact. What is sampled from is what is scored: the softmax at the sampling temperature
-over all tokens but the special ones, and with top_p over the nucleus of the policy that sampled, which is kept.
+over all tokens but the special ones, and with sampling filters over the tokens they kept, which are recorded.
 
 Fills do not enter the forward pass: the completions of a group share one, in sampling and in scoring.
 """
@@ -10,6 +10,7 @@ Fills do not enter the forward pass: the completions of a group share one, in sa
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,29 +22,33 @@ from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import FusedCausalLMOutput
 
 from .attention import leave_cudnn_out
-from .config import NEUTRAL_SAMPLING
+from .constraints.base import unpack
+from .constraints.filters import SamplingFilters, pack_on_device
+from .constraints.table import FREE, MaskTable
 from .rollout.support import without_adapter
 
 
 @dataclass(frozen=True)
 class Fills:
-    """Token ids of the fills of each prompt; `support_B_T_V`, where top_p is below 1: what could have been drawn."""
+    """The fills of each prompt: token ids, their log-probs, and the numbers of the masks of what could be drawn."""
 
     ids: list[list[int]]
-    support_B_T_V: torch.Tensor | None
+    logps: list[list[float]]
+    masks: list[list[int]]
 
 
 class MaskedPolicy:
     """How texts are filled and scored with `tokenizer`'s mask token. `temperature` 0 takes the likeliest tokens."""
 
-    def __init__(self, tokenizer: Any, config: Any, temperature: float = 1.0, top_p: float = 1.0):
+    def __init__(self, tokenizer: Any, config: Any, temperature: float = 1.0, filters: SamplingFilters | None = None):
         if tokenizer.mask_token_id is None:
             raise ValueError(
                 f"the tokenizer {tokenizer.name_or_path!r} has no mask token, which a masked language model needs"
             )
         self._tokenizer = tokenizer
         self._mask_id = tokenizer.mask_token_id
-        self._temperature, self._top_p = temperature, top_p
+        self._temperature = temperature
+        self._filters = filters if filters and temperature > 0 else None
         self._context = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 2**31)
         vocab_size = config.vocab_size
         # Also the outputs that belong to no token: models round their number up.
@@ -51,7 +56,7 @@ class MaskedPolicy:
         self._allowed_V = torch.ones(vocab_size, dtype=torch.bool).index_fill_(
             0, torch.tensor(sorted(set(shut))), False
         )
-        self._support_B_T_V: torch.Tensor | None = None
+        self._open: tuple[torch.Tensor, MaskTable] | None = None
         self._writes_characters = all(
             len(token) == 1 for token, number in tokenizer.get_vocab().items() if self._allowed_V[number]
         )
@@ -83,8 +88,8 @@ class MaskedPolicy:
         return repr(self._tokenizer.decode(ids[:40]))
 
     @torch.no_grad()
-    def fill(self, model: Any, prompt_ids: Sequence[list[int]]) -> Fills:
-        """Draw fills for each prompt; equal prompts share a forward pass."""
+    def fill(self, model: Any, prompt_ids: Sequence[list[int]], table: MaskTable | None = None) -> Fills:
+        """Draw fills for each prompt; equal prompts share a forward pass. What filters keep is numbered in `table`."""
         self.check(prompt_ids)
         distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
         rows = [torch.tensor(ids, device=model.device) for ids in distinct]
@@ -93,19 +98,25 @@ class MaskedPolicy:
         logits_P_L_V = model(input_ids=ids_P_L, attention_mask=attended_P_L).logits
         is_gap_P_L = (ids_P_L == self._mask_id) & attended_P_L.bool()
         number_B = torch.tensor([distinct[tuple(ids)] for ids in prompt_ids], device=model.device)
-        gaps_B = is_gap_P_L.sum(1)[number_B]
+        counts = is_gap_P_L.sum(1)[number_B].tolist()
         logps_N_V = self._log_softmax(logits_P_L_V[number_B][is_gap_P_L[number_B]], self._allowed_V.to(model.device))
-        support_N_V = None
-        if self._top_p < 1:
-            support_N_V = nucleus(logps_N_V, self._top_p)
-            logps_N_V = logps_N_V.masked_fill(~support_N_V, -torch.inf)
+        masks_N = [FREE] * len(logps_N_V)
+        if self._filters is not None:
+            kept_N_V = self._filters.kept(logps_N_V)
+            logps_N_V = logps_N_V.masked_fill(~kept_N_V, -torch.inf).log_softmax(1)
+            if table is not None:
+                masks_N = [table.number_of(words) for words in pack_on_device(kept_N_V).cpu().numpy()]
         if self._temperature == 0:
             drawn_N = logps_N_V.argmax(1)
         else:
             drawn_N = torch.multinomial(logps_N_V.exp(), 1)[:, 0]
-        counts = gaps_B.tolist()
-        support = None if support_N_V is None else pad_sequence(support_N_V.split(counts), batch_first=True)
-        return Fills([part.tolist() for part in drawn_N.split(counts)], support)
+        drawn_logps_N = logps_N_V.gather(1, drawn_N[:, None])[:, 0]
+        ends = list(itertools.accumulate(counts))
+        return Fills(
+            [part.tolist() for part in drawn_N.split(counts)],
+            [part.tolist() for part in drawn_logps_N.split(counts)],
+            [masks_N[end - count : end] for count, end in zip(counts, ends, strict=True)],
+        )
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Fills as text: characters as they are, other tokens as the tokenizer names them, with spaces between."""
@@ -134,13 +145,13 @@ class MaskedPolicy:
         model.forward = types.MethodType(forward, model)
 
     @contextmanager
-    def support(self, support_B_T_V: torch.Tensor | None) -> Iterator[None]:
+    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Iterator[None]:
         """While open, forward passes score under what could have been drawn."""
-        self._support_B_T_V = support_B_T_V
+        self._open = (masks_B_T, table)
         try:
             yield
         finally:
-            self._support_B_T_V = None
+            self._open = None
 
     def _score(self, forward: Any, input_ids: Any, attention_mask: Any, labels: Any) -> FusedCausalLMOutput:
         is_fill = labels != -100
@@ -151,10 +162,12 @@ class MaskedPolicy:
         logits_P_L_V = forward(input_ids=ids_P_L, attention_mask=attended_P_L.long()).logits
         is_gap_B_L = (ids_P_L == self._mask_id)[number_B]
         allowed = self._allowed_V.to(input_ids.device)
-        if self._support_B_T_V is not None:
-            length = self._support_B_T_V.shape[1]
+        if self._open is not None:
+            masks_B_T, table = self._open
             first = int((attention_mask.bool() & ~is_fill).any(0).nonzero().max()) + 1  # where completions begin
-            allowed = self._support_B_T_V[is_fill[:, first : first + length]]
+            masks_N = masks_B_T.numpy()[is_fill[:, first : first + masks_B_T.shape[1]].cpu().numpy()]
+            # A mask over all outputs stands for no filter, which leaves special tokens out all the same.
+            allowed = allowed & torch.from_numpy(unpack(table.words(masks_N), table.vocab_size)).to(allowed.device)
         # Row after row, and in order within a row: the n-th gap belongs to the n-th label.
         logps_N_V = self._log_softmax(logits_P_L_V[number_B][is_gap_B_L], allowed)
         logps_N = logps_N_V.gather(1, labels[is_fill][:, None])[:, 0]
@@ -170,34 +183,16 @@ class MaskedPolicy:
         return (logits_N_V / (self._temperature or 1.0)).masked_fill(~allowed, -torch.inf).log_softmax(1)
 
 
-def nucleus(logps_N_V: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Whether a token is among the likeliest that together have a probability of at least `top_p`."""
-    ordered, order = logps_N_V.exp().sort(dim=1, descending=True)
-    before = ordered.cumsum(1) - ordered
-    return torch.zeros_like(logps_N_V, dtype=torch.bool).scatter(1, order, (before < top_p) & (ordered > 0))
-
-
 def is_masked_lm(model: Any) -> bool:
     return type(without_adapter(model)).__name__.endswith("ForMaskedLM")
 
 
 def check_settings(args: Any) -> None:
     """ValueError for options that a masked language model cannot follow."""
-    for name, values in NEUTRAL_SAMPLING.items():
-        if name != "top_p" and getattr(args, name) not in values:
-            raise ValueError(
-                f"{name}={getattr(args, name)} with a masked language model: log-probs could not follow that sampling "
-                f"exactly; leave it at {values[0]} (temperature and top_p are fine)"
-            )
     for name in ("constrain", "use_vllm", "use_transformers_continuous_batching", "mask_truncated_completions",
                  "generation_kwargs", "cache_implementation", "cast_lm_head_to_fp32"):  # fmt: skip
         if getattr(args, name):
             raise ValueError(f"{name}={getattr(args, name)} does not go with a masked language model; leave it off")
-    if args.replay_size and args.top_p < 1:
-        raise ValueError(
-            f"replay_size={args.replay_size} with top_p={args.top_p}: what could have been drawn is not stored; "
-            "set top_p to 1, or replay_size to 0"
-        )
 
 
 def ready(model: Any, args: Any, peft_config: Any) -> tuple[Any, Any]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from trl.trainer.utils import pad
+
+from .constraints.table import MaskTable
+
+# What a rollout has for each token; the last in sequence mode only one of a row.
+PER_TOKEN = (
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "mask_numbers",
+    "importance_sampling_ratio",
+)
 
 
 @dataclass
@@ -24,6 +36,9 @@ class StoredGroup:
     advantages: torch.Tensor
     priority: float
     step: int
+    # The distinct masks that the completions were sampled under (MaskTable.export), and which of them each token had.
+    masks: list[torch.Tensor] = field(default_factory=list)
+    mask_of_token: list[list[int]] = field(default_factory=list)
 
 
 class ReplayBuffer:
@@ -90,15 +105,25 @@ def unpadded(rollout: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Te
 
 
 def groups_of(
-    rollout: dict[str, Any], rows: Sequence[str], groups: Sequence[int], group_size: int, step: int
+    rollout: dict[str, Any],
+    rows: Sequence[str],
+    groups: Sequence[int],
+    group_size: int,
+    step: int,
+    table: MaskTable | None = None,
 ) -> list[StoredGroup]:
-    """These groups of a rollout, ready to be stored. Their `old_per_token_logps` are the behaviour policy's."""
+    """These groups of a rollout, ready to be stored. Their `old_per_token_logps` are the behaviour policy's. `table`
+    is that of the rollout's `mask_numbers`, where it has them."""
     prompts, completions = unpadded(rollout)
     stored = []
     for group in groups:
         members = range(group * group_size, (group + 1) * group_size)
         advantages = rollout["advantages"][list(members)].cpu()
         logps = rollout["old_per_token_logps"]
+        numbers: list[list[int]] = []
+        if table is not None:
+            numbers = [rollout["mask_numbers"][i, : len(completions[i])].tolist() for i in members]
+        index_of = {number: index for index, number in enumerate(dict.fromkeys(itertools.chain(*numbers)))}
         stored.append(
             StoredGroup(
                 row=rows[members[0]],
@@ -108,26 +133,33 @@ def groups_of(
                 advantages=advantages,
                 priority=advantages.abs().mean().item() + 0.01,
                 step=step,
+                masks=[] if table is None else table.export(index_of),
+                mask_of_token=[[index_of[number] for number in row] for row in numbers],
             )
         )
     return stored
 
 
 def put_groups(
-    rollout: dict[str, Any], chosen: Sequence[tuple[int, StoredGroup, float]], group_size: int, pad_id: int
+    rollout: dict[str, Any],
+    chosen: Sequence[tuple[int, StoredGroup, float]],
+    group_size: int,
+    pad_id: int,
+    table: MaskTable | None = None,
 ) -> list[int]:
     """Write stored groups, with their importance weights, over groups of a rollout. Padding is done anew, as lengths
-    change. Returns the rows that were replaced; their reference log-probs and masks are the caller's to renew."""
+    change. Returns the rows that were replaced; their reference log-probs are the caller's to renew."""
     device = rollout["prompt_ids"].device
     prompts, completions = unpadded(rollout)
     # Padded on the right by tensors of the old width; cut to each completion's own length.
     per_token = {
         name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
         for name, values in rollout.items()
-        if name in ("old_per_token_logps", "ref_per_token_logps", "mask_numbers")
+        if name in PER_TOKEN and values.shape[1] == rollout["completion_ids"].shape[1]
     }
     replaced = []
     for group, stored, weight in chosen:
+        numbers = [] if table is None else table.add(stored.masks)
         for j in range(group_size):
             i = group * group_size + j
             replaced.append(i)
@@ -135,7 +167,15 @@ def put_groups(
             completions[i] = stored.completion_ids[j].to(device)
             for name, values in per_token.items():
                 values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
-            per_token["old_per_token_logps"][i] = stored.behaviour_logps[j].to(device)
+            for name in {"old_per_token_logps", "sampling_per_token_logps"} & set(per_token):
+                per_token[name][i] = stored.behaviour_logps[j].to(device)
+            if "importance_sampling_ratio" in rollout:  # the ratio to these log-probs is all there is to correct
+                rollout["importance_sampling_ratio"][i] = 1.0
+                if "importance_sampling_ratio" in per_token:
+                    per_token["importance_sampling_ratio"][i] = torch.ones(len(completions[i]), device=device)
+            if table is not None:
+                renumbered = [numbers[index] for index in stored.mask_of_token[j]]
+                per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
             rollout["advantages"][i] = weight * stored.advantages[j].to(device)
     for name, tensors, value, side in (
         ("prompt", prompts, pad_id, "left"),

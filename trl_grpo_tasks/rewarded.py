@@ -143,11 +143,6 @@ class RewardedGRPOTrainer(ExactGRPOTrainer):
 
     # ---- the parts of the loss, for people to read
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._logps = scored[0].detach()
-        return scored
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
         if self.task is not None:
@@ -157,8 +152,10 @@ class RewardedGRPOTrainer(ExactGRPOTrainer):
     def _log_parts_of_loss(self, inputs: dict[str, Any]) -> None:
         """Means over tokens of the policy gradient's loss before clipping and of log-probs; the KL penalty."""
         mask_B_T, advantages_B, metrics = inputs["completion_mask"], inputs["advantages"], self._metrics[self._mode]
-        ratios_B_T = (self._logps - inputs.get("old_per_token_logps", self._logps)).exp()
-        sums = [-(ratios_B_T * advantages_B[:, None] * mask_B_T).sum(), (self._logps * mask_B_T).sum(), mask_B_T.sum()]
+        logps_B_T = self._scored_logps
+        assert logps_B_T is not None
+        ratios_B_T = (logps_B_T - inputs.get("old_per_token_logps", logps_B_T)).exp()
+        sums = [-(ratios_B_T * advantages_B[:, None] * mask_B_T).sum(), (logps_B_T * mask_B_T).sum(), mask_B_T.sum()]
         sums += [advantages_B.sum(), torch.tensor(len(advantages_B), device=mask_B_T.device)]
         pg, logp, tokens, advantage, rows = self.accelerator.reduce(torch.stack([x.float() for x in sums])).tolist()
         metrics["pg_loss"].append(pg / max(tokens, 1))

@@ -159,7 +159,8 @@ class TaskGRPOTrainer(RewardedGRPOTrainer):
             # TRL leaves them out where they equal the current ones, which those of a stored group do not.
             output["old_per_token_logps"] = self._score(output, of_reference=False)
         rows = [example["row"] for example in self._inputs]
-        for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step):
+        table = self._tables["train"] if "mask_numbers" in output else None
+        for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step, table):
             buffer.add(group)
         if chosen:
             self._put_groups(output, chosen)
@@ -173,15 +174,9 @@ class TaskGRPOTrainer(RewardedGRPOTrainer):
             self._metrics["train"]["replay/age"].append(age / replaced_groups)
 
     def _put_groups(self, output: dict[str, Any], chosen: list[tuple[int, StoredGroup, float]]) -> None:
-        """Stored groups into a rollout, with masks and reference log-probs as they are now."""
-        size = self.num_generations
-        replaced = put_groups(output, chosen, size, self._tokenizer.pad_token_id)
-        if self._constraint is not None:
-            rows = [json.loads(stored.row) for _, stored, _ in chosen for _ in range(size)]
-            for i, row in zip(replaced, rows, strict=True):
-                ids = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
-                numbers = torch.tensor(self._mask_numbers(row, ids), dtype=output["mask_numbers"].dtype)
-                output["mask_numbers"][i, : len(ids)] = numbers
+        """Stored groups into a rollout, with reference log-probs as they are now."""
+        table = self._tables["train"] if "mask_numbers" in output else None
+        replaced = put_groups(output, chosen, self.num_generations, self._tokenizer.pad_token_id, table)
         if "ref_per_token_logps" in output:
             part = {
                 key: value[replaced]

@@ -82,10 +82,10 @@ def pack(allowed_V: np.ndarray) -> np.ndarray:
     return np.packbits(padded, bitorder="little").view(np.int32)
 
 
-def pack_ids(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
-    """A list of token ids as packed int32 words."""
+def pack_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """Token ids as packed int32 words."""
     allowed_V = np.zeros(vocab_size, dtype=bool)
-    allowed_V[list(token_ids)] = True
+    allowed_V[np.asarray(token_ids, dtype=np.int64)] = True
     return pack(allowed_V)
 
 

@@ -1,41 +1,87 @@
-"""Sampling under a constraint: the logits processor that transformers' `generate` calls before each token."""
+"""Sampling under constraints and filters: what may be drawn, and a record of it, for a batch of sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .base import Constraint, State, accept_all, fill_all, unpack, words_for
+from .filters import SamplingFilters, pack_on_device
 from .table import FREE, MaskTable
 
 
-class ConstraintProcessor:
-    """Masks the logits of a batch, one row of data a sequence, and records the number of every mask it used."""
+class RecordingProcessor:
+    """A logits processor for transformers' `generate` that masks, filters and records.
 
-    def __init__(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable):
-        self._states = [constraint.start(row) for row in rows]
-        self._table = table
+    It leaves -inf where a token may not be drawn, under the row's constraint (if there is one) and under `filters`,
+    which therefore must not be given to `generate` as well. It records the number of every mask (`masks`) and the
+    log-prob at `temperature` of every token that was drawn (`logps`; call `finish` after `generate`).
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        temperature: float,
+        filters: SamplingFilters,
+        constraint: Constraint | None = None,
+        table: MaskTable | None = None,
+    ):
+        self._states = [None if constraint is None else constraint.start(row) for row in rows]
+        self._temperature, self._filters, self._table = temperature, filters, table
+        self._constrains = constraint is not None
         self._next: BatchMasks | None = None
+        self._logps_B_V: torch.Tensor | None = None  # of the step before
         self.masks: list[list[int]] = [[] for _ in rows]
+        self.logps: list[list[float]] = [[] for _ in rows]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[0] != len(self.masks):
             raise RuntimeError(f"{input_ids.shape[0]} sequences for {len(self.masks)} rows: beams are not supported")
-        if self._next is None:
-            self._next = BatchMasks(len(self.masks), self._table, scores.device)
-        else:
-            written = zip(self._states, input_ids[:, -1].tolist(), strict=True)
-            moves = [(state, token) for state, token in written if state is not None]
-            accept_all([state for state, _ in moves], [token for _, token in moves])
-            # generate() pads what has finished
-            self._states = [None if state is None or state.finished else state for state in self._states]
-        self._next.fill(self._states)
-        for numbers, number in zip(self.masks, self._next.apply(scores), strict=True):
-            numbers.append(number)
+        if self._logps_B_V is not None:
+            self._accept(input_ids[:, -1])
+        numbers = [FREE] * len(self.masks)
+        if self._constrains:
+            assert self._table is not None
+            self._next = self._next or BatchMasks(len(self.masks), self._table, scores.device)
+            self._next.fill(self._states)
+            numbers = self._next.apply(scores)
+        logits = scores.float() / self._temperature
+        if self._filters:
+            assert self._table is not None
+            kept = self._filters.kept(logits)
+            scores = scores.masked_fill(~kept, -torch.inf)
+            logits = logits.masked_fill(~kept, -torch.inf)
+            numbers = [self._table.number_of(words) for words in pack_on_device(kept).cpu().numpy()]
+        for recorded, number in zip(self.masks, numbers, strict=True):
+            recorded.append(number)
+        self._logps_B_V = logits.log_softmax(1)
         return scores
+
+    def finish(self, completion_ids: Sequence[Sequence[int]]) -> None:
+        """Cut what was recorded to the completions that `generate` returned, the last token of which was not seen."""
+        if self._logps_B_V is not None:
+            steps = len(self.masks[0])
+            last = [ids[steps - 1] if len(ids) == steps else 0 for ids in completion_ids]
+            self._record_logps(torch.tensor(last, device=self._logps_B_V.device))
+        for masks, logps, ids in zip(self.masks, self.logps, completion_ids, strict=True):
+            del masks[len(ids) :], logps[len(ids) :]
+
+    def _accept(self, tokens_B: torch.Tensor) -> None:
+        self._record_logps(tokens_B)
+        drawn = zip(self._states, tokens_B.tolist(), strict=True)
+        moves = [(state, token) for state, token in drawn if state is not None]
+        accept_all([state for state, _ in moves], [token for _, token in moves])
+        # generate() pads what has finished
+        self._states = [None if state is None or state.finished else state for state in self._states]
+
+    def _record_logps(self, tokens_B: torch.Tensor) -> None:
+        assert self._logps_B_V is not None
+        drawn = self._logps_B_V.gather(1, tokens_B[:, None])[:, 0].tolist()
+        for recorded, logp in zip(self.logps, drawn, strict=True):
+            recorded.append(logp)
 
 
 class BatchMasks:
@@ -73,25 +119,38 @@ def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
 
         apply_token_bitmask_inplace(scores, words_B_W.to(scores.device, non_blocking=True))
         return
-    shut = unpack(~words_B_W.numpy(), scores.shape[1])
-    scores.masked_fill_(torch.from_numpy(shut).to(scores.device), -torch.inf)
+    disallowed = unpack(~words_B_W.numpy(), scores.shape[1])
+    scores.masked_fill_(torch.from_numpy(disallowed).to(scores.device), -torch.inf)
 
 
 @contextmanager
-def logits_processor_in(model: Any, processor: ConstraintProcessor) -> Any:
-    """While open, `model.generate` uses `processor`. TRL has no argument for one, so `generate` is shadowed on this
-    instance, and put back afterwards."""
-    shadowed = vars(model).get("generate")
-    generate = model.generate
+def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]:
+    """While open, `model.generate` uses `processor`, and no options of the model's own `generation_config`.
+
+    TRL has no argument for a processor, and transformers fills options that are not given from the model's file. So
+    both are shadowed on this instance (of a PeftModel, on the model inside too), and put back afterwards.
+    """
+    generate, shadowed = model.generate, vars(model).get("generate")
+    holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    configs = [holder.generation_config for holder in holders]
 
     def generate_with_processor(*args: Any, **kwargs: Any) -> Any:
         return generate(*args, logits_processor=[processor], **kwargs)
 
     object.__setattr__(model, "generate", generate_with_processor)
+    for holder, config in zip(holders, configs, strict=True):
+        holder.generation_config = _only_token_ids(config)
     try:
         yield
     finally:
+        for holder, config in zip(holders, configs, strict=True):
+            holder.generation_config = config
         if shadowed is None:
             del model.generate
         else:
             object.__setattr__(model, "generate", shadowed)
+
+
+def _only_token_ids(config: Any) -> Any:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return type(config)(**{name: getattr(config, name) for name in names})

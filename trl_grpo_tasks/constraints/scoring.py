@@ -1,35 +1,27 @@
-"""Log-probs and entropies of the distribution that was really sampled from: masked, renormalised, at temperature.
+"""Log-probs and entropies of the distribution that was sampled from: masked, renormalised, at temperature.
 
-Three cases, by how many tokens a position allows:
-- one: log-prob 0, entropy 0, no gradient, no work;
-- few: hidden states meet only the rows of the LM head that are allowed somewhere in the batch;
-- most or all: the whole head, through TRL's fused kernel (a mask becomes a bias of -1e30, which has probability and
-  gradient exactly 0), or in dense chunks where that does not apply.
+A position is scored by the route that fits the number of tokens its mask allows:
+- one token: log-prob 0, entropy 0, no gradient, no work;
+- `narrow`: only the rows of the LM head that are allowed somewhere in the batch;
+- `wide`: the whole head, in chunks of positions;
+- `free`, for positions without a mask: the whole head, through TRL's fused kernel.
 """
 
 from __future__ import annotations
 
-import functools
-import types
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 from trl.kernels import ChunkedLogProbFunction
-from trl.trainer.utils import FusedCausalLMOutput
 
-from .base import unpack
 from .table import FREE, MaskTable
 
-WIDE = 0.25  # masks that allow more than this share of the vocabulary go through the whole head,
-WIDE_TOKENS = 4096  # if they allow more than this many tokens
+WIDE = 0.25  # a mask is wide if it allows more than this share of the vocabulary,
+WIDE_TOKENS = 4096  # and more than this many tokens
 CHUNK_ELEMENTS = 2**24  # logits held at a time
-VOCAB_TILE = 32768
-FEW_WIDE_MASKS = 8  # up to so many distinct wide masks are worth a pass of the fused kernel each
-SAMPLED_POSITIONS = 256  # the mass on allowed tokens needs the whole head, so it is measured on a sample
+VOCAB_TILE = 32768  # of TRL's fused kernel
 
 
 @dataclass(frozen=True)
@@ -61,106 +53,119 @@ class HeadScale:
         return logits * (self.logit_scale / self.temperature)
 
 
+@dataclass(frozen=True)
+class Head:
+    """An LM head: its weight and bias, and what happens to its logits."""
+
+    weight_V_H: torch.Tensor
+    bias_V: torch.Tensor | None
+    scale: HeadScale
+
+
 def masked_logps_and_entropies(
-    hidden_N_H: torch.Tensor,
-    weight_V_H: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    targets_N: torch.Tensor,
-    masks_N: np.ndarray,
-    table: MaskTable,
-    scale: HeadScale,
+    hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob of each target, and entropy, under the mask of its position (numbers in `table`). Differentiable."""
-    device = hidden_N_H.device
-    vocab_size = weight_V_H.shape[0]
-    counts = table.counts(masks_N)
-    logps_N = torch.zeros(len(masks_N), device=device, dtype=_out_dtype(hidden_N_H))
+    counts_N = table.counts(masks_N)
+    is_free = masks_N == FREE
+    is_wide = ~is_free & (counts_N > max(WIDE * table.vocab_size, WIDE_TOKENS))
+    is_narrow = ~is_free & ~is_wide & (counts_N > 1)
+    logps_N = torch.zeros(len(masks_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
     entropies_N = torch.zeros_like(logps_N)
-
-    def score(which: np.ndarray, function: Any) -> None:
-        """Score the positions that `which` is true for."""
-        nonlocal logps_N, entropies_N
-        if which.all():
-            logps_N, entropies_N = function(hidden_N_H, targets_N, masks_N)
-        elif which.any():
-            positions = np.flatnonzero(which)
-            index = torch.from_numpy(positions).to(device)
-            logps, entropies = function(hidden_N_H[index], targets_N[index], masks_N[positions])
+    for route, which in ((free, is_free), (narrow, is_narrow), (wide, is_wide)):
+        positions = np.flatnonzero(which)
+        if len(positions):
+            index = torch.from_numpy(positions).to(hidden_N_H.device)
+            logps, entropies = route(hidden_N_H[index], head, targets_N[index], masks_N[positions], table)
             logps_N = logps_N.index_put((index,), logps.to(logps_N.dtype))
             entropies_N = entropies_N.index_put((index,), entropies.to(logps_N.dtype))
-
-    def fused(hidden: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, Any]:
-        arguments = (scale.temperature, VOCAB_TILE, scale.softcap, scale.logit_scale, ("entropy",))
-        return ChunkedLogProbFunction.apply(hidden, weight_V_H, bias, targets, *arguments)[:2]
-
-    def narrow(hidden: torch.Tensor, targets: torch.Tensor, masks: np.ndarray) -> tuple[Any, Any]:
-        plan = _narrow_plan(table, device)
-        weight = weight_V_H.index_select(0, plan.token_ids)
-        bias = None if bias_V is None else bias_V.index_select(0, plan.token_ids)
-        rows = torch.from_numpy(plan.row_of_mask[masks]).to(device)
-        return _MaskedLogProbs.apply(hidden, weight, bias, plan.column_of[targets], rows, plan.shut_M_K, None, scale)
-
-    def wide(hidden: torch.Tensor, targets: torch.Tensor, masks: np.ndarray) -> tuple[Any, Any]:
-        used, local = np.unique(masks, return_inverse=True)
-        rows = torch.from_numpy(local.reshape(-1)).to(device)
-        words_M_W = torch.from_numpy(table.words(used)).to(device)
-        return _MaskedLogProbs.apply(hidden, weight_V_H, bias_V, targets, rows, None, words_M_W, scale)
-
-    is_free = masks_N == FREE
-    is_wide = ~is_free & _is_wide(counts, vocab_size)
-    score(is_free, lambda h, t, _: fused(h, t, bias_V))
-    score(~is_free & ~is_wide & (counts > 1), narrow)
-    wide_masks = np.unique(masks_N[is_wide])
-    if len(wide_masks) > FEW_WIDE_MASKS or scale.softcap is not None:
-        score(is_wide, wide)
-    else:
-        for number in wide_masks:
-            allowed = torch.from_numpy(unpack(table.words([number])[0], vocab_size)).to(device)
-            bias = torch.zeros(vocab_size, device=device).masked_fill_(~allowed, -1e30)
-            bias = bias if bias_V is None else bias + bias_V
-            score(masks_N == number, lambda h, t, _, bias=bias: fused(h, t, bias))
-    # Connects the outputs to the model where every position was forced, so that backward() has somewhere to go.
-    return logps_N + 0.0 * hidden_N_H[:1].sum(), entropies_N
+    if not (is_free | is_narrow | is_wide).any():
+        # Every token is forced, so nothing above touched the model. The output still has to reach all parameters of
+        # the head: DDP waits for a gradient of each of them, on every process.
+        parameters = [head.weight_V_H] if head.bias_V is None else [head.weight_V_H, head.bias_V]
+        logps_N = logps_N + 0.0 * sum(tensor[:1].sum() for tensor in (hidden_N_H, *parameters))
+    return logps_N, entropies_N
 
 
-@dataclass(frozen=True)
-class _NarrowPlan:
-    """The narrow masks of a table over the tokens that any of them allows."""
-
-    token_ids: torch.Tensor  # (K,) these tokens
-    column_of: torch.Tensor  # (V,) where a token is among them
-    row_of_mask: np.ndarray  # the row of a mask by its number in the table
-    shut_M_K: torch.Tensor  # what each mask does not allow
-
-
-def _narrow_plan(table: MaskTable, device: torch.device) -> _NarrowPlan:
-    """Made once for a rollout's table, and again when the table has grown."""
-    key = (len(table), device, WIDE, WIDE_TOKENS)
-    if table.plan is None or table.plan[0] != key:
-        numbers = np.arange(len(table))
-        counts = table.counts(numbers)
-        chosen = numbers[(counts > 1) & (numbers != FREE) & ~_is_wide(counts, table.vocab_size)]
-        words_M_W = table.words(chosen)
-        union = np.flatnonzero(unpack(np.bitwise_or.reduce(words_M_W, axis=0), table.vocab_size))
-        shut_M_K = np.stack([~unpack(words, table.vocab_size)[union] for words in words_M_W])
-        column_of = np.zeros(table.vocab_size, dtype=np.int64)
-        column_of[union] = np.arange(len(union))
-        row_of_mask = np.zeros(len(table), dtype=np.int64)
-        row_of_mask[chosen] = np.arange(len(chosen))
-        on_device = [torch.from_numpy(array).to(device) for array in (union, column_of, shut_M_K)]
-        table.plan = (key, _NarrowPlan(on_device[0], on_device[1], row_of_mask, on_device[2]))
-    return table.plan[1]
+def free(
+    hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Score positions at which every token is allowed."""
+    scale = head.scale
+    arguments = (scale.temperature, VOCAB_TILE, scale.softcap, scale.logit_scale, ("entropy",))
+    return ChunkedLogProbFunction.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, *arguments)[:2]
 
 
-def _is_wide(counts: np.ndarray, vocab_size: int) -> np.ndarray:
-    return counts > max(WIDE * vocab_size, WIDE_TOKENS)
+def narrow(
+    hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Score positions over the tokens that any of their masks allows."""
+    masks = _NarrowMasks(masks_N, table, hidden_N_H.device)
+    weight = head.weight_V_H.index_select(0, masks.token_ids)
+    bias = None if head.bias_V is None else head.bias_V.index_select(0, masks.token_ids)
+    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, masks.column_of[targets_N], masks, head.scale)
+
+
+def wide(
+    hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Score positions over the whole vocabulary, with what is not allowed at -inf."""
+    masks = _WideMasks(masks_N, table, hidden_N_H.device)
+    return _MaskedLogProbs.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, masks, head.scale)
+
+
+class _Masks(Protocol):
+    """The masks of a batch of positions over the columns of a head."""
+
+    def disallowed(self, part: slice) -> torch.Tensor:
+        """Which columns each position of `part` does not allow."""
+
+
+class _NarrowMasks:
+    """Masks over the tokens that any of them allows; rows over these tokens exist only for a chunk of positions."""
+
+    def __init__(self, masks_N: np.ndarray, table: MaskTable, device: torch.device):
+        used, self._row_N = np.unique(masks_N, return_inverse=True)
+        ids = [table.ids(number) for number in used]
+        flat_ids = np.concatenate(ids)
+        is_used_V = np.zeros(table.vocab_size, dtype=bool)
+        is_used_V[flat_ids] = True
+        column_of_V = np.cumsum(is_used_V) - 1
+        self._columns = column_of_V[flat_ids]
+        self._lengths = np.array([len(one) for one in ids])
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self.token_ids = torch.from_numpy(np.flatnonzero(is_used_V)).to(device)
+        self.column_of = torch.from_numpy(column_of_V).to(device)
+
+    def disallowed(self, part: slice) -> torch.Tensor:
+        rows, row_of_position = np.unique(self._row_N[part], return_inverse=True)
+        lengths = self._lengths[rows]
+        before = np.cumsum(lengths) - lengths
+        entries = np.arange(lengths.sum()) + np.repeat(self._starts[rows] - before, lengths)
+        width, device = len(self.token_ids), self.token_ids.device
+        allowed = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths) * width + self._columns[entries])
+        disallowed_R_K = torch.ones(len(rows), width, dtype=torch.bool, device=device)
+        disallowed_R_K.view(-1)[allowed.to(device)] = False
+        return disallowed_R_K[torch.from_numpy(row_of_position).to(device)]
+
+
+class _WideMasks:
+    """Masks over the whole vocabulary, unpacked for a chunk of positions at a time."""
+
+    def __init__(self, masks_N: np.ndarray, table: MaskTable, device: torch.device):
+        used, rows = np.unique(masks_N, return_inverse=True)
+        self._rows_N = torch.from_numpy(rows).to(device)
+        self._words_M_W = torch.from_numpy(table.words(used)).to(device)
+        self._vocab_size = table.vocab_size
+
+    def disallowed(self, part: slice) -> torch.Tensor:
+        words_n_W = self._words_M_W[self._rows_N[part]]
+        bits = torch.arange(32, device=words_n_W.device, dtype=torch.int32)
+        return ((words_n_W[:, :, None] >> bits) & 1).flatten(1)[:, : self._vocab_size] == 0
 
 
 class _MaskedLogProbs(torch.autograd.Function):
-    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass computes the logits again.
-
-    What is not allowed comes as `shut_M_K`, a row a mask, or packed as `words_M_W`; `rows_N` is the row of a position.
-    """
+    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass computes the logits again."""
 
     @staticmethod
     def forward(
@@ -169,9 +174,7 @@ class _MaskedLogProbs(torch.autograd.Function):
         weight_K_H: torch.Tensor,
         bias_K: torch.Tensor | None,
         targets_N: torch.Tensor,
-        rows_N: torch.Tensor,
-        shut_M_K: torch.Tensor | None,
-        words_M_W: torch.Tensor | None,
+        masks: _Masks,
         scale: HeadScale,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
@@ -179,25 +182,25 @@ class _MaskedLogProbs(torch.autograd.Function):
         ctx.compute_dtype = (
             torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden_N_H.dtype
         )
-        ctx.scale, ctx.masks = scale, (shut_M_K, words_M_W)
+        ctx.scale, ctx.masks = scale, masks
         logps_N = torch.empty(len(targets_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
         entropies_N = torch.empty_like(logps_N)
         for part in _chunks(len(targets_N), weight_K_H.shape[0]):
-            logps, _ = _log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, rows_N[part])
+            logps, _ = _masked_log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, part)
             logps_N[part] = logps.gather(1, targets_N[part, None])[:, 0]
             entropies_N[part] = torch.special.entr(logps.exp_()).sum(1)
-        ctx.save_for_backward(hidden_N_H, weight_K_H, bias_K, targets_N, rows_N, entropies_N)
+        ctx.save_for_backward(hidden_N_H, weight_K_H, bias_K, targets_N, entropies_N)
         return logps_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Any, grad_entropies_N: Any) -> Any:
-        hidden_N_H, weight_K_H, bias_K, targets_N, rows_N, entropies_N = ctx.saved_tensors
+        hidden_N_H, weight_K_H, bias_K, targets_N, entropies_N = ctx.saved_tensors
         dtype = ctx.compute_dtype
         grad_hidden = torch.zeros_like(hidden_N_H) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight_K_H, dtype=entropies_N.dtype) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias_K, dtype=entropies_N.dtype) if ctx.needs_input_grad[2] else None
         for part in _chunks(len(targets_N), weight_K_H.shape[0]):
-            logps, slope = _log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, rows_N[part])
+            logps, slope = _masked_log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, part)
             if grad_entropies_N is None:
                 grad = logps.exp_().mul_(-grad_logps_N[part, None])
             else:
@@ -223,17 +226,25 @@ class _MaskedLogProbs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_K_H.dtype),
             None if grad_bias is None else grad_bias.to(bias_K.dtype),
-            *[None] * 5,
+            *[None] * 3,
         )
 
 
-def _log_softmax(
-    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor
+def _masked_log_softmax(
+    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, part: slice
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Log-probs in float32 (float64 stays), -inf for what is not allowed, and the slope of logits in the head's."""
-    scale: HeadScale = ctx.scale
+    """Log-probs, -inf for what is not allowed, and the derivative of the logits by those of the head."""
+    logits, slope = sampled_logits(hidden, weight, bias, ctx.scale, ctx.compute_dtype)
+    return logits.masked_fill_(ctx.masks.disallowed(part), -torch.inf).log_softmax(1), slope
+
+
+def sampled_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: HeadScale, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """The logits that are sampled from, in float32 (float64 stays), and their derivative by those of the head. The
+    product with the head is computed in `dtype`."""
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = hidden.to(ctx.compute_dtype) @ weight.to(ctx.compute_dtype).T
+        logits = hidden.to(dtype) @ weight.to(dtype).T
     logits = logits.to(_out_dtype(logits))
     if bias is not None:
         logits += bias
@@ -244,13 +255,7 @@ def _log_softmax(
         logits = bent * (scale.softcap / scale.temperature)
     elif slope != 1.0:
         logits *= slope
-    shut_M_K, words_M_W = ctx.masks
-    if shut_M_K is not None:
-        shut = shut_M_K[rows]
-    else:
-        bits = torch.arange(32, device=hidden.device, dtype=torch.int32)
-        shut = ((words_M_W[rows][:, :, None] >> bits) & 1).flatten(1)[:, : weight.shape[0]] == 0
-    return logits.masked_fill_(shut, -torch.inf).log_softmax(1), slope
+    return logits, slope
 
 
 def _out_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -260,96 +265,3 @@ def _out_dtype(tensor: torch.Tensor) -> torch.dtype:
 def _chunks(positions: int, columns: int) -> list[slice]:
     size = max(1, CHUNK_ELEMENTS // columns)
     return [slice(start, start + size) for start in range(0, positions, size)]
-
-
-class MaskedHead:
-    """Puts the masks of the rows being scored into the model's forward pass.
-
-    TRL scores with `model(..., labels=..., fused_lm_head=True)`. While `masks(...)` is open, that call on a model this
-    head was added to returns masked log-probs and entropies instead. Nothing else changes.
-    """
-
-    def __init__(self, temperature: float, cast_lm_head_to_fp32: bool = False):
-        self._temperature = temperature
-        self._cast_lm_head_to_fp32 = cast_lm_head_to_fp32
-        self._open: tuple[torch.Tensor, MaskTable] | None = None
-        self._measure = False
-        self.allowed_mass = 1.0  # of the last forward pass that measured it
-
-    @contextmanager
-    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Any:
-        self._open = (masks_B_T, table)
-        try:
-            yield
-        finally:
-            self._open = None
-
-    @contextmanager
-    def measuring(self) -> Any:
-        """While open, forward passes also measure `allowed_mass`."""
-        self._measure = True
-        try:
-            yield
-        finally:
-            self._measure = False
-
-    def add_to(self, model: nn.Module) -> None:
-        """Wrap the forward pass of a causal language model that TRL gave its fused head."""
-        fused_forward = model.forward
-        scale = HeadScale.of(model.config, self._temperature)
-        head = self
-
-        @functools.wraps(fused_forward)
-        def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
-            if not fused_lm_head or head._open is None:
-                return fused_forward(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
-            return head._score(self, scale, labels, args, kwargs)
-
-        model.forward = types.MethodType(forward, model)
-
-    def _score(self, model: Any, scale: HeadScale, labels: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        assert self._open is not None
-        masks_B_T, table = self._open
-        length = masks_B_T.shape[1]
-        kwargs["use_cache"] = False
-        states = model.base_model(*args, **kwargs).last_hidden_state
-        lm_head = model.get_output_embeddings()
-        hidden = states[:, -length - 1 : -1].to(lm_head.weight.device)
-        targets_B_T = labels[:, -length:].to(hidden.device)
-        # Padding is scored by nobody: its positions stay 0.
-        scored = (labels[:, -length:] != -100).cpu().numpy()
-        index = torch.from_numpy(np.flatnonzero(scored)).to(hidden.device)
-        hidden_N_H = hidden.reshape(-1, hidden.shape[-1])[index]
-        targets_N = targets_B_T.reshape(-1)[index]
-        masks_N = masks_B_T.numpy()[scored]
-        precision: Any = nullcontext()
-        if self._cast_lm_head_to_fp32:
-            hidden_N_H = hidden_N_H.float()
-            precision = torch.autocast(hidden.device.type, enabled=False)
-        with precision:
-            logps_N, entropies_N = masked_logps_and_entropies(
-                hidden_N_H, lm_head.weight, lm_head.bias, targets_N, masks_N, table, scale
-            )
-        if self._measure:
-            self.allowed_mass = _allowed_mass(hidden_N_H, lm_head, masks_N, table, scale)
-        empty = torch.zeros(scored.size, device=hidden.device, dtype=logps_N.dtype)
-        logps_B_T = empty.index_put((index,), logps_N).view(targets_B_T.shape)
-        entropies_B_T = empty.index_put((index,), entropies_N).view(targets_B_T.shape)
-        return FusedCausalLMOutput(loss=-logps_B_T.sum(), log_probs=logps_B_T, entropy=entropies_B_T)
-
-
-@torch.no_grad()
-def _allowed_mass(
-    hidden_N_H: torch.Tensor, lm_head: Any, masks_N: np.ndarray, table: MaskTable, scale: HeadScale
-) -> float:
-    """The mean probability that the unmasked model gives to allowed tokens, on evenly spread constrained positions."""
-    constrained = np.flatnonzero(masks_N != FREE)
-    if not len(constrained):
-        return 1.0
-    chosen = constrained[:: max(1, len(constrained) // SAMPLED_POSITIONS)][:SAMPLED_POSITIONS]
-    index = torch.from_numpy(chosen).to(hidden_N_H.device)
-    nothing_shut = torch.zeros(1, lm_head.weight.shape[0], dtype=torch.bool, device=index.device)
-    whole = types.SimpleNamespace(scale=scale, compute_dtype=hidden_N_H.dtype, masks=(nothing_shut, None))
-    logps, _ = _log_softmax(whole, hidden_N_H[index], lm_head.weight, lm_head.bias, torch.zeros_like(index))
-    allowed = torch.from_numpy(unpack(table.words(masks_N[chosen]), logps.shape[1])).to(index.device)
-    return (logps.exp() * allowed).sum(1).mean().item()

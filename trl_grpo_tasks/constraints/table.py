@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,40 +10,41 @@ import numpy as np
 import torch
 from xxhash import xxh3_128_digest
 
-from .base import pack, pack_ids, words_for
+from .base import pack, pack_ids, unpack, words_for
 
-# Number 0 stands for "everything is allowed": padding, and rows that are not constrained.
+# Number 0 stands for "everything is allowed": padding, and positions without a constraint or a filter.
 FREE = 0
 
 
 class MaskTable:
-    """Masks by number, each stored once, packed and as wide as the model's output."""
+    """Masks by number, each stored once. A mask that allows few tokens is stored as their ids, any other as packed
+    bits, so that the kept sets of sampling filters, nearly all of them different, take little memory."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
         self._width = words_for(vocab_size)
         everything = pack(np.ones(vocab_size, dtype=bool))
-        self._masks = [everything]
-        self._counts = [vocab_size]
+        self._masks = [everything]  # uint32 token ids in ascending order, or int32 packed words
+        self._counts = array("q", [vocab_size])
         self._numbers = {xxh3_128_digest(everything.data): FREE}
         self._numbers_of_only: dict[int, int] = {}
-        self.plan: Any = None  # scoring's view of this table, made when it is first needed
 
     def __len__(self) -> int:
         return len(self._masks)
 
-    def number_of(self, mask: np.ndarray | None) -> int:
-        """The number of `mask` (None: nothing is constrained), which is added to the table if it is new."""
-        if mask is None:
+    def number_of(self, words: np.ndarray | None) -> int:
+        """The number of a packed mask (None: nothing is constrained), which is added to the table if it is new."""
+        if words is None:
             return FREE
-        if len(mask) < self._width:  # the model has more outputs than the tokenizer has tokens
-            mask = np.concatenate([mask, np.zeros(self._width - len(mask), dtype=np.int32)])
-        key = xxh3_128_digest(mask.data)
+        if len(words) < self._width:  # the model has more outputs than the tokenizer has tokens
+            words = np.concatenate([words, np.zeros(self._width - len(words), dtype=np.int32)])
+        key = xxh3_128_digest(words.data)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._masks)
-            self._masks.append(mask.copy())
-            self._counts.append(int(np.bitwise_count(self._masks[-1].view(np.uint32)).sum()))
+            count = int(np.bitwise_count(words.view(np.uint32)).sum())
+            self._masks.append(_ids_of(words) if count < self._width else words.copy())
+            self._counts.append(count)
         return number
 
     def number_of_only(self, token: int) -> int:
@@ -53,22 +55,44 @@ class MaskTable:
         return number
 
     def words(self, numbers: Iterable[int]) -> np.ndarray:
-        """The packed masks with these numbers, one a row."""
-        return np.stack([self._masks[number] for number in numbers])
+        """The packed masks with these numbers, one per row."""
+        masks = [self._masks[number] for number in numbers]
+        if not masks:
+            return np.empty((0, self._width), dtype=np.int32)
+        return np.stack([pack_ids(m, self.vocab_size) if m.dtype == np.uint32 else m for m in masks])
+
+    def ids(self, number: int) -> np.ndarray:
+        """The tokens that a mask allows, in ascending order."""
+        mask = self._masks[number]
+        return mask if mask.dtype == np.uint32 else np.flatnonzero(unpack(mask, self.vocab_size)).astype(np.uint32)
 
     def counts(self, numbers: np.ndarray) -> np.ndarray:
         """How many tokens each of these masks allows."""
-        return np.asarray(self._counts)[numbers]
+        return np.frombuffer(self._counts, dtype=np.int64)[numbers]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"vocab_size": self.vocab_size, "masks": torch.from_numpy(np.stack(self._masks))}
+        return {"vocab_size": self.vocab_size, "masks": self.export(range(1, len(self)))}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> MaskTable:
         table = cls(state["vocab_size"])
-        for mask in state["masks"].cpu().numpy()[1:]:
-            table.number_of(mask)
+        table.add(state["masks"])
         return table
+
+    def export(self, numbers: Iterable[int]) -> list[torch.Tensor]:
+        """Copies of the masks with these numbers, for `add` of this or another table."""
+        return [torch.from_numpy(self._masks[number].view(np.int32).copy()) for number in numbers]
+
+    def add(self, masks: Iterable[torch.Tensor]) -> list[int]:
+        """The numbers of masks that `export` returned."""
+        arrays = [mask.cpu().numpy() for mask in masks]
+        return [self.number_of(m if len(m) == self._width else pack_ids(m, self.vocab_size)) for m in arrays]
+
+
+def _ids_of(words: np.ndarray) -> np.ndarray:
+    filled = np.flatnonzero(words)
+    which, bit = np.nonzero(unpack(words[filled, None], 32))
+    return (filled[which] * 32 + bit).astype(np.uint32)
 
 
 class MaskTables:
@@ -99,5 +123,5 @@ def padded(numbers: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def widened(numbers_B_T: torch.Tensor, width: int) -> torch.Tensor:
-    """The same, `width` wide."""
+    """The same numbers, padded to `width`."""
     return torch.nn.functional.pad(numbers_B_T, (0, width - numbers_B_T.shape[1]), value=FREE)

@@ -3,8 +3,8 @@
 support.py says where they are known to be right, batch.py writes completions, decoder.py runs the model.
 """
 
-from .batch import Editor, Rollout, rollout
+from .batch import NO_FILTERS, Editor, Rollout, rollout
 from .decoder import Decoder
 from .support import why_not, why_not_in
 
-__all__ = ["Decoder", "Editor", "Rollout", "rollout", "why_not", "why_not_in"]
+__all__ = ["NO_FILTERS", "Decoder", "Editor", "Rollout", "rollout", "why_not", "why_not_in"]

@@ -18,10 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from ..constraints.base import Constraint, State, accept_all
+from ..constraints.filters import SamplingFilters, pack_on_device
 from ..constraints.sampling import BatchMasks
 from ..constraints.table import FREE, MaskTable
 from .decoder import WIDTHS, Decoder
 
+NO_FILTERS = SamplingFilters()
 FEED_LIMIT = WIDTHS[-1]  # forced tokens fed in one forward pass; a longer run takes several
 
 
@@ -55,6 +57,7 @@ def rollout(
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
     temperature: float = 1.0,
+    filters: SamplingFilters = NO_FILTERS,
     constraint: Constraint | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
     table: MaskTable | None = None,
@@ -63,12 +66,16 @@ def rollout(
 ) -> Rollout:
     """Sample one completion of each prompt. Temperature 0 takes the likeliest token. Random numbers come from torch's
     default generator. A `decoder` of the model that is kept from call to call keeps its captured graphs. What an
-    `editor` takes back leaves no trace in the result."""
+    `editor` takes back leaves no trace in the result. Masks, of the constraint and of what filters kept, are numbered
+    in `table`."""
     decoder = Decoder(model) if decoder is None else decoder
     batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0, editor=editor)
     if constraint is not None:
         assert rows is not None and table is not None, "a constraint needs the rows and a table for its masks"
         batch.constrain(constraint, rows, table)
+    if filters and temperature > 0:
+        assert table is not None, "filters need a table for the tokens they keep"
+        batch.filter(filters, table)
     slots = max(map(len, prompt_ids)) + max_new_tokens
     with decoder.running(len(prompt_ids), slots, temperature or 1.0):
         batch.prefill()
@@ -103,6 +110,10 @@ class _Batch:
         self._start: Callable[[int], State | None] = lambda i: None
         self._states: dict[int, State] = {}
         self._masks: BatchMasks | None = None
+        self._filters: tuple[SamplingFilters, MaskTable] | None = None
+
+    def filter(self, filters: SamplingFilters, table: MaskTable) -> None:
+        self._filters = (filters, table)
 
     def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
         self._masks = BatchMasks(len(rows), table, self._decoder.device)
@@ -121,9 +132,15 @@ class _Batch:
     def sample(self) -> None:
         """The next token of every open row."""
         logits = self._decoder.logits[: self._decoder.batch]
-        numbers = [FREE] * len(logits)
+        number_of: Callable[[int], int] = lambda place: FREE  # noqa: E731
         if self._masks is not None:
-            numbers = self._masks.apply(logits)
+            number_of = self._masks.apply(logits).__getitem__
+        if self._filters is not None:
+            filters, table = self._filters
+            kept_B_V = filters.kept(logits)
+            logits = logits.masked_fill(~kept_B_V, -torch.inf)
+            words_B_W = _later(pack_on_device(kept_B_V))
+            number_of = lambda place: table.number_of(words_B_W()[place].numpy())  # noqa: E731
         logps = logits.log_softmax(1)
         tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
         chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
@@ -131,9 +148,9 @@ class _Batch:
         goes_ahead = self._masks is None and self._editor is None and self._decoder.is_asynchronous
         if goes_ahead:
             self._feed_drawn(tokens_B)
-        tokens, chosen = drawn()
+        tokens, chosen = drawn().tolist()
         for i, place in zip(self.open, self._places, strict=True):
-            self._write(i, int(tokens[place]), chosen[place], numbers[place])
+            self._write(i, int(tokens[place]), chosen[place], number_of(place))
             if goes_ahead:
                 self._unfed[i].clear()
         constrained = [i for i in self.open if i in self._states]
@@ -223,17 +240,17 @@ class _Batch:
         return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._most)
 
 
-def _later(values: torch.Tensor) -> Callable[[], list[list[float]]]:
+def _later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Values on their way from the device: calling waits for them, and not for what was asked of it afterwards."""
     if values.device.type != "cuda":
-        return values.tolist
+        return lambda: values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
 
-    def wait() -> list[list[float]]:
+    def wait() -> torch.Tensor:
         arrived.synchronize()
-        return host.tolist()
+        return host
 
     return wait

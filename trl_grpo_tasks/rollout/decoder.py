@@ -47,10 +47,11 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 class Decoder:
     """Feeds tokens to a model and keeps the logits after the last token of each row. Use it inside `running()`."""
 
-    def __init__(self, model: Any, captures: bool | None = None):
+    def __init__(self, model: Any, captures: bool | None = None, head_in_fp32: bool = False):
         leave_cudnn_out()
         self._model = without_adapter(model)
         self._head = self._model.get_output_embeddings()
+        self._head_in_fp32 = head_in_fp32
         self.device = self._head.weight.device
         config = self._model.config.get_text_config()
         self._folds = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
@@ -168,9 +169,17 @@ class Decoder:
         ).last_hidden_state
         rows = torch.arange(len(packed), device=self.device)
         last = hidden[rows, (counts[:, 0] - 1).clamp(min=0)]
-        logits = self._scale.apply(self._head(last).float())
+        logits = self._scale.apply(self._head_logits(last))
         kept = self.logits[: len(packed)]
         kept.copy_(torch.where(counts > 0, logits, kept))
+
+    def _head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's logits as float32; also computed in float32 where TRL's cast_lm_head_to_fp32 asks for it."""
+        if not self._head_in_fp32:
+            return self._head(hidden).float()
+        with torch.autocast(self.device.type, enabled=False):
+            bias = None if self._head.bias is None else self._head.bias.float()
+            return nn.functional.linear(hidden.float(), self._head.weight.float(), bias)
 
     def _captured(self, count: int, width: int, length: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         key = (count, width, length)
@@ -206,7 +215,10 @@ class Decoder:
         if not torch.is_autocast_enabled(self.device.type):
             return nullcontext()
         if self._cast is None:
-            self._cast = CastWeights(self._model, torch.get_autocast_dtype(self.device.type))
+            kept = [self._head] if self._head_in_fp32 else []
+            self._cast = CastWeights(self._model, torch.get_autocast_dtype(self.device.type), kept)
+        if self._cast.refresh():
+            self._graphs = {}  # they were captured with adapters as they no longer are
         return self._cast.used()
 
 

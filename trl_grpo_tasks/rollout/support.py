@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import NEUTRAL_SAMPLING
+from ..constraints.filters import NAMES as FILTERS
 
 # Families whose attention is plain and causal, so that a mask and positions of our own say all there is to say.
 KNOWN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite")
@@ -33,10 +33,7 @@ def why_not_in(trainer: Any) -> str | None:
     for name in ("use_vllm", "use_transformers_continuous_batching"):
         if getattr(args, name):
             return f"{name} is on"
-    for name, values in NEUTRAL_SAMPLING.items():
-        if getattr(args, name) not in values:
-            return f"{name}={getattr(args, name)} is left to transformers"
-    if args.generation_kwargs or args.cache_implementation:
+    if set(args.generation_kwargs or {}) - set(FILTERS) or args.cache_implementation:
         return "generation_kwargs and cache_implementation are transformers' own"
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         return "tools, rollout_func and vision-language models are TRL's own"

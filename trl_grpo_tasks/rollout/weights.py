@@ -1,12 +1,13 @@
-"""Weights as a rollout under autocast reads them: cast once instead of once a pass, with adapters folded in.
+"""Weights as a rollout under autocast reads them: cast once instead of once per pass, with adapters folded in.
 
-A folded adapter costs nothing a pass, where it is two more kernels for each layer otherwise. The sum is rounded to the
-type of autocast, where scoring rounds its two parts: that is within the noise that this type has anyway.
+A folded adapter costs nothing per pass, where it is two more kernels for each layer otherwise. But the sum of weight
+and adapter is rounded to autocast's type, and an adapter that is small next to its weights is rounded away: a rollout
+would come from the model without it. So adapters are folded once rounding keeps nearly all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,50 +15,72 @@ import torch
 from peft.tuners import lora
 from torch import nn
 
+FOLDABLE = 0.98  # adapters are folded once at least this share of them is left after rounding
+
 
 class CastWeights:
-    """Inside `used()` the linear layers of a model hold weights of type `dtype`; then the model is as it was."""
+    """Inside `used()` the linear layers of a model hold weights of type `dtype`; then the model is as it was.
 
-    def __init__(self, model: Any, dtype: torch.dtype):
+    Call `refresh()` before `used()`, whenever weights may have changed. Layers in `kept` stay as they are."""
+
+    def __init__(self, model: Any, dtype: torch.dtype, kept: Sequence[nn.Module] = ()):
         adapted = {id(part.base_layer): part for part in model.modules() if is_plain_lora(part)}
-        folded = {id(child) for part in adapted.values() for name in ("lora_A", "lora_B")
-                  for child in getattr(part, name).modules()}  # fmt: skip
         layers = [
             module
             for module in model.modules()
-            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32 and id(module) not in folded
+            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32 and module not in kept
         ]
         self._weights = [
             (layer, layer.weight, nn.Parameter(layer.weight.to(dtype), requires_grad=False)) for layer in layers
         ]
-        self._plain = [(cast, weight) for layer, weight, cast in self._weights if id(layer) not in adapted]
-        self._adapters = [(adapted[id(layer)], *rest) for layer, *rest in self._weights if id(layer) in adapted]
+        self._adapters = [
+            (adapted[id(layer)], weight, cast) for layer, weight, cast in self._weights if id(layer) in adapted
+        ]
+        self._folds = False
+
+    @torch.no_grad()
+    def refresh(self) -> bool:
+        """Cast the weights as they are now. True if adapters are folded from now on and were not before."""
+        if self._weights:
+            torch._foreach_copy_([cast for *_, cast in self._weights], [weight for _, weight, _ in self._weights])
+        if not self._adapters:
+            return False
+        newly = not self._folds and self._share_left() >= FOLDABLE
+        self._folds = self._folds or newly
+        if self._folds:
+            for adapter, weight, cast in self._adapters:
+                cast.copy_(weight + _delta(adapter))
+        return newly
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        if not self._weights:  # they are of that type already
-            yield
-            return
-        self._refresh()
+        folded = [adapter for adapter, *_ in self._adapters] if self._folds else []
         for layer, _, cast in self._weights:
             layer._parameters["weight"] = cast
-        for adapter, *_ in self._adapters:
+        for adapter in folded:
             adapter.forward = _only(adapter.base_layer)
         try:
             yield
         finally:
-            for adapter, *_ in self._adapters:
+            for adapter in folded:
                 del adapter.forward
             for layer, weight, _ in self._weights:
                 layer._parameters["weight"] = weight
 
-    @torch.no_grad()
-    def _refresh(self) -> None:
-        if self._plain:
-            torch._foreach_copy_(*map(list, zip(*self._plain, strict=True)))
-        with torch.autocast(self._weights[0][1].device.type, enabled=False):
-            for adapter, weight, cast in self._adapters:
-                cast.copy_(weight + adapter.get_delta_weight(adapter.active_adapters[0]))
+    def _share_left(self) -> float:
+        """How much of the adapters is left after rounding: the projection of what is left onto what was there."""
+        sums = torch.zeros(2, device=self._adapters[0][1].device)
+        for adapter, weight, cast in self._adapters:
+            delta = _delta(adapter)
+            rounded = (weight + delta).to(cast.dtype).float() - cast.float()
+            sums += torch.stack(((rounded * delta).sum(), (delta * delta).sum()))
+        left, total = sums.tolist()
+        return left / total if total else 0.0
+
+
+def _delta(adapter: Any) -> torch.Tensor:
+    with torch.autocast(adapter.base_layer.weight.device.type, enabled=False):
+        return adapter.get_delta_weight(adapter.active_adapters[0])
 
 
 def is_plain_lora(part: nn.Module) -> bool:

@@ -1,0 +1,70 @@
+"""Sampling filters (top_k, top_p, min_p): which tokens they keep. The kept set is recorded as one more mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NAMES = tuple(NEUTRAL)
+
+
+@dataclass(frozen=True)
+class SamplingFilters:
+    """The filters of a sampling policy, applied in transformers' order: top_k, then top_p, then min_p.
+
+    Each keeps the tokens whose logit reaches a threshold, so tokens with equal logits are kept or dropped together.
+    """
+
+    top_k: int = 0  # the k likeliest tokens; 0 keeps all
+    top_p: float = 1.0  # the likeliest tokens that together have at least this probability
+    min_p: float = 0.0  # the tokens with at least this share of the likeliest token's probability
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k} must be a whole number; 0 keeps all tokens")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps all tokens")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p} must be between 0 and 1; 0 keeps all tokens")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> SamplingFilters:
+        """The filters among sampling options as TRL and transformers take them; None and top_k=-1 keep all tokens."""
+        top_k, top_p, min_p = (options.get(name) for name in NAMES)
+        return cls(0 if top_k in (None, -1) else top_k, 1.0 if top_p is None else top_p, min_p or 0.0)
+
+    def __str__(self) -> str:
+        """Those that filter, as options; empty where none does."""
+        return ", ".join(f"{name}={getattr(self, name):g}" for name in NAMES if getattr(self, name) != NEUTRAL[name])
+
+    def __bool__(self) -> bool:
+        """Whether anything is filtered."""
+        return bool(str(self))
+
+    def kept(self, logits_B_V: torch.Tensor) -> torch.Tensor:
+        """Which tokens may be drawn, given logits at the sampling temperature (-inf for tokens a mask disallows)."""
+        threshold_B_1 = torch.full_like(logits_B_V[:, :1], -torch.inf)
+        if 0 < self.top_k < logits_B_V.shape[1]:
+            threshold_B_1 = logits_B_V.topk(self.top_k, dim=1).values[:, -1:]
+        if self.top_p < 1:
+            remaining = logits_B_V.masked_fill(logits_B_V < threshold_B_1, -torch.inf)
+            ordered = remaining.sort(dim=1, descending=True).values
+            probs = ordered.double().softmax(1)
+            count_B_1 = ((probs.cumsum(1) - probs) < self.top_p).sum(1, keepdim=True)
+            threshold_B_1 = ordered.gather(1, count_B_1 - 1)
+        if self.min_p > 0:
+            lowest = logits_B_V.max(1, keepdim=True).values + math.log(self.min_p)
+            threshold_B_1 = torch.maximum(threshold_B_1, lowest)
+        return (logits_B_V >= threshold_B_1) & (logits_B_V > -torch.inf)
+
+
+def pack_on_device(kept_B_V: torch.Tensor) -> torch.Tensor:
+    """Booleans over the vocabulary as packed int32 words (see base.py), on the device they are on."""
+    padded = torch.nn.functional.pad(kept_B_V, (0, -kept_B_V.shape[1] % 32))
+    bits = padded.view(len(padded), -1, 32).to(torch.int64) << torch.arange(32, device=kept_B_V.device)
+    return bits.sum(2).to(torch.int32)  # bit 31 wraps into the sign
