@@ -22,6 +22,7 @@ WIDE = 0.25  # a mask is wide if it allows more than this share of the vocabular
 WIDE_TOKENS = 4096  # and more than this many tokens
 CHUNK_ELEMENTS = 2**24  # logits held at a time
 VOCAB_TILE = 32768  # of TRL's fused kernel
+WHOLE_TABLE = 4096  # up to this many masks, a table's columns are found once
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def masked_logps_and_entropies(
     """Log-prob of each target, and entropy, under the mask of its position (numbers in `table`). Differentiable."""
     counts_N = table.counts(masks_N)
     is_free = masks_N == FREE
-    is_wide = ~is_free & (counts_N > max(WIDE * table.vocab_size, WIDE_TOKENS))
+    is_wide = ~is_free & _is_wide(counts_N, table)
     is_narrow = ~is_free & ~is_wide & (counts_N > 1)
     logps_N = torch.zeros(len(masks_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
     entropies_N = torch.zeros_like(logps_N)
@@ -87,6 +88,10 @@ def masked_logps_and_entropies(
     return logps_N, entropies_N
 
 
+def _is_wide(counts: np.ndarray, table: MaskTable) -> np.ndarray:
+    return counts > max(WIDE * table.vocab_size, WIDE_TOKENS)
+
+
 def free(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,10 +105,11 @@ def narrow(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Score positions over the tokens that any of their masks allows."""
-    masks = _NarrowMasks(masks_N, table, hidden_N_H.device)
-    weight = head.weight_V_H.index_select(0, masks.token_ids)
-    bias = None if head.bias_V is None else head.bias_V.index_select(0, masks.token_ids)
-    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, masks.column_of[targets_N], masks, head.scale)
+    columns = _columns_of(masks_N, table, hidden_N_H.device)
+    weight = head.weight_V_H.index_select(0, columns.token_ids)
+    bias = None if head.bias_V is None else head.bias_V.index_select(0, columns.token_ids)
+    masks = _NarrowMasks(masks_N, columns)
+    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, columns.column_of[targets_N], masks, head.scale)
 
 
 def wide(
@@ -121,32 +127,61 @@ class _Masks(Protocol):
         """Which columns each position of `part` does not allow."""
 
 
-class _NarrowMasks:
-    """Masks over the tokens that any of them allows; rows over these tokens exist only for a chunk of positions."""
+class _Columns:
+    """Masks over the tokens that any of them allows: the columns of each, one after the other."""
 
-    def __init__(self, masks_N: np.ndarray, table: MaskTable, device: torch.device):
-        used, self._row_N = np.unique(masks_N, return_inverse=True)
-        ids = [table.ids(number) for number in used]
+    def __init__(self, numbers: np.ndarray, table: MaskTable, device: torch.device):
+        ids = [table.ids(number) for number in numbers]
         flat_ids = np.concatenate(ids)
         is_used_V = np.zeros(table.vocab_size, dtype=bool)
         is_used_V[flat_ids] = True
         column_of_V = np.cumsum(is_used_V) - 1
-        self._columns = column_of_V[flat_ids]
-        self._lengths = np.array([len(one) for one in ids])
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self.token_ids = torch.from_numpy(np.flatnonzero(is_used_V)).to(device)
-        self.column_of = torch.from_numpy(column_of_V).to(device)
+        self.numbers = numbers  # ascending
+        self.lengths = np.array([len(one) for one in ids])
+        self.token_ids, self.column_of, self.columns, self.starts = (
+            torch.from_numpy(array).to(device)
+            for array in (
+                np.flatnonzero(is_used_V),
+                column_of_V,
+                column_of_V[flat_ids],
+                np.cumsum(self.lengths) - self.lengths,
+            )
+        )
+
+
+def _columns_of(masks_N: np.ndarray, table: MaskTable, device: torch.device) -> _Columns:
+    """The columns of these masks. Those of a small table are found once for all its narrow masks; a table of kept sets
+    has about one mask per position, so that a batch looks up its own."""
+    if len(table) > WHOLE_TABLE:
+        return _Columns(np.unique(masks_N), table, device)
+    key = (len(table), device, WIDE, WIDE_TOKENS)
+    if table.cache.get("key") != key:
+        numbers = np.arange(len(table))
+        counts = table.counts(numbers)
+        chosen = numbers[(counts > 1) & (numbers != FREE) & ~_is_wide(counts, table)]
+        table.cache = {"key": key, "columns": _Columns(chosen, table, device)}
+    return table.cache["columns"]
+
+
+class _NarrowMasks:
+    """Narrow masks by position; booleans over the columns exist only for a chunk of positions."""
+
+    def __init__(self, masks_N: np.ndarray, columns: _Columns):
+        rows_N = np.searchsorted(columns.numbers, masks_N)
+        self._columns, self._lengths_N = columns, columns.lengths[rows_N]
+        device = columns.starts.device
+        self._starts_N = columns.starts[torch.from_numpy(rows_N).to(device)]
+        self._lengths_on_device_N = torch.from_numpy(self._lengths_N).to(device)
 
     def disallowed(self, part: slice) -> torch.Tensor:
-        rows, row_of_position = np.unique(self._row_N[part], return_inverse=True)
-        lengths = self._lengths[rows]
-        before = np.cumsum(lengths) - lengths
-        entries = np.arange(lengths.sum()) + np.repeat(self._starts[rows] - before, lengths)
-        width, device = len(self.token_ids), self.token_ids.device
-        allowed = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths) * width + self._columns[entries])
-        disallowed_R_K = torch.ones(len(rows), width, dtype=torch.bool, device=device)
-        disallowed_R_K.view(-1)[allowed.to(device)] = False
-        return disallowed_R_K[torch.from_numpy(row_of_position).to(device)]
+        lengths, device, width = self._lengths_on_device_N[part], self._starts_N.device, len(self._columns.token_ids)
+        total = int(self._lengths_N[part].sum())  # known on the CPU, so that a GPU is not waited for
+        position = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=total)
+        before = lengths.cumsum(0) - lengths
+        entries = torch.arange(total, device=device) + (self._starts_N[part] - before)[position]
+        disallowed = torch.ones(len(lengths), width, dtype=torch.bool, device=device)
+        disallowed.view(-1)[position * width + self._columns.columns[entries]] = False
+        return disallowed
 
 
 class _WideMasks:

@@ -28,6 +28,7 @@ class MaskTable:
         self._counts = array("q", [vocab_size])
         self._numbers = {xxh3_128_digest(everything.data): FREE}
         self._numbers_of_only: dict[int, int] = {}
+        self.cache: dict[str, Any] = {}  # scoring's view of this table
 
     def __len__(self) -> int:
         return len(self._masks)

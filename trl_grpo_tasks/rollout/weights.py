@@ -1,8 +1,9 @@
 """Weights as a rollout under autocast reads them: cast once instead of once per pass, with adapters folded in.
 
 A folded adapter costs nothing per pass, where it is two more kernels for each layer otherwise. But the sum of weight
-and adapter is rounded to autocast's type, and an adapter that is small next to its weights is rounded away: a rollout
-would come from the model without it. So adapters are folded once rounding keeps nearly all of them.
+and adapter is rounded to autocast's type. An adapter that is small next to its weights is rounded away, so that a
+rollout would come from the model without it; or blown up, where many weights lie halfway between two values of that
+type. So adapters are folded once rounding leaves them nearly as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from peft.tuners import lora
 from torch import nn
 
-FOLDABLE = 0.98  # adapters are folded once at least this share of them is left after rounding
+FOLDABLE = 0.05  # adapters are folded once rounding changes them by at most this share
 
 
 class CastWeights:
@@ -45,7 +46,7 @@ class CastWeights:
             torch._foreach_copy_([cast for *_, cast in self._weights], [weight for _, weight, _ in self._weights])
         if not self._adapters:
             return False
-        newly = not self._folds and self._share_left() >= FOLDABLE
+        newly = not self._folds and abs(self._share_left() - 1) <= FOLDABLE
         self._folds = self._folds or newly
         if self._folds:
             for adapter, weight, cast in self._adapters:
@@ -68,7 +69,7 @@ class CastWeights:
                 layer._parameters["weight"] = weight
 
     def _share_left(self) -> float:
-        """How much of the adapters is left after rounding: the projection of what is left onto what was there."""
+        """How much of the adapters is there after rounding: the projection of what is there onto what should be."""
         sums = torch.zeros(2, device=self._adapters[0][1].device)
         for adapter, weight, cast in self._adapters:
             delta = _delta(adapter)
