@@ -156,7 +156,7 @@ class RewardedGRPOTrainer(ExactGRPOTrainer):
 
     def _log_parts_of_loss(self, inputs: dict[str, Any]) -> None:
         """Means over tokens of the policy gradient's loss before clipping and of log-probs; the KL penalty."""
-        mask_B_T, advantages_B, metrics = inputs["completion_mask"], inputs["advantages"], self._metrics[self._mode]
+        mask_B_T, advantages_B, metrics = self._loss_mask(inputs), inputs["advantages"], self._metrics[self._mode]
         ratios_B_T = (self._logps - inputs.get("old_per_token_logps", self._logps)).exp()
         sums = [-(ratios_B_T * advantages_B[:, None] * mask_B_T).sum(), (self._logps * mask_B_T).sum(), mask_B_T.sum()]
         sums += [advantages_B.sum(), torch.tensor(len(advantages_B), device=mask_B_T.device)]
