@@ -43,10 +43,14 @@ def assert_same(ours, expected):
 
 
 @pytest.fixture(scope="module")
-def laboratory(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "WIDE_TOKENS", 0)  # so that masks over this small vocabulary can be wide
-        yield Laboratory(tmp_path_factory.mktemp("losses"))
+def the_laboratory(tmp_path_factory):
+    return Laboratory(tmp_path_factory.mktemp("losses"))
+
+
+@pytest.fixture
+def laboratory(the_laboratory, monkeypatch):
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)  # so that masks over this small vocabulary can be wide
+    return the_laboratory
 
 
 every_loss = pytest.mark.parametrize("loss_type", trl_choices("loss_type"))
