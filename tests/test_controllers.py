@@ -69,10 +69,11 @@ def test_replay_prefers_large_advantages_and_resumes():
     assert [buffer.sample(1)[0][0].step for _ in range(20)] == [again.sample(1)[0][0].step for _ in range(20)]
 
 
-@pytest.mark.parametrize("constrain", [False, True])
-def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain):
+@pytest.mark.parametrize(("constrain", "loss_tokens"), [(False, "all"), (True, "all"), (True, "decisions")])
+def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain, loss_tokens):
     """First a rollout with signal in both groups, then one with none: half of it is replayed, ratios and all."""
-    options = config(tmp_path, replay_size=4, beta=0.1, constrain=constrain, advantage_estimator="mean")
+    options = {"constrain": constrain, "loss_tokens": loss_tokens, "advantage_estimator": "mean"}
+    options = config(tmp_path, replay_size=4, beta=0.1, **options)
     trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
     if constrain:  # the fixed completions come with the masks that sampling would have recorded
         record_masks(trainer)
@@ -109,13 +110,18 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
     weights = second["advantages"][replaced] / kept["advantages"][source]
     weights = weights[~weights.isnan()]  # an advantage of exactly 0 says nothing about its weight
     assert (weights > 0).all() and weights.max() - weights.min() < 1e-5 and weights.max() < 1
-    assert second["num_items_in_batch"] == second["completion_mask"].sum()
+    lengths = second["completion_mask"].sum(1)
+    # after three letters the end is forced
+    tokens = lengths.sum() - (lengths == 4).sum() if loss_tokens == "decisions" else lengths.sum()
+    assert second["num_items_in_batch"] == tokens and (lengths == 4).any()
     assert second["completion_ids"].shape[1] == max(width, 2) or constrain
     # and it trains: the loss of the replayed batch has a gradient although the fresh one had no signal
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer._compute_loss(trainer.model, second)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
+    logps = trainer._logps[second["completion_mask"].bool()]
+    assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
 
 
 def record_masks(trainer):

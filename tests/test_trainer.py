@@ -410,6 +410,8 @@ def test_refusals(tiny_path, tmp_path):
         ({"generation_kwargs": {"logit_bias": {}}}, "not known whether log-probs follow"),
         ({"importance_sampling_correction": True, "loss_type": "vespo"}, "needs one ratio per token"),
         ({"constrain": True, "use_transformers_continuous_batching": True}, "continuous_batching"),
+        ({"loss_tokens": "decisions"}, "loss_tokens='decisions' needs constrain=True"),
+        ({"constrain": True, "loss_tokens": "forced"}, "unknown loss_tokens 'forced'; choose one of: all, decisions"),
         ({"curriculum": True, "curriculum_advance": 0.2, "curriculum_fall_back": 0.3}, "must be below"),
         ({"reward_backend": "dask"}, "unknown reward_backend 'dask'"),
         ({"replay_size": 8, "use_vllm": True}, "use_vllm must be off"),

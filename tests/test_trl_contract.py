@@ -27,6 +27,7 @@ FINGERPRINTS = {
     "GRPOTrainer._load_optimizer_and_scheduler": "5c1772becdfd7fdb",
     "GRPOTrainer._prepare_inputs": "f824e7fb07147956",
     "GRPOTrainer._save_checkpoint": "ec91bde123649111",
+    "GRPOTrainer.get_high_entropy_mask": "ce6e86287bac23d6",
     "GRPOTrainer.log": "1e7772819cc8cf09",
     "utils.add_fused_lm_head": "422d009f04b66659",
     "utils.RepeatSampler": "ba139f4a43eeecd4",

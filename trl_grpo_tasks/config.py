@@ -16,6 +16,7 @@ from .task import option
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
 ROLLOUTS = ("trl", "fast", "auto")
+LOSS_TOKENS = ("all", "decisions")
 # What TRL and transformers find out only when they train, which may be after a cold start.
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
@@ -126,6 +127,13 @@ class TaskGRPOConfig(GRPOConfig):
     constrain: bool = option(
         False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
     )
+    loss_tokens: str = option(
+        "all",
+        "Tokens that the loss, KL and entropy are averaged over: 'all', or only 'decisions', where the constraint "
+        "allowed more than one token. Forced tokens have no gradient, but with 'all' they count in lengths and means. "
+        "'all' is the default so that loss, KL and entropy compare with TRL's and with runs without a constraint. "
+        "With 'decisions', kl_target and entropy_target are per decision too.",
+    )
 
     # Rollouts
     rollout: str = option(
@@ -195,6 +203,12 @@ class TaskGRPOConfig(GRPOConfig):
         _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
         _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
         _check_choice("rollout", self.rollout, ROLLOUTS)
+        _check_choice("loss_tokens", self.loss_tokens, LOSS_TOKENS)
+        if self.loss_tokens == "decisions" and not self.constrain:
+            raise ValueError(
+                "loss_tokens='decisions' needs constrain=True: without a constraint every token is a decision; "
+                "leave loss_tokens at 'all'"
+            )
         _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
         _check_range("ema_alpha", self.ema_alpha, least=0, most=1)
         _check_range("reference_update_freq", self.reference_update_freq, least=1)

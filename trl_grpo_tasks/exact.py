@@ -216,6 +216,8 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
                 output["mask_numbers"] = widened(self._masks, output["completion_ids"].shape[1])
         if "mask_numbers" in output:
             self._log_masks(output)
+        if self.args.loss_tokens == "decisions":
+            output["num_items_in_batch"] = gather(self._loss_mask(output).sum()).sum()
         return output
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -337,9 +339,30 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         self._scored_logps = torch.cat(logps).detach()
         return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
 
+    def _decisions(self, mask_numbers_B_T: torch.Tensor) -> torch.Tensor:
+        """True where the mask allows more than one token; elsewhere the token was forced."""
+        counts = self._tables[self._mode].counts(mask_numbers_B_T.numpy())
+        return torch.from_numpy(counts > 1).to(self.accelerator.device)
+
+    def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:
+        """1 for the tokens that the loss and its metrics are averaged over."""
+        if self.args.loss_tokens == "all":
+            return batch["completion_mask"]
+        return batch["completion_mask"] * self._decisions(batch["mask_numbers"])
+
+    def get_high_entropy_mask(self, entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
+        """The tokens that `top_entropy_quantile` selects. Forced ones are not selected, nor do they move the quantile:
+        their entropy is 0, and where they are many the threshold would be 0, which every token reaches."""
+        if self._masks is not None:
+            mask = mask * self._decisions(self._masks)
+        return super().get_high_entropy_mask(entropies, mask, threshold)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         is_masked = "mask_numbers" in inputs and self._policy is None
         measuring = self._head.measuring() if is_masked else nullcontext()
+        if self.args.loss_tokens == "decisions":
+            # TRL leaves tokens where `tool_mask` is 0 out of the loss and its metrics, but attends to them.
+            inputs = inputs | {"tool_mask": self._loss_mask(inputs)}
         with self._drawn_as(inputs), self._vllm_options(apply=True), measuring:
             loss = super()._compute_loss(model, inputs)
         if is_masked and self._constraint is not None:

@@ -151,7 +151,7 @@ class RewardedGRPOTrainer(ExactGRPOTrainer):
 
     def _log_parts_of_loss(self, inputs: dict[str, Any]) -> None:
         """Means over tokens of the policy gradient's loss before clipping and of log-probs; the KL penalty."""
-        mask_B_T, advantages_B, metrics = inputs["completion_mask"], inputs["advantages"], self._metrics[self._mode]
+        mask_B_T, advantages_B, metrics = self._loss_mask(inputs), inputs["advantages"], self._metrics[self._mode]
         logps_B_T = self._scored_logps
         assert logps_B_T is not None
         ratios_B_T = (logps_B_T - inputs.get("old_per_token_logps", logps_B_T)).exp()

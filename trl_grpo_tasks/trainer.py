@@ -164,7 +164,7 @@ class TaskGRPOTrainer(RewardedGRPOTrainer):
             buffer.add(group)
         if chosen:
             self._put_groups(output, chosen)
-        output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(self._loss_mask(output).sum()).sum()
         ages = [float(step - stored.step) for _, stored, _ in chosen]
         sums = torch.tensor([len(ages), sum(ages), len(buffer)], device=self.accelerator.device)
         replaced_groups, age, stored_groups = gather(sums.float()).view(-1, 3).sum(0).tolist()
