@@ -25,6 +25,7 @@ import functools
 import json
 import math
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,31 +85,59 @@ def run_tests(
 ) -> TestsResult:
     """Run `code`, then each test (such as `assert add(1, 2) == 3`) in one sandbox; a test that raises fails.
 
-    The tests run in a process that the code cannot reach. Calls to what the code defines are passed over as plain
-    values (numbers, text, lists, ...; objects of the code's own classes stay there and are referred to), and what is
-    asserted is decided on the tests' side. So printing a result, ending the interpreter, patching builtins or
-    returning an object that equals everything gains nothing: a test passes only if the right values come back. The
-    code does not see the tests, nor the tests' side of a comparison.
+    The tests run in a process that the code cannot reach. Calls to what the code defines are passed over as values:
+    numbers, text, lists and the like, and those of the standard library in `jail/values.py` (Fraction, Decimal, date,
+    deque, ...). Objects of the code's own classes stay there and are referred to; one that is also a number, a text or
+    a tuple counts as that in a comparison. What is asserted is decided on the tests' side. So printing a result,
+    ending the interpreter, patching builtins or returning an object that equals everything gains nothing: a test
+    passes only if the right values come back. The code does not see the tests, nor the tests' side of a comparison.
 
-    Limits of this: builtins are the real ones in a test even if the code redefines them, and so is what `setup` (run
-    before the tests, on their side) imports; an operator between two objects of the code's own classes is the code's
-    affair, and so is what one such object answers by itself (`in`, its truth, its methods) and what an exception class
-    of the code's catches (`Empty = Exception` catches the assertion too); values are passed as copies (lists, dicts,
-    sets and bytearrays given as arguments are updated afterwards).
+    What a test uses without defining or importing it:
+    - builtins are the real ones, even if the code redefines them; `eval` and `exec` run a text on the code's side;
+    - `math.isclose` is that of the standard library, as is any other name of a module that is used like this;
+    - every other name is the code's, which may have written an `isclose` that is always true: import it in the test.
+
+    Limits of this: an operator between two objects of the code's own classes is the code's affair, and so is what one
+    such object answers by itself (`in`, its truth, its methods) and what an exception class of the code's catches
+    (`Empty = Exception` catches the assertion too); values are passed as copies (lists, dicts, sets, deques and
+    bytearrays given as arguments are updated afterwards); a test that runs what the code returns in another way than
+    by `eval` and `exec` (`pickle.loads(f())`, `timeit.timeit(f())`) hands the verdicts over to it.
 
     >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
     1
     """
-    files = {"main.py": (Path(__file__).parent / "jail" / "judge.py").read_text(), "solution.py": code}
-    order = _order(files, timeout, memory_mb, processes + 1)
-    job = json.dumps({"setup": setup, "tests": list(tests)})
+    order = _order({**_judge_files(), "solution.py": code}, timeout, memory_mb, processes + 1)
+    key = secrets.token_hex(16)
+    job = json.dumps({"setup": setup, "tests": list(tests), "key": key})
     result, verdicts = run_launcher(order, sandbox_layers(), job, max_output, with_results=True)
-    judged = [json.loads(line) for line in verdicts.split(b"\n")[:-1]]  # a half-written last line is not a verdict
-    reasons = judged[: len(tests)]
     missing = result.killed_reason or "not reached: the code ended the interpreter"
-    reasons += [missing] * (len(tests) - len(reasons))
+    reasons = _read_verdicts(verdicts, key, len(tests), missing)
     failures = [f"{test}: {reason}" for test, reason in zip(tests, reasons, strict=True) if reason]
     return TestsResult(len(tests) - len(failures), len(tests), failures, result)
+
+
+def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[str]:
+    """A reason per test ("" for a pass). Tests fail from the first line on that is no verdict with this run's key."""
+    reasons: list[str] = []
+    for line in written.split(b"\n")[:-1]:  # a half-written last line is not a verdict
+        found, _, text = line.partition(b" ")
+        try:
+            reason = json.loads(text) if found == key.encode() else None
+        except (ValueError, RecursionError):
+            reason = None
+        if not isinstance(reason, str):
+            missing = "what was written in place of its verdict is none"
+            break
+        reasons.append(reason)
+    return [*reasons, *[missing] * count][:count]
+
+
+@functools.lru_cache(maxsize=1)
+def _judge_files() -> dict[str, str]:
+    folder = Path(__file__).parent / "jail"
+    start = "import sys\nsys.path.insert(0, '')\nfrom jail.judge import main\ndel sys.path[0]\nmain()\n"
+    names = ("__init__", "judge", "channel", "remote", "values")
+    return {"main.py": start, **{f"jail/{name}.py": (folder / f"{name}.py").read_text() for name in names}}
 
 
 def sandbox_layers() -> Mapping[str, str]:

@@ -112,7 +112,9 @@ def _as_init(order: dict[str, Any], results: int, status: int) -> None:
             os.chdir(folder)
             if uid is not None:
                 _try("uid", lambda: os.chown(folder, uid, uid))
+        os.umask(0o022)
         for name, text in order["files"].items():
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
             with open(name, "wb") as file:
                 file.write(text)
         program = os.fork()

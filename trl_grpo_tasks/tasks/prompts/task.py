@@ -58,7 +58,7 @@ class PromptsTask(Task):
     """Rows choose their rewards; a row's weight for a reward scales that component, and raw values are in the info."""
 
     name: ClassVar[str] = "prompts"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards by row"
     defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
     Options: ClassVar[type] = PromptsOptions
