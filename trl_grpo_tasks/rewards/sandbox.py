@@ -3,19 +3,27 @@
 What it does everywhere on Linux: a new interpreter without site-packages and with a scrubbed environment, in an empty
 temporary folder; limits on CPU time, wall clock, memory of a process, number of processes, size of a file, number of
 open files, and output; everything the program started is ended with it. Where the kernel allows (`sandbox_layers()`
-tells): no network, its own process tree, a file system that shows only the interpreter and the system libraries (read
-only), a user id of its own when started as root, Landlock, and a seccomp filter without sockets, tracing, mounts or
-namespaces.
+tells, and a warning names what is missing): no network, its own process tree, a file system that shows only the
+interpreter and the system libraries (read only), a user id of its own when started as root, no capabilities, Landlock,
+and a seccomp filter without sockets, tracing, mounts or namespaces.
 
 What it does not stop:
 - a bug in the kernel: this is not a virtual machine. Against code that is written to attack, use one.
 - use of the machine within the limits: `processes` x `memory_mb` of memory for `timeout` seconds, 64 MB of files.
   Without a file system of its own: as many files of 16 MB as it can write; without seccomp: memory of no process.
 - learning about the machine: kernel version, CPU, time, the contents of the system's library folders.
-- where a layer is refused, what that layer is for. As a normal user with no layer at all, the program can read and
-  write what the user can, reach the network, and signal the user's processes. With Landlock but no file system of its
-  own it can still ask whether a file is there, and change the permissions and times of those that the user owns. As
-  root without a user id of its own it is root, whom the number of processes does not bind.
+- where a layer is refused, what that layer is for. With no layer at all, the program can read and write what the user
+  can (these files and the interpreter's included, so that it could change later verdicts), reach the network, and
+  signal the user's processes. It cannot open the descriptors or the memory of this process, of the launcher or of the
+  judge, through which the tests and the verdicts go: they refuse to be traced, and a verdict carries a key. Those of a
+  sandbox that another process is just starting it can, for some milliseconds.
+- with Landlock but no file system of its own: asking whether a file is there, and changing the permissions and times
+  of those that the user owns.
+- as root without a user id of its own (the container forbids to change it): it is root, without capabilities. Files of
+  root's are its own, and for some milliseconds it can have more processes than it may, before it is ended.
+- as root, with an interpreter in a closed folder (`/root`) and no file system of its own: it has a user id of its own,
+  but keeps the capability to enter such folders. Landlock confines that to the interpreter and the system; without
+  Landlock it can read every file, and in a container that leaves root only CAP_DAC_OVERRIDE write them.
 - side channels: timing, load.
 """
 
@@ -23,6 +31,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import os
 import secrets
@@ -35,8 +44,19 @@ from typing import Any
 from .jail.layers import LAYERS
 from .sandbox_process import SandboxError, SandboxResult, run_launcher
 
-__all__ = ["SandboxError", "SandboxResult", "TestsResult", "run_python", "run_tests", "sandbox_layers"]
+__all__ = [
+    "SandboxError",
+    "SandboxResult",
+    "TestsResult",
+    "missing_layers",
+    "run_python",
+    "run_tests",
+    "sandbox_layers",
+]
 
+logger = logging.getLogger(__name__)
+
+NOT_NEEDED = "not needed"
 FILE_MB = 16  # the largest single file that the program may write
 
 
@@ -141,18 +161,40 @@ def _judge_files() -> dict[str, str]:
 
 
 def sandbox_layers() -> Mapping[str, str]:
-    """Which protections are active on this machine: name -> "" where active, or why not. Found out once.
+    """Which protections are active on this machine: name -> "" where active, or why not. Found out once, with a
+    warning if one is missing.
 
     userns: a user namespace, for a normal user to make the next three. network: no interfaces. pids: a process tree of
     its own. files: a file system of its own. landlock: file, TCP and signal rules. uid: an unused user id instead of
-    root. seccomp: dangerous system calls refused. Limits and the clean environment are always active.
+    root. capabilities: that user has none of root's; otherwise the one to enter closed folders. seccomp: dangerous
+    system calls refused. Limits and the clean environment are always active.
     """
     return _probed_layers()
 
 
+def missing_layers() -> str:
+    """Which protections this machine lacks and why, in one line; "" if none."""
+    return _in_a_line(sandbox_layers())
+
+
+def _in_a_line(layers: Mapping[str, str]) -> str:
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in layers.items():
+        if reason and not reason.startswith(NOT_NEEDED):
+            names_by_reason.setdefault(" ".join(reason.split())[:200], []).append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items())
+
+
 @functools.lru_cache(maxsize=1)
 def _probed_layers() -> dict[str, str]:
-    refused = {"userns": "not needed by root"} if os.geteuid() == 0 else {"uid": "needs root"}
+    layers = _probe_layers()
+    if missing := _in_a_line(layers):
+        logger.warning("the sandbox lacks these layers on this machine: %s", missing)
+    return layers
+
+
+def _probe_layers() -> dict[str, str]:
+    refused = {"userns": f"{NOT_NEEDED} by root"} if os.geteuid() == 0 else {"uid": f"{NOT_NEEDED}: not root"}
     while True:
         wanted = [name for name in LAYERS if name not in refused]
         problem = _problem_with(wanted)
@@ -164,11 +206,15 @@ def _probed_layers() -> dict[str, str]:
             hiding = [name for name in ("files", "landlock", "uid", "seccomp") if name in wanted]
             if not hiding:
                 raise problem
+            if "uid" in wanted and "capabilities" in wanted:  # the mildest: it may enter the interpreter's folders
+                hiding.insert(0, "capabilities")
             alone = [name for name in hiding if _problem_with([one for one in wanted if one != name]) is None]
             layer = (alone or hiding)[0]
         refused[layer] = reason
         if layer == "userns":
-            refused.update(dict.fromkeys(("network", "pids", "files"), f"needs a user namespace: {reason}"))
+            refused.update(dict.fromkeys(("network", "pids", "files"), reason))
+        if layer == "uid":
+            refused.pop("capabilities", None)  # without another user there is none to keep
 
 
 def _problem_with(layers: list[str]) -> SandboxError | None:

@@ -162,14 +162,22 @@ def read_code(completion: str) -> str:
     return completion if block is None else block
 
 
-def tests(row: Mapping[str, Any], completion: str, timeout: float = 10.0, memory_mb: int = 512) -> Verdict:
+def tests(
+    row: Mapping[str, Any],
+    completion: str,
+    timeout: float = 10.0,
+    memory_mb: int = 512,
+    require_sandbox: bool = False,
+) -> Verdict:
     """The share of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
     code = read_code(completion)
     if not code.strip() or len(code) > LONGEST_TEXT or not _encodes(code):
         return Verdict(0.0, "no program in the answer", readable=False)
-    from ...rewards.sandbox import SandboxError, run_tests
+    from ...rewards.sandbox import SandboxError, missing_layers, run_tests
 
     try:
+        if require_sandbox and (missing := missing_layers()):
+            raise CannotJudgeError(f"--require_sandbox: the sandbox lacks layers here: {missing}")
         outcome = run_tests(code, list(row["tests"]), timeout=timeout, memory_mb=memory_mb)
     except SandboxError as error:
         raise CannotJudgeError(f"the sandbox failed: {error}") from error

@@ -52,6 +52,10 @@ class PromptsOptions:
     )
     sandbox_timeout: float = option(10.0, "Seconds that the tests of one program may take.")
     sandbox_memory_mb: int = option(512, "Memory that one program may use, in MB.")
+    require_sandbox: bool = option(
+        False,
+        "Refuse to run programs where this machine lacks a layer of the sandbox. Otherwise a warning says which.",
+    )
 
 
 class PromptsTask(Task):
@@ -227,9 +231,32 @@ class PromptsTask(Task):
             elif (judge := REWARDS[name].judge) is not None:
                 judges[name] = judge
         if "tests" in judges:
-            limits = {"timeout": self.options.sandbox_timeout, "memory_mb": self.options.sandbox_memory_mb}
-            judges["tests"] = functools.partial(reward.tests, **limits)
+            options = self.options
+            check_sandbox(options.require_sandbox)
+            judges["tests"] = functools.partial(
+                reward.tests,
+                timeout=options.sandbox_timeout,
+                memory_mb=options.sandbox_memory_mb,
+                require_sandbox=options.require_sandbox,
+            )
         return judges
+
+
+def check_sandbox(required: bool) -> None:
+    """Find out which layers of the sandbox this machine has, which warns if one is missing; ValueError if all are
+    required."""
+    from ...rewards.sandbox import SandboxError, missing_layers
+
+    try:
+        missing = missing_layers()
+    except SandboxError as error:
+        missing = str(error)
+        logger.warning("programs cannot be run here: %s", error)
+    if required and missing:
+        raise ValueError(
+            f"--require_sandbox: this machine lacks layers of the sandbox: {missing}. Run where the kernel grants "
+            "them (a container must allow namespaces), or without --require_sandbox"
+        )
 
 
 def _levels(rows: Sequence[Row]) -> tuple[str, ...]:
