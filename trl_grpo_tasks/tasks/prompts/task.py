@@ -91,7 +91,7 @@ class PromptsTask(Task):
         used = dict.fromkeys(name for row in known for name in row["rewards"])
         if self.options.reward_model:
             used["reward_model"] = None
-        self.weights = {name: given.get(name, 1.0) for name in used}
+        self.weights: dict[str, float] = {name: given.get(name, 1.0) for name in used}
         self._judges = self._find_judges(used)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
@@ -107,7 +107,8 @@ class PromptsTask(Task):
     def score(self, row: Row, completion: str) -> Score | None:
         """Judge a completion by the rewards its row chose. None where a reward could not be computed. What a user's
         own reward raises is not caught here: the executor reports it and counts the completion as not scored."""
-        weights = {name: weight for name, weight in row["rewards"].items() if weight is not None}
+        row = self._known_row(row)
+        weights = row["rewards"]
         try:
             verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
         except CannotJudgeError as error:
@@ -222,6 +223,21 @@ class PromptsTask(Task):
                 "of the prompts pack, then give --allow_code_execution"
             )
         return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
+
+    def _known_row(self, row: Row) -> Row:
+        """The row as `dataset` gives it. One from elsewhere may be as in a prompts file, and may choose rewards that
+        no row of this task has; but no functions of the user's, since to find those is to run them."""
+        if not isinstance(row.get("rewards"), Mapping) or not isinstance(row.get("prompt"), list):
+            row = self._ready_row(row, "the row")
+        chosen = {name: weight for name, weight in row["rewards"].items() if weight is not None}
+        row = {**row, "rewards": chosen}
+        if new := [name for name in chosen if name not in self.weights]:
+            if unknown := [name for name in new if name not in REWARDS or name == "reward_model"]:
+                raise ValueError(f"the row's reward {unknown[0]!r} is not one of this task; name it in --rewards")
+            self._finished_row(dict(row), "the row")
+            self._judges.update(self._find_judges(dict.fromkeys(new)))
+            self.weights.update(dict.fromkeys(new, 1.0))
+        return row
 
     def _find_judges(self, names: Mapping[str, Any]) -> dict[str, Callable[[Row, str], Verdict]]:
         judges: dict[str, Callable[[Row, str], Verdict]] = {}
