@@ -102,7 +102,7 @@ class Nothing(Exception): pass
 Nothing.__name__ = ""
 def add(a, b): raise Nothing
 """,
-    "raises exec": f"{CHANNEL}channel.send('raise', ['exec'], {TAKES_OVER!r})",
+    "raises exec": f"{CHANNEL}channel.send('raise', [['builtins', 'exec']], {TAKES_OVER!r})",
     "has a file of its own imported": f"""{CHANNEL}
 open("test_it.py", "w").write({TAKES_OVER!r})
 channel.do_names = lambda: ("value", {{"dict": [["add", {{"module": "unittest.__main__"}}]]}})

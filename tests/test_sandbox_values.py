@@ -79,6 +79,28 @@ def test_a_program_works_as_it_does_in_a_file(test):
     assert result.passed == 1, (result.failures, result.result.stderr)
 
 
+def test_exceptions_of_the_standard_library_are_caught_as_what_they_are():
+    code = """
+        import dataclasses, decimal, json
+        class Lost(json.JSONDecodeError): pass
+        @dataclasses.dataclass(frozen=True)
+        class Point: x: int = 0
+        def parse(text): return json.loads(text)
+        def divide(): return decimal.Decimal(1) / 0
+        def lose(): raise Lost("gone", "", 0)
+    """
+    caught = "try:\n    {}\n    assert False\nexcept {} as error:\n    assert '{}' in str(error)"
+    raised = [
+        ("parse('[')", "json.JSONDecodeError", "line 1"),
+        ("divide()", "decimal.DivisionByZero", "DivisionByZero"),
+        ("Point().x = 1", "dataclasses.FrozenInstanceError", "cannot assign"),
+        ("lose()", "Lost", "gone"),
+        ("lose()", "json.JSONDecodeError", "gone"),
+    ]
+    tests = ["import dataclasses, decimal, json", *(caught.format(*one) for one in raised)]
+    assert run_tests(textwrap.dedent(code), tests).failures == []
+
+
 def test_the_future_statements_of_the_judge_are_not_those_of_the_tests():
     tests = ["def f(x: int): pass\nassert f.__annotations__ == {'x': int}"]
     result = run_tests("", tests, setup="def g(x: str): pass\nassert g.__annotations__ == {'x': str}")

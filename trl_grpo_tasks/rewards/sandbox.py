@@ -203,7 +203,7 @@ def _probe_layers() -> dict[str, str]:
         layer, reason = problem.layer, problem.reason
         if layer not in wanted:
             # The interpreter does not start: some layer hides a file from it. Give up one, the right one if it is one.
-            hiding = [name for name in ("files", "landlock", "uid", "seccomp") if name in wanted]
+            hiding: list[str] = [name for name in ("files", "landlock", "uid", "seccomp") if name in wanted]
             if not hiding:
                 raise problem
             if "uid" in wanted and "capabilities" in wanted:  # the mildest: it may enter the interpreter's folders

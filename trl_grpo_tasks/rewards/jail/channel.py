@@ -59,7 +59,7 @@ class Channel:
                 raise ValueError(f"{kind!r} is not answered here")
             answer = getattr(self, f"do_{kind}")(*rest)
         except BaseException as error:  # noqa: BLE001 - also SystemExit: it is an answer like any other
-            self.send("raise", [cls.__name__ for cls in type(error).__mro__], str(error)[:1000])
+            self.send("raise", class_names(type(error)), str(error)[:1000])
         else:
             self.send(*answer)
 
@@ -125,9 +125,9 @@ class Channel:
                 return {kind.__name__: [self.encode(item) for item in value]}
         if isinstance(value, dict):
             return {"dict": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
-        for kind in ("keys", "items"):
-            if type(value) is type(getattr({}, kind)()):
-                return {kind: [self.encode(item) for item in value]}
+        for view in ("keys", "items"):
+            if type(value) is type(getattr({}, view)()):
+                return {view: [self.encode(item) for item in value]}
         if isinstance(value, (bytes, bytearray)):
             return {"bytes" if isinstance(value, bytes) else "bytearray": value.hex()}
         if isinstance(value, complex):
@@ -142,7 +142,7 @@ class Channel:
         if isinstance(name, str) and getattr(builtins, name, None) is value:
             return {"builtin": name}
         if isinstance(value, type) and issubclass(value, BaseException):
-            return {"error": [cls.__name__ for cls in value.__mro__]}
+            return {"error": class_names(value)}
         if isinstance(value, type) and (library := values.class_name(value)) is not None:
             return {"class": library}
         return {"mine": self.keep(value)}
@@ -201,14 +201,31 @@ def harmless_module(name: str) -> bool:
     return top in sys.stdlib_module_names and top != "idlelib" and "__main__" not in below
 
 
-def exception_class(names: list[str]) -> Any:
-    """A class to raise or catch here, for one of the other side: the builtin itself, or one of the same name."""
-    known = (getattr(builtins, name, None) for name in names)
+def class_names(cls: type) -> list[tuple[str, str]]:
+    """Module and name of a class and of those it inherits from."""
+    return [(one.__module__, one.__name__) for one in cls.__mro__]
+
+
+def exception_class(names: list[tuple[str, str]]) -> Any:
+    """A class to raise or catch here, for one of the other side: the builtin itself, or one of the same name that
+    inherits from the nearest class of the standard library."""
+    base = next(found for module, name in names if (found := library_exception(module, name)) is not None)
+    if [base.__module__, base.__name__] == ["builtins", names[0][1]]:
+        return base
+    # Some classes of the standard library want more than a message.
+    made = {"__init__": lambda self, *args: Exception.__init__(self, *args)} if issubclass(base, Exception) else {}
+    return KNOWN_ERRORS.setdefault(tuple(names[0]), type(names[0][1], (base,), made))
+
+
+def library_exception(module: str, name: str) -> Any:
+    if not harmless_module(module):
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
     # Exceptions only: the names are the code's, and `exec` is a builtin that would be called with its text.
-    builtin = next(one for one in known if isinstance(one, type) and issubclass(one, BaseException))
-    if builtin.__name__ == names[0]:
-        return builtin
-    return KNOWN_ERRORS.setdefault(names[0], type(names[0], (builtin,), {}))
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-KNOWN_ERRORS: dict[str, Any] = {}
+KNOWN_ERRORS: dict[tuple[str, ...], Any] = {}

@@ -16,7 +16,7 @@ BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "a
 ORDER = ("lt", "le", "gt", "ge")
 COPY_CLASSES: dict[type, Any] = {}
 IMMUTABLE = (str, float, int, tuple, bytes, frozenset, complex)
-MUTABLE = (list, dict, set, bytearray, collections.deque)
+MUTABLE: tuple[Any, ...] = (list, dict, set, bytearray, collections.deque)
 PLAIN = frozenset((type(None), bool, *IMMUTABLE, *MUTABLE))
 
 
