@@ -178,6 +178,15 @@ def test_text_of_the_code_that_a_test_evaluates_runs_on_the_codes_side():
             assert result.passed == 0, (text, call, result.failures)
 
 
+def test_what_a_test_executes_does_not_replace_what_decides():
+    code = (
+        "def f(): return 'def check(x): pass\\nclass math:\\n    isclose = lambda *a: True\\nx = 5'\ndef g(): return 9"
+    )
+    tests = ["x = 3\nexec(f())\nassert x == 5", "check(g())", "assert math.isclose(g(), 3)"]
+    result = run_tests(code, tests, setup="import math\ndef check(x): assert x == 3")
+    assert result.passed == 1 and len(result.failures) == 2, result.failures
+
+
 def test_what_a_test_may_evaluate():
     code = """
         def expression(): return " x * 2 + double(1)"

@@ -30,8 +30,10 @@ What it does not stop:
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
+import marshal
 import math
 import os
 import secrets
@@ -113,7 +115,8 @@ def run_tests(
     passes only if the right values come back. The code does not see the tests, nor the tests' side of a comparison.
 
     What a test uses without defining or importing it:
-    - builtins are the real ones, even if the code redefines them; `eval` and `exec` run a text on the code's side;
+    - builtins are the real ones, even if the code redefines them; `eval` and `exec` run a text on the code's side,
+      with the variables of the test that it names;
     - `math.isclose` is that of the standard library, as is any other name of a module that is used like this;
     - every other name is the code's, which may have written an `isclose` that is always true: import it in the test.
 
@@ -153,11 +156,15 @@ def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[s
 
 
 @functools.lru_cache(maxsize=1)
-def _judge_files() -> dict[str, str]:
-    folder = Path(__file__).parent / "jail"
-    start = "import sys\nsys.path.insert(0, '')\nfrom jail.judge import main\ndel sys.path[0]\nmain()\n"
-    names = ("__init__", "judge", "channel", "remote", "values")
-    return {"main.py": start, **{f"jail/{name}.py": (folder / f"{name}.py").read_text() for name in names}}
+def _judge_files() -> dict[str, bytes]:
+    """What runs the tests, compiled: the sandbox's interpreter is this one, and would compile it for every program."""
+    start = b"import sys\nsys.path.insert(0, '')\nfrom jail.judge import main\ndel sys.path[0]\nmain()\n"
+    files = {"main.py": start}
+    for name in ("__init__", "judge", "channel", "remote", "values"):
+        source = (Path(__file__).parent / "jail" / f"{name}.py").read_text()
+        code = compile(source, f"jail/{name}.py", "exec", dont_inherit=True)
+        files[f"jail/{name}.pyc"] = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+    return files
 
 
 def sandbox_layers() -> Mapping[str, str]:
@@ -228,13 +235,16 @@ def _problem_with(layers: list[str]) -> SandboxError | None:
     return SandboxError("interpreter", f"it did not start: {result.stderr[-500:]}{result.killed_reason}")
 
 
-def _order(files: Mapping[str, str], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
+def _order(files: Mapping[str, str | bytes], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
     executable = os.path.realpath(sys.executable)
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     if "LD_LIBRARY_PATH" in os.environ:  # some clusters' interpreters do not start without it
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     return {
-        "files": {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()},
+        "files": {
+            name: content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+            for name, content in files.items()
+        },
         "command": [executable, "-P", "-s", "-S", "-B", "-X", "utf8", "main.py"],
         "environment": environment,
         "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),

@@ -49,6 +49,8 @@ def run_launcher(
     order: dict[str, Any], layers: Mapping[str, str], stdin: str, max_output: int, with_results: bool = False
 ) -> tuple[SandboxResult, bytes]:
     """Start the launcher, feed it the order, and collect what comes out: the result, and what the judge wrote."""
+    if sys.platform != "linux":
+        raise SandboxError("system", f"it needs Linux, and this is {sys.platform}")
     if not any(layers.get(name) == "" for name in HIDING_LAYERS):
         # The tests and the verdicts go through descriptors of this process, which its user's programs could open.
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

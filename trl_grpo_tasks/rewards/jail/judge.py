@@ -102,9 +102,13 @@ def builtins_of_tests(channel: Channel) -> dict[str, Any]:
             outer = caller.f_globals if globals is None else globals
             inner = locals if locals is not None else caller.f_locals if globals is None else globals
             words = set(re.findall(r"\w+", source))
-            known = {name: value for name, value in {**outer, **inner}.items() if name in words and for_tests(name)}
+            scope = {**outer, **inner}
+            known = {name: value for name, value in scope.items() if name in words and for_tests(name)}
             value, changed = channel.ask("evaluate", mode, source.lstrip(" \t"), channel.encode(known))
-            inner.update({name: new for name, new in changed.items() if for_tests(name)})
+            for name, new in changed.items():
+                # The modules, functions and classes of the tests stay: they decide what passes.
+                if for_tests(name) and not isinstance(scope.get(name), (types.ModuleType, types.FunctionType, type)):
+                    inner[name] = new
             return value
 
         return run

@@ -21,7 +21,8 @@ PLAIN = frozenset((type(None), bool, *IMMUTABLE, *MUTABLE))
 
 
 class Remote:
-    """An object of the other side. It never equals a plain value, whatever its own `__eq__` says."""
+    """An object of the other side. It never equals a plain value, whatever its own `__eq__` says; where its class is
+    also a list, a dict or the like, it equals what it holds."""
 
     def __init__(self, channel: Channel, number: int):
         object.__setattr__(self, "_channel", channel)
