@@ -131,6 +131,44 @@ def test_score_takes_the_options_of_the_task(my_task, capsys, monkeypatch):
     assert code == 2 and "between 2 and 8" in err
 
 
+def test_score_ends_what_takes_too_long(task_file, tmp_path):
+    words = ["score", "--task", task_file, "--input", "-", "--reward_timeout", "1.5"]
+    given = lines(*({"row": {"prompt": "?", "x": 2}, "completion": text} for text in ("hang", "exit", "well")))
+    code, out, err = command(*words, cwd=tmp_path, stdin=given)
+    hung, gone, well = (json.loads(line) for line in out.splitlines())
+    assert code == 0, err
+    assert hung["total"] is None and hung["reason"] == "timed out after 1.5 s"
+    assert gone["total"] is None and gone["reason"] == "the worker exited with status 7"
+    assert well["total"] == 2
+
+
+def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
+    schema = {"type": "object", "required": ["a"]}
+    given = [
+        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "2"),
+        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "3"),
+        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"json": 0.5}}, "[]"),
+        ({"prompt": "two words", "answer": "7", "target_length": 2, "rewards": "numeric=2 length"}, "it's 7"),
+        ({"prompt": "JSON", "schema": schema, "reward": ["schema"]}, '{"a": 1}'),
+        ({"prompt": "no reward", "answer": "1"}, "1"),
+        ({"prompt": "no column", "rewards": ["exact"]}, "1"),
+        ({"prompt": "code", "tests": ["assert True"], "rewards": ["tests"]}, "x = 1"),
+        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"os:getcwd": 1.0}}, "1"),
+    ]
+    text = lines(*({"row": row, "completion": completion} for row, completion in given))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    code, out, err = said(capsys, cli.main, "score", "--task", "prompts", "--input", "-")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and err == ""
+    assert [one["total"] for one in told] == [1, 0, 0.5, 3, 1, None, None, None, None]
+    assert [one["success"] for one in told[:5]] == [True, False, True, True, True]
+    assert told[3]["components"] == {"numeric": 2, "length": 1}
+    for one, reason in zip(
+        told[5:], ["no reward", "needs a column", "--allow_code", "name it in --rewards"], strict=True
+    ):
+        assert reason in one["reason"]
+
+
 def test_score_of_what_is_not_there(my_task, capsys):
     code, _, err = said(capsys, cli.main, "score", "--task", "my_task.py", "--input", "none.jsonl")
     assert code == 2 and "none.jsonl: there is no such file" in err
@@ -158,10 +196,17 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
 def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     prepare = "\n    def prepare(self, seed, say=print):\n        say(f'seed {seed}')\n"
     my_task.write_text(my_task.read_text() + prepare)
+    # In a worker: what a score does to its process does not end the command.
+    scored = 'wanted, given = row["word"]'
+    my_task.write_text(
+        my_task.read_text().replace(scored, f"open('scored_by', 'w').write(str(os.getpid()))\n        {scored}")
+    )
+    my_task.write_text("import os\n" + my_task.read_text())
     words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
     code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
     written = Path("generated/sample_1.txt").read_text()
     assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+    assert int(Path("scored_by").read_text()) != os.getpid()
     run_dir = Path("generated/base_model")  # with what a run leaves beside its model
     settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
     settings["training"] = {"seed": 7}
@@ -180,6 +225,7 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     [
         (["--output_dir", "my_task.py"], "--output_dir my_task.py: "),
         (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
+        (["--reward_timeout", "0"], "--reward_timeout 0 must be more than 0"),
         (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
     ],
 )

@@ -159,6 +159,19 @@ def test_a_schema_never_reaches_out():
         reward.schema({"schema": '{"$ref": "http://127.0.0.1:9/schema.json"}'}, "1")
 
 
+def test_a_schema_that_takes_too_long_is_stopped(monkeypatch):
+    monkeypatch.setattr(reward, "SCHEMA_SECONDS", 0.2)
+    many = "[" + ", ".join(f'{{"a": {i}}}' for i in range(6_000)) + "]"
+    for schema, text in (
+        ('{"uniqueItems": true}', many),
+        ('{"pattern": "^(a+)+$"}', '"' + "a" * 27 + '!"'),
+        ('{"patternProperties": {"^(a+)+$": {}}, "additionalProperties": false}', '{"' + "a" * 27 + '!": 1}'),
+    ):
+        with pytest.raises(CannotJudgeError, match=r"took longer than 0\.2 s"):
+            reward.schema({"schema": schema}, text)
+    assert reward.schema({"schema": '{"uniqueItems": true}'}, "[1, 2]").value == 1
+
+
 # ---- form
 
 

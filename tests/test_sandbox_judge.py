@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
@@ -9,6 +10,7 @@ import textwrap
 
 import pytest
 
+from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import run_tests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
@@ -100,7 +102,7 @@ class Nothing(Exception): pass
 Nothing.__name__ = ""
 def add(a, b): raise Nothing
 """,
-    "raises exec": f"{CHANNEL}channel.send('raise', ['exec'], {TAKES_OVER!r})",
+    "raises exec": f"{CHANNEL}channel.send('raise', [['builtins', 'exec']], {TAKES_OVER!r})",
     "has a file of its own imported": f"""{CHANNEL}
 open("test_it.py", "w").write({TAKES_OVER!r})
 channel.do_names = lambda: ("value", {{"dict": [["add", {{"module": "unittest.__main__"}}]]}})
@@ -151,6 +153,73 @@ def test_the_verdicts_are_out_of_reach_in_a_host_with_many_open_files():
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_module_that_the_tests_do_not_import_is_the_real_one():
+    code = "class math:\n    @staticmethod\n    def isclose(*args): return True\n    pi = 1\ndef f(): return 9.0\n"
+    tests = ["assert math.isclose(f(), 3)", "assert math.isclose(f(), 9)", "assert math.pi == 1"]
+    result = run_tests(code, tests)
+    assert result.passed == 1 and len(result.failures) == 2, result.failures
+    assert run_tests("def f(): return 9.0", tests).passed == 1  # whether or not the code has imported it
+
+
+def test_what_the_code_calls_like_a_module_is_its_own_where_the_tests_mean_that():
+    code = "class queue:\n    def push(x): return x\ndef statistics(xs): return sum(xs)\n"
+    assert run_tests(code, ["assert queue.push(3) == 3", "assert statistics([1, 2]) == 3"]).failures == []
+
+
+def test_text_of_the_code_that_a_test_evaluates_runs_on_the_codes_side():
+    forge = "__import__('os').write(3, b'\"\"\\n' * 9) or __import__('os')._exit(0)"
+    patch = "__import__('sys').modules['jail.judge'].__dict__.update(run_test=lambda *a: '')"
+    for text in (forge, patch):
+        code = f"def f(): return {text!r}"
+        for call in ("eval(f())", "exec(f())", "exec(compile(f(), 'f', 'exec'))"):
+            result = run_tests(code, [f"assert {call} == 3", "assert f() == 3", "assert 1 == 2"])
+            assert result.passed == 0, (text, call, result.failures)
+
+
+def test_what_a_test_executes_does_not_replace_what_decides():
+    code = (
+        "def f(): return 'def check(x): pass\\nclass math:\\n    isclose = lambda *a: True\\nx = 5'\ndef g(): return 9"
+    )
+    tests = ["x = 3\nexec(f())\nassert x == 5", "check(g())", "assert math.isclose(g(), 3)"]
+    result = run_tests(code, tests, setup="import math\ndef check(x): assert x == 3")
+    assert result.passed == 1 and len(result.failures) == 2, result.failures
+
+
+def test_what_a_test_may_evaluate():
+    code = """
+        def expression(): return " x * 2 + double(1)"
+        def program(): return "def triple(n): return 3 * n\\nlimit = triple(2)"
+        def double(n): return 2 * n
+        def broken(): return "def"
+    """
+    tests = [
+        "x = 20\nassert eval(expression()) == 42",
+        "def check():\n    x = 1\n    return eval(expression())\nassert check() == 4",
+        "assert eval(expression(), {'x': 2, 'double': double}) == 6 and eval('[y for y in (1, 2)]') == [1, 2]",
+        "exec(program())\nassert triple(5) == 15 and limit == 6",
+        "space = {}\nexec(compile(program(), 'generated', 'exec'), space)\nassert space['triple'](2) == 6",
+        "try:\n    compile(broken(), 'generated', 'exec')\n    assert False\nexcept SyntaxError:\n    pass",
+    ]
+    assert run_tests(textwrap.dedent(code), tests).failures == []
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"]
+)
+def test_garbage_on_the_verdict_pipe_fails_what_follows(monkeypatch, garbage):
+    real = sandbox.run_launcher
+
+    def meddled(order, layers, job, *args, **kwargs):
+        result, verdicts = real(order, layers, job, *args, **kwargs)
+        first, rest = verdicts.split(b"\n", 1)
+        return result, first + b"\n" + garbage.replace(b"KEY", json.loads(job)["key"].encode()) + rest
+
+    monkeypatch.setattr(sandbox, "run_launcher", meddled)
+    result = run_tests(ADD, ADD_TESTS[:3])
+    assert result.passed == 1 and len(result.failures) == 2
+    assert all("in place of its verdict" in failure for failure in result.failures)
 
 
 def test_redefined_builtins_do_not_reach_the_tests():

@@ -35,6 +35,8 @@ NAME is one of the tasks, a path to a .py file, or a module such as my_package.m
 trl-grpo-tasks train --config recipes/NAME/tiny_cpu.yaml
 """
 
+REWARD_TIMEOUT_HELP = "seconds that the score of one completion may take; 30 if not given"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -117,6 +119,7 @@ def generate(arguments: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", type=kind, help="as in training; those of the run if not given")
     parser.add_argument("--max_completion_length", type=int, help="most tokens; the task's if not given")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reward_timeout", type=float, default=30.0, help=REWARD_TIMEOUT_HELP)
     known, rest = parser.parse_known_args(arguments)
     from .report.folder import RunFolder
 
@@ -142,6 +145,7 @@ def generate(arguments: Sequence[str]) -> int:
         filters=filters,
         max_completion_length=known.max_completion_length,
         seed=known.seed,
+        reward_timeout=known.reward_timeout,
         run_seed=trained.get("seed", 42),
     )
     for number, sample in enumerate(samples, 1):
@@ -156,6 +160,7 @@ def score(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks score", description=score.__doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, help="a task's name, a path to a .py file with one, or a module")
     parser.add_argument("--input", required=True, help="a .jsonl file, or - for standard input")
+    parser.add_argument("--reward_timeout", type=float, default=30.0, help=REWARD_TIMEOUT_HELP)
     known, rest = parser.parse_known_args(arguments)
     task = get_task(known.task, _task_options(known.task, rest))
     if known.input != "-" and not Path(known.input).is_file():
@@ -164,7 +169,7 @@ def score(arguments: Sequence[str]) -> int:
     from .rewards.executor import RewardExecutor
 
     bad = 0
-    with _lines_of(known.input) as lines, RewardExecutor(task) as executor:
+    with _lines_of(known.input) as lines, RewardExecutor(task, 1, known.reward_timeout) as executor:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

@@ -26,6 +26,7 @@ def generate(
     filters: Mapping[str, Any] | None = None,
     max_completion_length: int | None = None,
     seed: int = 0,
+    reward_timeout: float = 30.0,
     run_seed: int = 42,
 ) -> list[Sample]:
     """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
@@ -44,6 +45,8 @@ def generate(
         raise ValueError(f"--temperature {temperature} must be at least 0")
     if max_completion_length is not None and max_completion_length < 1:
         raise ValueError(f"--max_completion_length {max_completion_length} must be at least 1")
+    if not reward_timeout > 0:
+        raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
 
     import torch
 
@@ -51,6 +54,7 @@ def generate(
     from .evaluate import evaluate
     from .models import load_model
     from .plan import check_writable, ready_model
+    from .rewards.components import worker_count
     from .rewards.executor import RewardExecutor
 
     check_writable(output_dir)
@@ -60,7 +64,7 @@ def generate(
     model = load_model(ready.path, policy=task.policy, dtype="float32").to(
         "cuda" if torch.cuda.is_available() else "cpu"
     )
-    with RewardExecutor(task) as executor:
+    with RewardExecutor(task, min(num_samples, worker_count(None, 1)), reward_timeout) as executor:
         samples = evaluate(
             "generate",
             model,

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from .jail.layers import LAYERS
+from .jail.layers import LAYERS, PR_SET_DUMPABLE, prctl
 
+# Each of these keeps the program from looking into the processes of this one's user.
+HIDING_LAYERS = ("uid", "pids", "files", "landlock")
 GRACE_SECONDS = 20.0  # for the launcher to set up and clean up, on a machine with too much to do
 
 
@@ -47,6 +49,11 @@ def run_launcher(
     order: dict[str, Any], layers: Mapping[str, str], stdin: str, max_output: int, with_results: bool = False
 ) -> tuple[SandboxResult, bytes]:
     """Start the launcher, feed it the order, and collect what comes out: the result, and what the judge wrote."""
+    if sys.platform != "linux":
+        raise SandboxError("system", f"it needs Linux, and this is {sys.platform}")
+    if not any(layers.get(name) == "" for name in HIDING_LAYERS):
+        # The tests and the verdicts go through descriptors of this process, which its user's programs could open.
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     folder = tempfile.mkdtemp(prefix="sandbox-")
     try:
         order = {**order, "folder": folder, "layers": [name for name in LAYERS if layers.get(name) == ""]}
@@ -145,6 +152,8 @@ def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxRe
         killed = "wrote too much output"
     elif timed_out:
         killed = f"timed out after {order['timeout']:g} s"
+    elif report["crowded"]:
+        killed = f"started more than {order['processes']} processes and threads"
     elif status == -signal.SIGXCPU or status == -signal.SIGKILL:
         killed = "used up its CPU time, or was killed by the kernel"
     else:

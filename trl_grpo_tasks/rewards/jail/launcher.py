@@ -26,9 +26,10 @@ SIGKILL = 9
 
 
 def main() -> None:
+    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # not to be traced or read by a program
     orders, report, results = (int(argument) for argument in sys.argv[1:4])
     order = marshal.loads(_read_message(orders))
-    outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "seconds": 0.0}
+    outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "crowded": False, "seconds": 0.0}
     try:
         _supervise(order, orders, report, results, outcome)
     except _Refused as refusal:
@@ -48,6 +49,8 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     order["uid"] = _unused_uid() if "uid" in wanted else None
     order["limits"]["NPROC"] = order["processes"] + _processes_counted_already(wanted)
     layers.prctl(layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if "userns" in wanted:
+        layers.prctl(layers.PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its maps could not be written
     for name, enter in (
         ("userns", layers.enter_user_namespace),
         ("network", lambda: layers.unshare(layers.NEWNET)),
@@ -56,7 +59,7 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     ):
         if name in wanted:
             _try(name, enter)
-    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # not to be traced or read by the program
+    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)
 
     status_read, status_write = os.pipe()
     started = time.monotonic()
@@ -76,12 +79,16 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     watch = select.poll()
     watch.register(orders, select.POLLIN | select.POLLHUP)
     watch.register(status_read, select.POLLIN | select.POLLHUP)
+    counted_by_kernel = order["uid"] is not None or os.geteuid() != 0  # its limit does not bind root
     while True:
         left = started + order["timeout"] - time.monotonic()
         if left <= 0:
             outcome["timed_out"] = True
             break
-        ready = [fd for fd, _ in watch.poll(left * 1000 + 1)]
+        if not counted_by_kernel and _threads_below(init) > order["processes"]:
+            outcome["crowded"] = True
+            break
+        ready = [fd for fd, _ in watch.poll((left if counted_by_kernel else min(left, 0.02)) * 1000 + 1)]
         if status_read in ready:
             piece = os.read(status_read, 65536)
             said += piece
@@ -112,7 +119,9 @@ def _as_init(order: dict[str, Any], results: int, status: int) -> None:
             os.chdir(folder)
             if uid is not None:
                 _try("uid", lambda: os.chown(folder, uid, uid))
+        os.umask(0o022)
         for name, text in order["files"].items():
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
             with open(name, "wb") as file:
                 file.write(text)
         program = os.fork()
@@ -160,11 +169,12 @@ def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: in
             resource.setrlimit(kind, (amount, amount))
         if uid is not None:
             step = "uid"
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            layers.change_user(uid, keep_search="capabilities" not in order["layers"])
         layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a change of user would have undone it
         layers.prctl(layers.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if uid is None or "capabilities" in order["layers"]:
+            step = "capabilities"
+            layers.drop_capabilities()
         if "seccomp" in order["layers"]:
             step = "seccomp"
             layers.refuse_system_calls()
@@ -206,6 +216,24 @@ def _processes_counted_already(wanted: list[str]) -> int:
                     count += len(os.listdir(f"/proc/{entry}/task"))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
+    return count
+
+
+def _threads_below(pid: int) -> int:
+    """How many threads the descendants of a process have, those of orphans that came to this one included."""
+    count, parents = 0, [str(pid), "self"]
+    seen = set(parents)
+    while parents:
+        parent = parents.pop()
+        try:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as children:
+                    found = set(children.read().split()) - seen
+                seen |= found
+                parents += found
+                count += parent not in (str(pid), "self")
+        except OSError:  # it has ended, or the kernel keeps no such lists
+            continue
     return count
 
 

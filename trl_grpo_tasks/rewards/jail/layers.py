@@ -11,7 +11,7 @@ import os
 import struct
 
 # In the order in which they are set up. `sandbox_layers` of the host side finds out which of them work here.
-LAYERS = ("userns", "network", "pids", "files", "landlock", "uid", "seccomp")
+LAYERS = ("userns", "network", "pids", "files", "landlock", "uid", "capabilities", "seccomp")
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 NEW_NAMESPACES = 0x7E020000  # the above, and those for cgroups and the host's name
@@ -20,7 +20,9 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048, 4096, 16384, 1 << 18, 1 << 21
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, AT_FDCWD, AT_RECURSIVE = 1, 2, -100, 0x8000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 36, 38, 47, 2
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -101,6 +103,34 @@ def restrict_with_landlock(readable: list[str], writable: list[str]) -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _check(_libc.syscall(restrict, ruleset, 0))
     os.close(ruleset)
+
+
+def change_user(uid: int, keep_search: bool) -> None:
+    """Become a user without capabilities; with `keep_search`, with the one to enter folders closed to that user."""
+    if keep_search:
+        prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    if keep_search:
+        try:
+            _keep_capabilities(CAP_DAC_READ_SEARCH)
+        except PermissionError:  # not among those that containers leave to root
+            _keep_capabilities(CAP_DAC_OVERRIDE)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability. Programs started later do not get them back either, not even root's: no new
+    privileges must have been set."""
+    _keep_capabilities()
+
+
+def _keep_capabilities(*kept: int) -> None:
+    bits = sum(1 << number for number in kept)
+    version_3 = struct.pack("=Ii", 0x20080522, 0)
+    _check(_libc.capset(version_3, struct.pack("=6I", bits, bits, bits, 0, 0, 0)))
+    for number in kept:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number, 0, 0)
 
 
 def refuse_system_calls() -> None:

@@ -13,11 +13,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ...rewards.time_limit import time_limit
+
 # Longer texts are not read to their end: a reward must stay fast whatever a model writes.
 TAIL_FOR_NUMBERS = 4_000
 LONGEST_TEXT = 100_000
 LONGEST_FOR_REGEX = 10_000
 REGEX_SECONDS = 2.0
+SCHEMA_SECONDS = 2.0
 
 
 class Verdict(NamedTuple):
@@ -29,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 class CannotJudgeError(Exception):
-    """The reward itself failed (a sandbox that did not start, a regular expression that ran away), not the answer."""
+    """The reward itself failed (a sandbox that did not start, a pattern or schema that ran away), not the answer."""
 
 
 class Reward(NamedTuple):
@@ -162,14 +165,22 @@ def read_code(completion: str) -> str:
     return completion if block is None else block
 
 
-def tests(row: Mapping[str, Any], completion: str, timeout: float = 10.0, memory_mb: int = 512) -> Verdict:
+def tests(
+    row: Mapping[str, Any],
+    completion: str,
+    timeout: float = 10.0,
+    memory_mb: int = 512,
+    require_sandbox: bool = False,
+) -> Verdict:
     """The share of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
     code = read_code(completion)
     if not code.strip() or len(code) > LONGEST_TEXT or not _encodes(code):
         return Verdict(0.0, "no program in the answer", readable=False)
-    from ...rewards.sandbox import SandboxError, run_tests
+    from ...rewards.sandbox import SandboxError, missing_layers, run_tests
 
     try:
+        if require_sandbox and (missing := missing_layers()):
+            raise CannotJudgeError(f"--require_sandbox: the sandbox lacks layers here: {missing}")
         outcome = run_tests(code, list(row["tests"]), timeout=timeout, memory_mb=memory_mb)
     except SandboxError as error:
         raise CannotJudgeError(f"the sandbox failed: {error}") from error
@@ -259,8 +270,12 @@ def _conforms(schema_text: str, value: Any) -> tuple[float, str]:
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
 
+    checker = validator(schema_text)
     try:
-        error = best_match(validator(schema_text).iter_errors(value))
+        with time_limit(SCHEMA_SECONDS):
+            error = best_match(checker.iter_errors(value))
+    except TimeoutError as timeout:
+        raise CannotJudgeError(f"the check against the row's schema {timeout}") from timeout
     except Unresolvable as unresolvable:
         raise CannotJudgeError(f"the row's schema refers to what is not in it: {unresolvable}") from unresolvable
     except (RecursionError, OverflowError):

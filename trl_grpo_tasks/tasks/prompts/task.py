@@ -52,13 +52,17 @@ class PromptsOptions:
     )
     sandbox_timeout: float = option(10.0, "Seconds that the tests of one program may take.")
     sandbox_memory_mb: int = option(512, "Memory that one program may use, in MB.")
+    require_sandbox: bool = option(
+        False,
+        "Refuse to run programs where this machine lacks a layer of the sandbox. Otherwise a warning says which.",
+    )
 
 
 class PromptsTask(Task):
     """Rows choose their rewards; a row's weight for a reward scales that component, and raw values are in the info."""
 
     name: ClassVar[str] = "prompts"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards by row"
     defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
     Options: ClassVar[type] = PromptsOptions
@@ -87,7 +91,7 @@ class PromptsTask(Task):
         used = dict.fromkeys(name for row in known for name in row["rewards"])
         if self.options.reward_model:
             used["reward_model"] = None
-        self.weights = {name: given.get(name, 1.0) for name in used}
+        self.weights: dict[str, float] = {name: given.get(name, 1.0) for name in used}
         self._judges = self._find_judges(used)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
@@ -103,7 +107,8 @@ class PromptsTask(Task):
     def score(self, row: Row, completion: str) -> Score | None:
         """Judge a completion by the rewards its row chose. None where a reward could not be computed. What a user's
         own reward raises is not caught here: the executor reports it and counts the completion as not scored."""
-        weights = {name: weight for name, weight in row["rewards"].items() if weight is not None}
+        row = self._known_row(row)
+        weights = row["rewards"]
         try:
             verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
         except CannotJudgeError as error:
@@ -219,6 +224,21 @@ class PromptsTask(Task):
             )
         return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
 
+    def _known_row(self, row: Row) -> Row:
+        """The row as `dataset` gives it. One from elsewhere may be as in a prompts file, and may choose rewards that
+        no row of this task has; but no functions of the user's, since to find those is to run them."""
+        if not isinstance(row.get("rewards"), Mapping) or not isinstance(row.get("prompt"), list):
+            row = self._ready_row(row, "the row")
+        chosen = {name: weight for name, weight in row["rewards"].items() if weight is not None}
+        row = {**row, "rewards": chosen}
+        if new := [name for name in chosen if name not in self.weights]:
+            if unknown := [name for name in new if name not in REWARDS or name == "reward_model"]:
+                raise ValueError(f"the row's reward {unknown[0]!r} is not one of this task; name it in --rewards")
+            self._finished_row(dict(row), "the row")
+            self._judges.update(self._find_judges(dict.fromkeys(new)))
+            self.weights.update(dict.fromkeys(new, 1.0))
+        return row
+
     def _find_judges(self, names: Mapping[str, Any]) -> dict[str, Callable[[Row, str], Verdict]]:
         judges: dict[str, Callable[[Row, str], Verdict]] = {}
         for name in names:
@@ -227,9 +247,32 @@ class PromptsTask(Task):
             elif (judge := REWARDS[name].judge) is not None:
                 judges[name] = judge
         if "tests" in judges:
-            limits = {"timeout": self.options.sandbox_timeout, "memory_mb": self.options.sandbox_memory_mb}
-            judges["tests"] = functools.partial(reward.tests, **limits)
+            options = self.options
+            check_sandbox(options.require_sandbox)
+            judges["tests"] = functools.partial(
+                reward.tests,
+                timeout=options.sandbox_timeout,
+                memory_mb=options.sandbox_memory_mb,
+                require_sandbox=options.require_sandbox,
+            )
         return judges
+
+
+def check_sandbox(required: bool) -> None:
+    """Find out which layers of the sandbox this machine has, which warns if one is missing; ValueError if all are
+    required."""
+    from ...rewards.sandbox import SandboxError, missing_layers
+
+    try:
+        missing = missing_layers()
+    except SandboxError as error:
+        missing = str(error)
+        logger.warning("programs cannot be run here: %s", error)
+    if required and missing:
+        raise ValueError(
+            f"--require_sandbox: this machine lacks layers of the sandbox: {missing}. Run where the kernel grants "
+            "them (a container must allow namespaces), or without --require_sandbox"
+        )
 
 
 def _levels(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -1,0 +1,231 @@
+"""The two sides of a program's tests talk in lines of JSON: plain values are copied, other objects are referred to."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import importlib
+import json
+import os
+import sys
+
+from . import values
+from .remote import FUNCTIONS, MUTABLE, Copy, Remote, base_with_more, copy_of
+
+TYPE_CHECKING = False  # the typing module takes a while to load
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Channel:
+    """Messages as lines of JSON. What is not plain data stays where it was made and is referred to by a number."""
+
+    def __init__(self, incoming: int, outgoing: int, serves: tuple[str, ...]):
+        self.serves = serves  # the questions answered on this side; the tests' side only lets its functions be called
+        self.ended = False
+        self.incoming = os.fdopen(incoming, "r", encoding="utf-8", errors="replace")
+        self.outgoing = os.fdopen(outgoing, "w", encoding="utf-8")
+        self.kept: dict[int, Any] = {}  # number -> our object, which the other side may refer to
+        self.numbers: dict[int, int] = {}
+        self.remotes: dict[int, Remote] = {}
+
+    def send(self, *message: Any) -> None:
+        self.outgoing.write(json.dumps(message) + "\n")
+        self.outgoing.flush()
+
+    def receive(self) -> list[Any]:
+        line = self.incoming.readline()
+        if not line.endswith("\n"):
+            self.ended = True
+            raise EOFError("the code ended the interpreter")
+        return json.loads(line)
+
+    def ask(self, *question: Any) -> Any:
+        """The answer to a question, serving the other side's own questions (calls of our functions) meanwhile."""
+        self.send(*question)
+        while True:
+            kind, *rest = self.receive()
+            if kind == "value":
+                return self.decode(rest[0])
+            if kind == "changed":  # arguments that were modified in place, ahead of the value
+                return rest
+            if kind == "raise":
+                raise exception_class(rest[0])(rest[1])
+            self.serve(kind, *rest)
+
+    def serve(self, kind: str, *rest: Any) -> None:
+        try:
+            if kind not in self.serves:
+                raise ValueError(f"{kind!r} is not answered here")
+            answer = getattr(self, f"do_{kind}")(*rest)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: it is an answer like any other
+            self.send("raise", class_names(type(error)), str(error)[:1000])
+        else:
+            self.send(*answer)
+
+    def do_call(self, number: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        given = [self.decode(arg) for arg in args]
+        named = {name: self.decode(value) for name, value in kwargs.items()}
+        result = self.kept[number](*given, **named)
+        return "changed", [self.encode(value) for value in given], self.encode(result)
+
+    def do_apply(self, function: str, number: int, args: list[Any]) -> tuple[Any, ...]:
+        """A function of the table below, on an object that is kept here."""
+        return "value", self.encode(FUNCTIONS[function](self.kept[number], *(self.decode(arg) for arg in args)))
+
+    def do_load(self) -> tuple[Any, ...]:
+        # `dont_inherit`: the `from __future__` of this file is not the code's.
+        exec(compile(self.kept[0].pop("__source__"), "solution.py", "exec", dont_inherit=True), self.kept[0])
+        return "value", None
+
+    def do_evaluate(self, mode: str, source: str, names: Any) -> tuple[Any, ...]:
+        """`eval` or `exec` of a text, with the names of the tests that it mentions: [the value, the names it set]."""
+        scope = {**self.kept[0], **self.decode(names)}
+        before = dict(scope)
+        value = eval(compile(source, "<string>", mode, dont_inherit=True), scope)
+        changed = {name: new for name, new in scope.items() if name not in before or before[name] is not new}
+        return "value", self.encode([value, {name: new for name, new in changed.items() if for_tests(name)}])
+
+    def do_names(self) -> tuple[Any, ...]:
+        return "value", self.encode({name: value for name, value in self.kept[0].items() if for_tests(name)})
+
+    def keep(self, value: Any) -> int:
+        number = self.numbers.setdefault(id(value), len(self.numbers) + 1)
+        self.kept[number] = value
+        return number
+
+    def encode(self, value: Any) -> Any:
+        if isinstance(value, Copy):
+            return {"yours": value.number}
+        base = base_with_more(value)
+        if base is None:
+            return self.encode_plain(value)
+        if base in MUTABLE:
+            return {"mine": self.keep(value)}
+        return {"copy": [self.keep(value), self.encode_plain(value)]}
+
+    def encode_plain(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, int):
+            whole = int.__int__(value)
+            return whole if abs(whole) < 2**53 else {"int": hex(whole)}  # hex: no limit on digits
+        if (library := values.class_name(type(value))) is not None:
+            return {"library": [library, [self.encode(part) for part in values.ARGUMENTS[library](value)]]}
+        if isinstance(value, list):
+            return [self.encode(item) for item in value]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return {"named": [type(value).__name__, list(value._fields), [self.encode(item) for item in value]]}
+        for kind in (tuple, set, frozenset):
+            if isinstance(value, kind):
+                return {kind.__name__: [self.encode(item) for item in value]}
+        if isinstance(value, dict):
+            return {"dict": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
+        for view in ("keys", "items"):
+            if type(value) is type(getattr({}, view)()):
+                return {view: [self.encode(item) for item in value]}
+        if isinstance(value, (bytes, bytearray)):
+            return {"bytes" if isinstance(value, bytes) else "bytearray": value.hex()}
+        if isinstance(value, complex):
+            return {"complex": [value.real, value.imag]}
+        if isinstance(value, range):
+            return {"range": [value.start, value.stop, value.step]}
+        if isinstance(value, Remote):
+            return {"yours": object.__getattribute__(value, "_number")}
+        if isinstance(value, type(os)):
+            return {"module": value.__name__}
+        name = getattr(value, "__name__", None)
+        if isinstance(name, str) and getattr(builtins, name, None) is value:
+            return {"builtin": name}
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return {"error": class_names(value)}
+        if isinstance(value, type) and (library := values.class_name(value)) is not None:
+            return {"class": library}
+        return {"mine": self.keep(value)}
+
+    def decode(self, data: Any) -> Any:
+        if isinstance(data, list):
+            return [self.decode(item) for item in data]
+        if not isinstance(data, dict):
+            return data
+        ((kind, body),) = data.items()
+        if kind in ("tuple", "set", "frozenset"):
+            return getattr(builtins, kind)(self.decode(item) for item in body)
+        if kind == "dict":
+            return {self.decode(key): self.decode(item) for key, item in body}
+        if kind == "library":
+            return values.load_class(body[0])(*(self.decode(part) for part in body[1]))
+        if kind == "class":
+            return values.load_class(body)
+        if kind == "keys":
+            return dict.fromkeys(self.decode(item) for item in body).keys()
+        if kind == "items":
+            return dict(self.decode(item) for item in body).items()
+        if kind == "named":
+            name, fields, items = body
+            return collections.namedtuple(name, fields)(*(self.decode(item) for item in items))
+        if kind == "int":
+            return int(body, 16)
+        if kind in ("bytes", "bytearray"):
+            return getattr(builtins, kind).fromhex(body)
+        if kind in ("complex", "range"):
+            return getattr(builtins, kind)(*body)
+        if kind == "yours":
+            return self.kept[body]
+        if kind == "module":
+            return importlib.import_module(body) if harmless_module(body) else None
+        if kind == "builtin":
+            # From the code only types: it must not be able to hand `eval` to the tests.
+            value = getattr(builtins, body)
+            return value if isinstance(value, type) or "load" in self.serves else None
+        if kind == "error":
+            return exception_class(body)
+        if kind == "copy":
+            return copy_of(self.remotes.setdefault(body[0], Remote(self, body[0])), self.decode(body[1]))
+        return self.remotes.setdefault(body, Remote(self, body))
+
+
+def for_tests(name: str) -> bool:
+    """Whether a name that the code defines is one for the tests, whose builtins stay the real ones."""
+    return not name.startswith("__") and not hasattr(builtins, name)
+
+
+def harmless_module(name: str) -> bool:
+    """A module of the standard library, but none that runs or finds files of the current folder, the code's, when it
+    is imported, as `unittest.__main__` does."""
+    top, *below = name.split(".")
+    return top in sys.stdlib_module_names and top != "idlelib" and "__main__" not in below
+
+
+def class_names(cls: type) -> list[tuple[str, str]]:
+    """Module and name of a class and of those it inherits from."""
+    return [(one.__module__, one.__name__) for one in cls.__mro__]
+
+
+def exception_class(names: list[tuple[str, str]]) -> Any:
+    """A class to raise or catch here, for one of the other side: the builtin itself, or one of the same name that
+    inherits from the nearest class of the standard library."""
+    base = next(found for module, name in names if (found := library_exception(module, name)) is not None)
+    if [base.__module__, base.__name__] == ["builtins", names[0][1]]:
+        return base
+    # Some classes of the standard library want more than a message.
+    made = {"__init__": lambda self, *args: Exception.__init__(self, *args)} if issubclass(base, Exception) else {}
+    return KNOWN_ERRORS.setdefault(tuple(names[0]), type(names[0][1], (base,), made))
+
+
+def library_exception(module: str, name: str) -> Any:
+    if not harmless_module(module):
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    # Exceptions only: the names are the code's, and `exec` is a builtin that would be called with its text.
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+KNOWN_ERRORS: dict[tuple[str, ...], Any] = {}
