@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .hub import take_token
+from .redact import redacted_words, remember
 from .task import Task, find_task_class, get_task
 
 NEWEST = "newest"  # the value of --resume_from_checkpoint that stands for the newest complete checkpoint
@@ -144,6 +146,10 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         args.resume_from_checkpoint = NEWEST
     args.run_name = args.run_name or Path(args.output_dir).absolute().name
     args.model_init_kwargs = init_kwargs(model) | dict(args.model_init_kwargs or {})
+    for given in (run, args, model, options):
+        remember(vars(given))
+    take_token(args)
+    sys.argv[1:] = redacted_words(sys.argv[1:])  # which trackers copy into their files
     return get_task(run.task, options), run, args, model
 
 

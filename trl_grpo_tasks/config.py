@@ -9,6 +9,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from .advantages import ESTIMATORS, check_estimator
+from .redact import redacted
 from .task import option
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -165,6 +166,14 @@ class TaskGRPOConfig(GRPOConfig):
         self._check_replay()
         if self.constrain:
             self._check_sampling()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers', which trackers log; without secrets in nested options."""
+        return redacted(super().to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, as training_args.bin in every checkpoint: without secrets."""
+        return redacted(self.__dict__)
 
     def _check_reference(self) -> None:
         moving = self.reference_mode != "static"

@@ -17,10 +17,19 @@ class PushError(RuntimeError):
 
 
 def take_token(args: Any) -> None:
-    """Move --hub_token to where the Hub's client looks for it: options are written into files that are pushed."""
-    if args.hub_token:
-        os.environ["HF_TOKEN"] = args.hub_token
-        args.hub_token = None
+    """Move the Hub token from the options to HF_TOKEN, where the Hub's client finds it: options are written to files,
+    some of which transformers and trackers write. `model_init_kwargs` must be a dictionary."""
+    names = ("token", "use_auth_token")
+    loading = [args.model_init_kwargs.pop(n) for n in names if isinstance(args.model_init_kwargs.get(n), str)]
+    tokens = {token for token in (args.hub_token, *loading) if token}
+    if len(tokens) > 1:
+        raise ValueError(
+            "--hub_token and the token in --model_init_kwargs differ: give one token, which may read the model and "
+            "write the repository"
+        )
+    if tokens:
+        os.environ["HF_TOKEN"] = tokens.pop()
+    args.hub_token = None
 
 
 def check_hub(args: Any) -> None:

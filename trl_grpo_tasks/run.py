@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .files import write_whole
 from .hub import PushError, push
 from .plan import Plan, prepare
+from .redact import redacted, redacted_words
 from .report import write_report
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .task import DecodingError, Task
@@ -250,17 +250,18 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
         "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
     }
-    write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=1, default=str))
+    text = json.dumps(redacted(settings), indent=1, default=lambda value: redacted(str(value)))
+    write_whole(folder / SETTINGS_FILE, text)
 
 
 def _command(args: Any, resuming: bool = False) -> str:
-    """What was typed, without the secret that may be in it; or what goes on from the newest checkpoint of it."""
+    """What was typed, without secrets; or the command that resumes it from its newest checkpoint."""
     typed = list(sys.argv[1:])
     if resuming and "--resume_from_checkpoint" in typed:
         at = typed.index("--resume_from_checkpoint")
         has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
         del typed[at : at + 1 + has_value]
-    words = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join([*typed, *["--resume_from_checkpoint"] * resuming]))
+    words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
     program = os.path.basename(sys.argv[0])
     launcher = "accelerate launch" if args.world_size > 1 else "python"
     return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"

@@ -20,6 +20,7 @@ from .arguments import parse
 from .checkpoints import newest_complete
 from .files import MODEL_FILES, write_whole
 from .plan import check_writable
+from .redact import redacted, redacted_words
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .report.sweep import SWEEP_FILE, write_sweep_report
 from .task import Task, rows_of
@@ -64,7 +65,7 @@ def sweep(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
     study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
-    asked = {"search": known.search, "metric": known.metric, "options": rest}
+    asked = {"search": known.search, "metric": known.metric, "options": redacted_words(rest)}
     if study.user_attrs.get("asked", asked) != asked:
         raise ValueError(f"{folder} holds a sweep with other options; choose another --output_dir")
     study.set_user_attr("asked", asked)
@@ -121,7 +122,7 @@ class _Sweep:
         if code != 0:
             lines = (folder / CONSOLE_FILE).read_text(errors="replace").splitlines()
             reason = next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
-            self._study.set_user_attr(f"reason {number}", reason)
+            self._study.set_user_attr(f"reason {number}", redacted(reason))
             self._study.tell(number, state=TrialState.FAIL)
             print(f"trial {number}: failed ({reason})  {told}  ({took})", flush=True)
             return
@@ -139,7 +140,7 @@ class _Sweep:
         )
 
     def _command(self, params: dict[str, Any]) -> str:
-        return f"trl-grpo-tasks train {shlex.join([*self._rest, *_flags(params)])}"
+        return f"trl-grpo-tasks train {shlex.join(redacted_words([*self._rest, *_flags(params)]))}"
 
     def _write(self) -> None:
         """What the page of the sweep is made of, after every trial."""
