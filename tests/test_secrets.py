@@ -142,7 +142,7 @@ def test_names_of_secrets(name):
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["pad_token", "eos_token", "image_token", "max_new_tokens", "tokenizer", "pass_k", "key",
+@pytest.mark.parametrize("name", ["pad_token", "eos_token", "image_token", "max_new_tokens", "pass_k", "key",
                                   "TOKENIZERS_PARALLELISM", "PWD", "HF_TOKEN_PATH", "keywords", "pass@4"])  # fmt: skip
 def test_names_of_other_things(name):
     assert not is_secret(name)

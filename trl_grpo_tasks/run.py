@@ -32,7 +32,6 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
     calm_down()
-    import_from_here()
     try:
         task, run, args, model_args = parse(argv)
         if run.eval_only:
@@ -55,12 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_how_to_go_on(run, args, interruption), file=sys.stderr)
         return 130  # as shells say of what Ctrl-C ended
     return 0
-
-
-def import_from_here() -> None:
-    """Let --task name a module in the current folder, as `python -m` would; what is installed goes before it."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
 
 
 def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:

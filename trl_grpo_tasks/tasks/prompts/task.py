@@ -35,7 +35,7 @@ class PromptsOptions:
         default_factory=list,
         metadata={
             "help": "Rewards of rows that choose none, as name or name=weight; they replace a generator's own. Names: "
-            f"{', '.join(REWARDS)}, or my_module:my_function."
+            f"{', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is given here."
         },
     )
     prompt_column: str = option("prompt", "The column of the file that holds the prompt: text or chat messages.")
@@ -74,6 +74,7 @@ class PromptsTask(Task):
             given.setdefault("reward_model", 1.0)
         elif "reward_model" in given:
             raise ValueError("reward 'reward_model' needs a model: give --reward_model with a Hub id or a folder")
+        self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
         if self.options.prompts_file:
@@ -147,6 +148,12 @@ class PromptsTask(Task):
         weights = [row["rewards"].get("novelty") for row in rows]
         return {"novelty": [None if w is None else w * value for w, value in zip(weights, values, strict=True)]}
 
+    @classmethod
+    def code_options(cls, options: Mapping[str, Any]) -> list[str]:
+        rewards = data.parse_rewards(options.get("rewards") or [])
+        found = ["rewards"] if any(name not in REWARDS for name in rewards) else []
+        return [*found, *(["allow_code_execution"] if options.get("allow_code_execution") else [])]
+
     def judges(self) -> dict[str, Any]:
         return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
 
@@ -211,7 +218,7 @@ class PromptsTask(Task):
         return [self._finished_row({**row, **extra, **own}, f"generator {options.generator!r}") for row in rows]
 
     def _finished_row(self, row: dict[str, Any], place: str) -> dict[str, Any]:
-        data.check_row(row, place)
+        data.check_row(row, place, self._functions)
         if "tests" in row["rewards"] and not self.options.allow_code_execution:
             raise ValueError(
                 f"{place}: reward 'tests' runs programs that the model wrote; read the note on security in the README "
