@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 # Of a run's folder: what it started from, what it would resume from, and what trackers and evaluations keep.
-LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*")
+LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
+                ".*.lock")  # fmt: skip
 PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +20,8 @@ from .checkpoints import OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .files import write_whole
 from .hub import PushError, push
-from .plan import Plan, prepare
+from .lock import locked
+from .plan import Plan, check_writable, prepare
 from .redact import redacted, redacted_words
 from .report import write_report
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
@@ -29,11 +31,23 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
                    "constraint/allowed_mass", "curriculum/level")  # fmt: skip
 
 
+class FolderLostError(RuntimeError):
+    """Files of a run are no longer where it wrote them."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
+    with ExitStack() as held:
+        return _main(argv, held)
+
+
+def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
     calm_down()
     try:
         task, run, args, model_args = parse(argv)
+        check_writable(args.output_dir)
+        if args.process_index == 0:
+            held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
         if run.eval_only:
             act = Comparison.prepare(task, run, args, model_args).evaluate
         else:
@@ -46,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OtherOriginError as error:  # of a cold start, before it begins
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (PushError, DecodingError) as error:
+    except (PushError, DecodingError, FolderLostError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interruption:
@@ -95,6 +109,11 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
             save_merged(folder, folder / MERGED_FOLDER)
         say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")
         trainer.create_model_card()
+        if not (folder / SETTINGS_FILE).is_file():
+            raise FolderLostError(
+                f"{folder} was deleted or emptied during the run: the model, the evaluation and the report are there, "
+                "but earlier checkpoints, metrics and settings are lost"
+            )
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, nearest, option
+from ...task import Row, Score, Task, TinySpec, nearest, option, printable
 from . import data, generators, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
 
@@ -108,7 +108,7 @@ class PromptsTask(Task):
         try:
             verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
         except CannotJudgeError as error:
-            logger.warning("a completion could not be scored: %s", error)
+            logger.warning("a completion could not be scored: %s", printable(str(error)))
             return None
         deciding = [name for name in verdicts if name in REWARDS and REWARDS[name].role == "checks"] or list(verdicts)
         valid = bool(completion.strip()) and all(verdict.readable for verdict in verdicts.values())
