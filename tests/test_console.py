@@ -18,6 +18,8 @@ from tests.test_run import ROOT, metrics, train, words
 from tests.training import toy_trainer
 from trl_grpo_tasks import run
 from trl_grpo_tasks.callbacks import Console, MetricsFile
+from trl_grpo_tasks.evaluate import Sample
+from trl_grpo_tasks.generate import verdict
 from trl_grpo_tasks.interrupt import StoppedError, saved_when_interrupted
 
 
@@ -143,3 +145,29 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
     assert run._command(args, resuming=True) == asked
     monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
     assert run._command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
+
+
+# ---- what a model wrote cannot control the terminal
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r"
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_what_is_said_of_a_sample_has_no_control_characters(judged):
+    score = {"success": False, "valid": True, "info": {f"fact{ESCAPES}": ESCAPES, "n": 1.5}} if judged else None
+    said = verdict(Sample({}, f"answer{ESCAPES}", 3, score, f"no: {ESCAPES}\n"))
+    assert said.isprintable() and "no: \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r\\n" in said
+
+
+def test_completions_that_are_printed_have_no_control_characters(tiny_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=1, log_completions=True)
+    trainer._logs["prompt"].append([{"role": "user", "content": f"ask{ESCAPES}\nmore"}])
+    trainer._logs["completion"].append(f"tell{ESCAPES}")
+    trainer._logs["advantages"].append(0.0)
+    for values in trainer._logs["rewards"].values():
+        values.append(0.0)
+    trainer.log({"loss": 0.0})
+    out = capsys.readouterr().out
+    assert "ask\\x1b" in out and "tell\\x1b" in out
+    assert not set(ESCAPES) & {c for c in out if not c.isprintable()}
