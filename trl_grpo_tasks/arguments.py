@@ -98,7 +98,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
 
     from .config import TaskGRPOConfig
     from .models import init_kwargs, is_bf16_fast
-    from .trackers import default_tracker
+    from .trackers import DEFAULT_PROJECT, default_tracker
 
     argv = _with_resume_value(
         _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
@@ -130,7 +130,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "rollout": "auto",
         "share_prompts": True,
         "report_to": default_tracker(),
-        "project": "trl_grpo_tasks",
+        "project": DEFAULT_PROJECT,
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:
