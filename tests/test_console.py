@@ -1,6 +1,7 @@
 """What a person sees of a run: a short console, Ctrl-C that loses nothing, and how to go on."""
 
 import io
+import itertools
 import os
 import re
 import shlex
@@ -63,27 +64,46 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, capsys, watched):
-    """Steps of 4 seconds after one of 100, which warms up."""
-    now = iter([100.0, 104.0, 108.0, 112.0])
+def console_after(seconds_of_steps, args, monkeypatch):
+    """The console of a run of 40 steps whose first steps took so long."""
+    now = iter(itertools.accumulate(seconds_of_steps))
     monkeypatch.setattr("trl_grpo_tasks.callbacks.time.monotonic", lambda: next(now))
-    screen = Terminal() if watched else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", screen)
     console = Console("GRPO", ("reward", "rewards/success/mean"))
     state = SimpleNamespace(is_world_process_zero=True, max_steps=40, global_step=0)
-    console.on_train_begin(None, state, None)
-    for state.global_step in range(1, 5):
-        console.on_step_end(None, state, None)
-    console.on_log(None, state, None, logs={"reward": 0.5, "rewards/success/mean": 0.25, "loss": 3.0})
-    console.on_log(None, state, None, logs={"loss": 3.0})
-    console.on_train_end(None, state, None)
-    left = "" if watched else "  (2.4 min left)"
+    console.on_train_begin(args, state, None)
+    for state.global_step in range(1, len(seconds_of_steps) + 1):
+        console.on_step_end(args, state, None)
+    return console, state
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, capsys, watched):
+    """Steps of 4 seconds after two that start things up; no estimate before there are some of them."""
+    screen = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    args = SimpleNamespace(gradient_accumulation_steps=1)
+    console, state = console_after([100, 30, 4, 4], args, monkeypatch)
+    console.on_log(args, state, None, logs={"reward": 0.5})
+    assert capsys.readouterr().out.splitlines() == ["GRPO 4/40  reward 0.5"]
+    console, state = console_after([100, 30, 4, 4, 4], args, monkeypatch)
+    console.on_log(args, state, None, logs={"reward": 0.5, "rewards/success/mean": 0.25, "loss": 3.0})
+    console.on_log(args, state, None, logs={"loss": 3.0})
+    console.on_train_end(args, state, None)
+    left = "" if watched else "  (2.3 min left)"
     assert capsys.readouterr().out.splitlines() == [
-        "GRPO: 4 s a step, about 2.5 min for 38 more",
-        f"GRPO 4/40  reward 0.5  success 0.25{left}",
+        "GRPO: 4 s per step, about 2.3 min for 35 more",
+        f"GRPO 5/40  reward 0.5  success 0.25{left}",
     ]
     assert ("/40 [" in screen.getvalue()) == watched
+
+
+def test_an_estimate_is_of_steps_that_generate_and_of_those_that_do_not(monkeypatch, capsys):
+    """Of four steps, which are two iterations over two batches, the first takes 20 seconds and the others 4."""
+    args = SimpleNamespace(gradient_accumulation_steps=2, num_iterations=2, steps_per_generation=4)
+    console_after([100, 4, 4, 4, 20, 4, 4], args, monkeypatch)
+    assert capsys.readouterr().out == ""
+    console_after([100, 4, 4, 4, 20, 4, 4, 4], args, monkeypatch)
+    assert capsys.readouterr().out == "GRPO: 8 s per step, about 4.3 min for 32 more\n"
 
 
 def test_everything_on_request(tmp_path, capsys):
