@@ -15,6 +15,7 @@ from .hub import take_token
 from .redact import redacted_words, remember
 from .task import Task, find_task_class, get_task
 
+MOST_VALUES = 10_000  # of a recipe
 NEWEST = "newest"  # the value of --resume_from_checkpoint that stands for the newest complete checkpoint
 
 
@@ -250,9 +251,26 @@ def _read_recipe(path: str | None) -> dict[str, Any]:
         raise ValueError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"--config {path} is nested too deeply to be a recipe") from error
+    _check_size(path, values)
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ValueError(f"--config {path} must hold options as 'name: value' lines")
     return values
+
+
+def _check_size(path: str, values: Any) -> None:
+    """ValueError for a recipe that is far too large once its aliases are written out, which a few lines can be."""
+    count, left = 0, [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        count += 1
+        if count + len(left) > MOST_VALUES:
+            raise ValueError(f"--config {path} holds more than {MOST_VALUES:,} values, so it cannot be a recipe")
 
 
 def _check_recipe_value(action: Any, value: Any) -> None:
@@ -267,7 +285,7 @@ def _check_recipe_value(action: Any, value: Any) -> None:
     else:
         fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
     if not fits:
-        raise ValueError(f"--config: {action.dest}: {value!r} must be {words}")
+        raise ValueError(f"--config: {action.dest}: {value!r:.200} must be {words}")
 
 
 def _with_resume_value(argv: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from .failures import known_failure
 from .run import calm_down
 from .task import TASKS, Task, find_task_class, get_task
 
@@ -53,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if (failure := known_failure(error)) is None:
+            raise
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
 
 
 def tasks(arguments: Sequence[str]) -> int:

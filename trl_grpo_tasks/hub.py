@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .failures import first_line
+
 # Of a run's folder: what it started from, what it would resume from, and what trackers and evaluations keep.
 LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
                 ".*.lock")  # fmt: skip
@@ -42,7 +44,7 @@ def check_hub(args: Any) -> None:
         create_repo(name, private=args.hub_private_repo, exist_ok=True)
     except _errors() as error:
         raise ValueError(
-            f"--push_to_hub: the Hub does not take {name!r} ({_first_line(error)}); log in with `hf auth login` "
+            f"--push_to_hub: the Hub does not take {name!r} ({first_line(error)}); log in with `hf auth login` "
             "or set HF_TOKEN, or train without --push_to_hub"
         ) from error
 
@@ -66,10 +68,10 @@ def push(trainer: Any) -> None:
         except _errors() as error:
             if pause is None or _is_refusal(error):
                 raise PushError(
-                    f"the push to the Hub failed ({_first_line(error)}); everything is in {folder}; to try again: "
+                    f"the push to the Hub failed ({first_line(error)}); everything is in {folder}; to try again: "
                     f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
                 ) from error
-            print(f"the push to the Hub failed ({_first_line(error)}); trying again in {pause:g} s", flush=True)
+            print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
             time.sleep(pause)
 
 
@@ -85,7 +87,3 @@ def _errors() -> tuple[type[Exception], ...]:
     # Its bases are OSError and the error of whichever HTTP library the client uses, of which a refused connection is
     # one; RuntimeError is what the client of large files (xet) raises.
     return *HfHubHTTPError.__bases__, RuntimeError
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

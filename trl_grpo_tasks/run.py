@@ -18,6 +18,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
+from .failures import known_failure
 from .files import write_whole
 from .hub import PushError, push
 from .lock import locked
@@ -38,7 +39,13 @@ class FolderLostError(RuntimeError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
     with ExitStack() as held:
-        return _main(argv, held)
+        try:
+            return _main(argv, held)
+        except Exception as error:
+            if (failure := known_failure(error)) is None:
+                raise
+            print(f"error: {failure}", file=sys.stderr)
+            return 1
 
 
 def _main(argv: Sequence[str] | None, held: ExitStack) -> int:

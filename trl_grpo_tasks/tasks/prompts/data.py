@@ -54,10 +54,11 @@ def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
         import pyarrow.parquet
 
         try:
-            table = pyarrow.parquet.read_table(path)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path.name} is not a Parquet file: {error}") from error
-        return [(f"{path.name}, row {i}", row) for i, row in enumerate(table.to_pylist(), 1)]
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"{path.name} is not a Parquet file, or is damaged: {said:.300}") from error
+        return [(f"{path.name}, row {i}", row) for i, row in enumerate(rows, 1)]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
