@@ -1,5 +1,6 @@
 """Secrets that a run was given are in none of the files it writes, however they were passed."""
 
+import copy
 import json
 import os
 import pickle
@@ -132,7 +133,9 @@ def test_options_that_trackers_log_and_checkpoints_hold(tmp_path):
     again = pickle.loads(pickle.dumps(args))
     assert args.to_dict()["gradient_checkpointing_kwargs"] == again.gradient_checkpointing_kwargs == kept
     assert again.hub_token == "..." and again.save_strategy == args.save_strategy
-    assert args.gradient_checkpointing_kwargs == nested and args.hub_token == TOKEN, "the run itself uses them"
+    for used in (args, copy.copy(args), copy.deepcopy(args)):  # the run itself needs them
+        assert used.gradient_checkpointing_kwargs == nested and used.hub_token == TOKEN
+    assert copy.deepcopy(args).gradient_checkpointing_kwargs is not args.gradient_checkpointing_kwargs
 
 
 @pytest.mark.parametrize("name", ["token", "hub_token", "--hub-token", "HF_TOKEN", "WANDB_API_KEY", "apiKey", "apikey",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -172,8 +173,18 @@ class TaskGRPOConfig(GRPOConfig):
         return redacted(super().to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, as training_args.bin in every checkpoint: without secrets."""
+        """What is pickled, as training_args.bin in every checkpoint: without secrets. Copies keep them."""
         return redacted(self.__dict__)
+
+    def __copy__(self) -> TaskGRPOConfig:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaskGRPOConfig:
+        memo[id(self)] = made = object.__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def _check_reference(self) -> None:
         moving = self.reference_mode != "static"
