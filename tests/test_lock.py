@@ -1,5 +1,6 @@
 """One run at a time writes to a folder; a run whose folder is taken away says so."""
 
+import errno
 import json
 import os
 import shutil
@@ -60,6 +61,19 @@ def test_the_lock_of_a_process_that_was_killed_holds_nobody(tmp_path, holder):
     with locked(tmp_path / "run", "train"):
         assert json.loads(path.read_text())["pid"] == os.getpid()
     assert not path.exists()
+
+
+def test_where_the_file_system_has_no_locks_the_process_is_looked_for(tmp_path, monkeypatch, holder):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    with pytest.raises(ValueError, match=f"process {holder.pid} on "), locked(tmp_path / "run", "train"):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path / "run", "train"):
+        pass
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -49,9 +49,11 @@ def _acquired(path: Path, folder: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            is_held = not _flock(descriptor)
+            is_ours = _flock(descriptor)
             holder = _read(path)
-            if is_held or _lives_elsewhere(path, folder, holder):
+            is_here = holder.get("host") == socket.gethostname()
+            is_held = _is_alive(holder["pid"]) if is_ours is None and is_here else is_ours is False
+            if is_held or (holder and not is_here and _beats(path, folder, holder)):
                 raise ValueError(
                     f"{folder} is in use by another run ({_said(holder)}): wait for it, stop it, or choose another "
                     "--output_dir"
@@ -66,21 +68,29 @@ def _acquired(path: Path, folder: Path) -> int:
         os.close(descriptor)
 
 
-def _flock(descriptor: int) -> bool:
-    """Whether the lock is ours, or the file system has no locks."""
+def _flock(descriptor: int) -> bool | None:
+    """Whether the lock is ours; None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
+        return None
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
         pass
     return True
 
 
-def _lives_elsewhere(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
-    """Whether a run on another machine, which left this lock file, still gives signs of life."""
-    if not holder or holder.get("host") == socket.gethostname():
-        return False
+def _beats(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
+    """Whether the run on another machine that left this lock file still gives signs of life."""
     print(f"waiting {PATIENCE:g} s to see whether {folder} is still in use ({_said(holder)})", flush=True)
     seen, end = _touched_at(path), time.monotonic() + PATIENCE
     while time.monotonic() < end and _touched_at(path) == seen:
@@ -107,11 +117,11 @@ def _read(path: Path) -> dict[str, Any]:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return holder if isinstance(holder, dict) else {}
+    return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
 
 
 def _said(holder: dict[str, Any]) -> str:
-    return f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "which has just started"
+    return f"process {holder['pid']} on {holder.get('host')}" if holder else "which has just started"
 
 
 def _is_file(path: Path, descriptor: int) -> bool:
