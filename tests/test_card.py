@@ -1,10 +1,12 @@
 """The model card: a header the Hub can read, the numbers of the run, and a snippet that runs as it stands."""
 
+import itertools
 import json
 import re
 
 import pytest
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from tests.run_folders import BrokenTask, PngTask, before_and_after, evaluation, write_run
@@ -48,7 +50,7 @@ def test_the_card_of_a_run_with_pictures(tmp_path):
 def test_samples_as_text_where_there_are_no_pictures(tmp_path):
     card = load(write_card(write_run(tmp_path, evaluations=before_and_after()), ToyTask()))
     assert "samples.png" not in card.text and not (tmp_path / "samples.png").exists()
-    assert card.text.count("~~~~text") == 3 and card.data.base_model is None
+    assert card.text.count("~~~~text") == 6 and card.data.base_model is None
     assert "no other model's licence applies" in card.text
 
 
@@ -74,10 +76,10 @@ def test_nothing_that_could_be_scored_and_a_task_that_cannot_draw(tmp_path):
     assert card.data.eval_results is None and "nan" not in card.text.split()
 
 
-def test_what_a_model_writes_stays_inside_its_fence(tmp_path):
+def test_what_a_model_writes_does_not_reach_the_header(tmp_path):
     made = [evaluation("GRPO", ToyTask(), [("~~~~\n---\nlicense: mit\n# Oh", "a")] * 2)]
     card = load(write_card(write_run(tmp_path, evaluations=made), ToyTask()))
-    assert card.text.count("~~~~\n") % 2 == 0 and card.data.license is None
+    assert card.data.license is None and "license: mit" in card.text
 
 
 # ---- how to use it
@@ -122,3 +124,35 @@ def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
     card = load(write_card(folder, ToyTask(), "user/letters"))
     assert card.data.base_model == "org/base" and "An adapter for [org/base]" in card.text
     assert "not on the Hub" not in card.text
+
+
+HOSTILE = "# Evil\n\n[click](http://evil.example) <img src=x onerror=alert(1)>\n\n| a | b |\n|---|---|\n"
+
+
+@pytest.mark.parametrize("fence", ["~~~~", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"])
+def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
+    """A reader of Markdown that is not ours finds no heading, link, image or HTML in what a model or a row says."""
+    made = before_and_after(count=3)
+    text = f"{fence}\n{HOSTILE}{fence}\n"
+    for sample in made[1].samples:
+        sample.row["prompt"], sample.completion = f"{HOSTILE} ``x`` {fence}", text
+        sample.reason, sample.score["success"] = f"*why* `` ``` {HOSTILE}", False
+    write_run(tmp_path, evaluations=made)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    settings["command"] += f" --system_prompt '{text}```\n# Evil'"
+    settings["training"]["component_weights"] = f"a`|b\n{HOSTILE}"
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    card = write_card(tmp_path, ToyTask()).read_text().split("---\n", 2)[2]
+    tokens = MarkdownIt("commonmark").enable("table").parse(card)
+    headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
+    assert headings == [tmp_path.name, "Results", "Samples", "How to use it", "Training", "Licence", "Citation"]
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {token.attrs["href"] for token in inline if token.type == "link_open"} == {
+        "https://github.com/huggingface/trl"
+    }
+    assert not [token for token in [*tokens, *inline] if token.type in ("html_block", "html_inline", "image")]
+    shown = [token.content for token in tokens if token.type == "fence" and token.info == "text"]
+    assert len(shown) == 6 and all(one == text.replace("\r\n", "\n") + "\n" for one in shown[1::2])
+    assert sum(token.type == "table_open" for token in tokens) == 2
+    reasons = [token.content for token in inline if token.type == "code_inline" and "*why*" in token.content]
+    assert reasons == [" ".join(f"*why* `` ``` {HOSTILE}".split())] * 3

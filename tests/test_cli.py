@@ -214,7 +214,7 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     code, _, err = said(capsys, cli.main, "generate", *words)
     assert code == 2 and "is not the folder of a run: give --task too" in err
     (run_dir / "settings.json").write_text(json.dumps(settings))
-    out = said(capsys, cli.main, "generate", *words)[1]
+    out = said(capsys, cli.main, "generate", *words, "--task", "my_task.py")[1]
     assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
     code, _, err = said(capsys, cli.main, "generate", *words, "--word_length", "4")
     assert code == 2 and "--word_length: options of a task need --task" in err

@@ -1,6 +1,7 @@
 """What a person sees of a run: a short console, Ctrl-C that loses nothing, and how to go on."""
 
 import io
+import itertools
 import os
 import re
 import shlex
@@ -18,6 +19,8 @@ from tests.test_run import ROOT, metrics, train, words
 from tests.training import toy_trainer
 from trl_grpo_tasks import run
 from trl_grpo_tasks.callbacks import Console, MetricsFile
+from trl_grpo_tasks.evaluate import Sample
+from trl_grpo_tasks.generate import verdict
 from trl_grpo_tasks.interrupt import StoppedError, saved_when_interrupted
 
 
@@ -61,27 +64,46 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, capsys, watched):
-    """Steps of 4 seconds after one of 100, which warms up."""
-    now = iter([100.0, 104.0, 108.0, 112.0])
+def console_after(seconds_of_steps, args, monkeypatch):
+    """The console of a run of 40 steps whose first steps took so long."""
+    now = iter(itertools.accumulate(seconds_of_steps))
     monkeypatch.setattr("trl_grpo_tasks.callbacks.time.monotonic", lambda: next(now))
-    screen = Terminal() if watched else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", screen)
     console = Console("GRPO", ("reward", "rewards/success/mean"))
     state = SimpleNamespace(is_world_process_zero=True, max_steps=40, global_step=0)
-    console.on_train_begin(None, state, None)
-    for state.global_step in range(1, 5):
-        console.on_step_end(None, state, None)
-    console.on_log(None, state, None, logs={"reward": 0.5, "rewards/success/mean": 0.25, "loss": 3.0})
-    console.on_log(None, state, None, logs={"loss": 3.0})
-    console.on_train_end(None, state, None)
-    left = "" if watched else "  (2.4 min left)"
+    console.on_train_begin(args, state, None)
+    for state.global_step in range(1, len(seconds_of_steps) + 1):
+        console.on_step_end(args, state, None)
+    return console, state
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_where_somebody_watches_and_the_time_it_will_take(monkeypatch, capsys, watched):
+    """Steps of 4 seconds after two that start things up; no estimate before there are some of them."""
+    screen = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    args = SimpleNamespace(gradient_accumulation_steps=1)
+    console, state = console_after([100, 30, 4, 4], args, monkeypatch)
+    console.on_log(args, state, None, logs={"reward": 0.5})
+    assert capsys.readouterr().out.splitlines() == ["GRPO 4/40  reward 0.5"]
+    console, state = console_after([100, 30, 4, 4, 4], args, monkeypatch)
+    console.on_log(args, state, None, logs={"reward": 0.5, "rewards/success/mean": 0.25, "loss": 3.0})
+    console.on_log(args, state, None, logs={"loss": 3.0})
+    console.on_train_end(args, state, None)
+    left = "" if watched else "  (2.3 min left)"
     assert capsys.readouterr().out.splitlines() == [
-        "GRPO: 4 s a step, about 2.5 min for 38 more",
-        f"GRPO 4/40  reward 0.5  success 0.25{left}",
+        "GRPO: 4 s per step, about 2.3 min for 35 more",
+        f"GRPO 5/40  reward 0.5  success 0.25{left}",
     ]
     assert ("/40 [" in screen.getvalue()) == watched
+
+
+def test_an_estimate_is_of_steps_that_generate_and_of_those_that_do_not(monkeypatch, capsys):
+    """Of four steps, which are two iterations over two batches, the first takes 20 seconds and the others 4."""
+    args = SimpleNamespace(gradient_accumulation_steps=2, num_iterations=2, steps_per_generation=4)
+    console_after([100, 4, 4, 4, 20, 4, 4], args, monkeypatch)
+    assert capsys.readouterr().out == ""
+    console_after([100, 4, 4, 4, 20, 4, 4, 4], args, monkeypatch)
+    assert capsys.readouterr().out == "GRPO: 8 s per step, about 4.3 min for 32 more\n"
 
 
 def test_everything_on_request(tmp_path, capsys):
@@ -143,3 +165,29 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
     assert run._command(args, resuming=True) == asked
     monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
     assert run._command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
+
+
+# ---- what a model wrote cannot control the terminal
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r"
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_what_is_said_of_a_sample_has_no_control_characters(judged):
+    score = {"success": False, "valid": True, "info": {f"fact{ESCAPES}": ESCAPES, "n": 1.5}} if judged else None
+    said = verdict(Sample({}, f"answer{ESCAPES}", 3, score, f"no: {ESCAPES}\n"))
+    assert said.isprintable() and "no: \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r\\n" in said
+
+
+def test_completions_that_are_printed_have_no_control_characters(tiny_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=1, log_completions=True)
+    trainer._logs["prompt"].append([{"role": "user", "content": f"ask{ESCAPES}\nmore"}])
+    trainer._logs["completion"].append(f"tell{ESCAPES}")
+    trainer._logs["advantages"].append(0.0)
+    for values in trainer._logs["rewards"].values():
+        values.append(0.0)
+    trainer.log({"loss": 0.0})
+    out = capsys.readouterr().out
+    assert "ask\\x1b" in out and "tell\\x1b" in out
+    assert not set(ESCAPES) & {c for c in out if not c.isprintable()}

@@ -237,7 +237,8 @@ def test_long_curves_are_thinned_and_smoothed():
 # ---- the command, and while a run goes on
 
 
-def test_the_command_finds_the_task_by_itself(tmp_path, capsys):
+def test_the_command_finds_a_built_in_task_by_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TASKS, "tests.toy", "tests.toy")
     folder = write_run(tmp_path / "run", evaluations=before_and_after())
     assert cli.main(["report", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "report.html") and (folder / "report.html").is_file()

@@ -172,3 +172,17 @@ def test_a_trial_is_a_process_that_ctrl_c_does_not_cut_short(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         sweep._run([sys.executable, "-c", slow], console)
     assert console.read_text() == "said\nsaved\n"
+
+
+def test_the_page_of_a_sweep_runs_nothing_that_its_file_says(tmp_path):
+    """Names and values in sweep.json, which may come from elsewhere, are text on the page."""
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    trials = [
+        {"number": n, "state": hostile, "params": {hostile: 0.1 + n, f"b{hostile}": hostile}, "value": n / 2,
+         "reason": hostile, "seconds": 1.0, "command": hostile}
+        for n in range(3)
+    ]  # fmt: skip
+    content = {"task": hostile, "metric": hostile, "log": [hostile], "wanted": 3, "trials": trials}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    page = write_sweep_report(tmp_path).read_text()
+    assert page.count("<script>") == 1 and "<img" not in page and page.count("&lt;script&gt;") > 5

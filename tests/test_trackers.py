@@ -1,5 +1,6 @@
 """Trackers: numbers, tables of completions and pictures, read back from what each left on disk."""
 
+import os
 import sqlite3
 
 import pytest
@@ -11,6 +12,15 @@ from tests.training import toy_trainer
 from trl_grpo_tasks import trackers
 from trl_grpo_tasks.arguments import parse
 from trl_grpo_tasks.plan import prepare
+
+
+@pytest.fixture(autouse=True)
+def no_project(monkeypatch):
+    """No tracker is told of a project by the environment, neither before a test nor after it."""
+    for name in trackers.PROJECT_VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
 
 ROWS = [row["prompt"] for row in ToyTask().dataset("train", None, 0)]
 
@@ -52,12 +62,30 @@ def test_wandb_offline(tiny_path, tmp_path, monkeypatch):
     _, said = train(tiny_path, tmp_path, "wandb")
     import wandb
 
+    project = wandb.run.project
     wandb.finish()
-    assert said == []
+    assert said == [] and project == "letters"
     media = tmp_path / "wandb" / "latest-run" / "files" / "media"
     pictures = list((media / "images" / "samples").glob("*.png"))
     assert pictures and all(Image.open(path).size == (24, 24) for path in pictures)
     assert len(list((media / "table").glob("completions_*.table.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("project", "in_environment", "used"),
+    [
+        ("letters", None, "letters"),
+        ("letters", "of the shell", "letters"),
+        (trackers.DEFAULT_PROJECT, None, trackers.DEFAULT_PROJECT),
+        (trackers.DEFAULT_PROJECT, "of the shell", "of the shell"),
+    ],
+)
+def test_the_project_reaches_the_trackers_that_look_in_the_environment(monkeypatch, project, in_environment, used):
+    names = ("WANDB_PROJECT", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJECT")
+    for name in names if in_environment else ():
+        monkeypatch.setenv(name, in_environment)
+    trackers.use_project(project)
+    assert [os.environ[name] for name in names] == [used] * len(names)
 
 
 def test_trackio_on_this_machine(tiny_path, tmp_path, monkeypatch, capsys):

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .hub import take_token
+from .redact import redacted_words, remember
 from .task import Task, find_task_class, get_task
 
+MOST_VALUES = 10_000  # of a recipe
 NEWEST = "newest"  # the value of --resume_from_checkpoint that stands for the newest complete checkpoint
 
 
@@ -96,7 +99,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
 
     from .config import TaskGRPOConfig
     from .models import init_kwargs, is_bf16_fast
-    from .trackers import default_tracker
+    from .trackers import DEFAULT_PROJECT, default_tracker
 
     argv = _with_resume_value(
         _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
@@ -128,7 +131,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "rollout": "auto",
         "share_prompts": True,
         "report_to": default_tracker(),
-        "project": "trl_grpo_tasks",
+        "project": DEFAULT_PROJECT,
     }
     unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
     if unknown:
@@ -144,6 +147,10 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         args.resume_from_checkpoint = NEWEST
     args.run_name = args.run_name or Path(args.output_dir).absolute().name
     args.model_init_kwargs = init_kwargs(model) | dict(args.model_init_kwargs or {})
+    for given in (run, args, model, options):
+        remember(vars(given))
+    take_token(args)
+    sys.argv[1:] = redacted_words(sys.argv[1:])  # which trackers copy into their files
     return get_task(run.task, options), run, args, model
 
 
@@ -244,9 +251,26 @@ def _read_recipe(path: str | None) -> dict[str, Any]:
         raise ValueError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"--config {path} is nested too deeply to be a recipe") from error
+    _check_size(path, values)
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ValueError(f"--config {path} must hold options as 'name: value' lines")
     return values
+
+
+def _check_size(path: str, values: Any) -> None:
+    """ValueError for a recipe that is far too large once its aliases are written out, which a few lines can be."""
+    count, left = 0, [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        count += 1
+        if count + len(left) > MOST_VALUES:
+            raise ValueError(f"--config {path} holds more than {MOST_VALUES:,} values, so it cannot be a recipe")
 
 
 def _check_recipe_value(action: Any, value: Any) -> None:
@@ -261,7 +285,7 @@ def _check_recipe_value(action: Any, value: Any) -> None:
     else:
         fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
     if not fits:
-        raise ValueError(f"--config: {action.dest}: {value!r} must be {words}")
+        raise ValueError(f"--config: {action.dest}: {value!r:.200} must be {words}")
 
 
 def _with_resume_value(argv: list[str]) -> list[str]:

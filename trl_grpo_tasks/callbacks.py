@@ -22,6 +22,7 @@ from .task import Task
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
 SHORT = 10.0  # seconds: what takes less needs no estimate
+WARM_UP, MEASURED = 2, 3  # steps that pay for start-up, and steps after them by which the first estimate goes
 
 
 class MetricsFile(TrainerCallback):
@@ -67,6 +68,10 @@ class Console(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps = []
+        # Only so many steps together have the same cost: one of them generates what all of them train on.
+        cycle = getattr(args, "num_iterations", 1) * getattr(args, "steps_per_generation", 1)
+        cycle = max(1, cycle // args.gradient_accumulation_steps)
+        self._warm, self._measured = (cycle * math.ceil(least / cycle) for least in (WARM_UP, MEASURED))
         hidden = None if state.is_world_process_zero else True  # None: unless it is a terminal
         self._bar = tqdm(
             total=state.max_steps,
@@ -80,11 +85,10 @@ class Console(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._bar.update()
         self._steps.append(time.monotonic())
-        if len(self._steps) == 2 and state.is_world_process_zero:  # the first step also warms up
-            pace = self._steps[1] - self._steps[0]
-            left = state.max_steps - state.global_step
+        if len(self._steps) == self._warm + self._measured and state.is_world_process_zero:
+            pace, left = self._pace(), state.max_steps - state.global_step
             if pace * left > SHORT:
-                tqdm.write(f"{self._title}: {pace:.2g} s a step, about {duration(pace * left)} for {left} more")
+                tqdm.write(f"{self._title}: {pace:.2g} s per step, about {duration(pace * left)} for {left} more")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         shown = {name: (logs or {}).get(name) for name in self._names}
@@ -94,10 +98,13 @@ class Console(TrainerCallback):
         tqdm.write(f"{self._title} {state.global_step}/{state.max_steps}  {values}{self._left(state)}")
 
     def _left(self, state: Any) -> str:
-        if not self._bar.disable or len(self._steps) < 2:  # the bar says it
+        if not self._bar.disable or len(self._steps) < self._warm + self._measured:  # the bar says it
             return ""
-        pace = (self._steps[-1] - self._steps[0]) / (len(self._steps) - 1)
-        return f"  ({duration(pace * (state.max_steps - state.global_step))} left)"
+        return f"  ({duration(self._pace() * (state.max_steps - state.global_step))} left)"
+
+    def _pace(self) -> float:
+        """Seconds per step, without the first ones, which also pay for start-up."""
+        return (self._steps[-1] - self._steps[self._warm - 1]) / (len(self._steps) - self._warm)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._bar.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def _results(run: RunFolder) -> str:
     if not run.evaluations:
         return ""
     names = list(_shown_metrics(run.evaluations[-1]["metrics"]))
-    lines = [f"| | {' | '.join(one['name'] for one in run.evaluations)} |", "|---" * (1 + len(run.evaluations)) + "|"]
+    titles = " | ".join(_in_table(one["name"]) for one in run.evaluations)
+    lines = [f"| | {titles} |", "|---" * (1 + len(run.evaluations)) + "|"]
     for name in names:
         values = (_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
         lines.append(f"| {name} | {' | '.join(values)} |")
@@ -106,6 +108,24 @@ def _results(run: RunFolder) -> str:
         f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run. In "
         "brackets: 95% intervals, by bootstrap over rows.\n\n" + "\n".join(lines) + "\n"
     )
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    """A code block that nothing in `text` can end: its fence is longer than any row of tildes there."""
+    fence = "~" * max([4, *(len(row) + 1 for row in re.findall("~+", text))])
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _code(text: str) -> str:
+    """Text in a line as a code span, in which Markdown and HTML mean nothing and which nothing in it can end."""
+    text = " ".join(text.split())
+    ticks = "`" * max([1, *(len(row) + 1 for row in re.findall("`+", text))])
+    space = " " if "`" in text else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def _in_table(text: str) -> str:
+    return _code(text).replace("|", "\\|")
 
 
 def _cell(value: Any, interval: Any) -> str:
@@ -124,10 +144,12 @@ def _samples(run: RunFolder, has_picture: bool) -> str:
         return ""
     shown = []
     for sample in typical_samples(latest, 3):
-        fence = "~~~~"
-        verdict = "success" if (sample["score"] or {}).get("success") else sample.get("reason") or "no success"
-        text = sample["completion"][:1500].replace(fence, "~~~")
-        shown.append(f"{prompt_of(sample, 400)}\n\n{fence}text\n{text}\n{fence}\n\n*{verdict}*\n")
+        reason = sample.get("reason") or ""
+        verdict = _code(reason[:400]) if reason.strip() else "*no success*"
+        if (sample["score"] or {}).get("success"):
+            verdict = "*success*"
+        written = _fenced(sample["completion"][:1500])
+        shown.append(f"Prompt:\n\n{_fenced(prompt_of(sample, 400))}\n\nAnswer:\n\n{written}\n\n{verdict}\n")
     return "## Samples\n\nOf three held-out rows, the sample in the middle by reward.\n\n" + "\n".join(shown)
 
 
@@ -187,12 +209,12 @@ def _training(run: RunFolder, task: Task) -> str:
         "steps": run.last_step or None,
         "time": duration(run.seconds) if run.seconds is not None else None,
         "machine": settings.get("machine"),
-        **{f"`{name}`": f"`{json.dumps(training[name])}`" for name in SETTINGS if name in training},
-        **{f"`{name}`": f"`{json.dumps(value)}`" for name, value in options.items()},
+        **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
+        **{f"`{name}`": _in_table(json.dumps(value)) for name, value in options.items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value is not None)
-    command = f"\n```bash\n{settings['command']}\n```\n" if settings.get("command") else ""
+    command = f"\n{_fenced(settings['command'], 'bash')}\n" if settings.get("command") else ""
     return f"## Training\n\n| | |\n|---|---|\n{table}\n{command}" if table or command else ""
 
 

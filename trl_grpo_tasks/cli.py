@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .run import calm_down, import_from_here
+from .failures import known_failure
+from .run import calm_down
 from .task import TASKS, Task, find_task_class, get_task
 
 USAGE = """usage: trl-grpo-tasks COMMAND ...
@@ -50,12 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments[0] in ("train", "eval"):  # which say themselves what is wrong
         return commands[arguments[0]](arguments[1:])
-    import_from_here()
     try:
         return commands[arguments[0]](arguments[1:])
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if (failure := known_failure(error)) is None:
+            raise
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
 
 
 def tasks(arguments: Sequence[str]) -> int:
@@ -81,7 +86,7 @@ def report(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks report", description=report.__doc__, allow_abbrev=False)
     parser.add_argument("run_dir", help="the --output_dir of a run, which may still be going on")
     parser.add_argument(
-        "--task", help="the task, where the run's settings.json does not say which; its options may follow"
+        "--task", help="the task, where the run's is one of your own or unknown; its options may follow"
     )
     known, rest = parser.parse_known_args(arguments)
     from .report import write_report
@@ -91,7 +96,7 @@ def report(arguments: Sequence[str]) -> int:
         print(write_sweep_report(known.run_dir))
         return 0
     calm_down()
-    print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir)))
+    print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir, ["report", *arguments])))
     return 0
 
 
@@ -104,9 +109,12 @@ def sweep(arguments: Sequence[str]) -> int:
 
 def generate(arguments: Sequence[str]) -> int:
     """Write what a text asks for: completions, pictures and files in a folder, and a line on what each is worth. For
-    the folder of a run the task and its options are those of the run; otherwise they are given, as for train."""
+    the folder of a run of a built-in task, the task and its options are those of the run; otherwise they are given, as
+    for train: a run folder never has code imported."""
     parser = argparse.ArgumentParser(prog="trl-grpo-tasks generate", description=generate.__doc__, allow_abbrev=False)
-    parser.add_argument("--task", help="a task's name, a .py file with one, or a module; not given: that of the run")
+    parser.add_argument(
+        "--task", help="a task's name, a .py file with one, or a module; not given: that of the run, if built in"
+    )
     parser.add_argument(
         "--model_name_or_path", required=True, help="the folder of a run or a model, a .gguf file, or a Hub id"
     )
@@ -126,7 +134,7 @@ def generate(arguments: Sequence[str]) -> int:
     settings = RunFolder.read(known.model_name_or_path).settings if Path(known.model_name_or_path).is_dir() else {}
     if not known.task and not settings:
         raise ValueError(f"{known.model_name_or_path} is not the folder of a run: give --task too")
-    task = _task_of(known.task, rest, known.model_name_or_path)
+    task = _task_of(known.task, rest, known.model_name_or_path, ["generate", *arguments])
     from .generate import generate as write
     from .generate import verdict
 
@@ -190,15 +198,15 @@ def _lines_of(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
-def _task_of(spec: str | None, flags: Sequence[str], run_dir: str) -> Task:
-    """The task that is named, with its flags; otherwise that of the run, with its options."""
+def _task_of(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
+    """The task that is named, with its flags; otherwise that of the run, with its options, where it is built in."""
     if spec:
         return get_task(spec, _task_options(spec, flags))
     if flags:
         raise ValueError(f"{flags[0]}: options of a task need --task; without it they are those of the run")
     from .report import task_of
 
-    return task_of(run_dir)
+    return task_of(run_dir, ["trl-grpo-tasks", *typed])
 
 
 def _task_options(spec: str, flags: Sequence[str]) -> object:

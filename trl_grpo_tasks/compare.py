@@ -15,6 +15,7 @@ from typing import Any
 from .arguments import RunArguments
 from .files import write_whole
 from .plan import ReadyModel, check_writable, ready_model
+from .redact import redacted
 from .report.folder import EVAL_ONLY_FILE
 from .task import Row, Task, check_decoding, is_constrained, rows_of
 
@@ -129,9 +130,9 @@ class Comparison:
             return evaluate_completions(candidate, self.task, self.rows, self.run, self.args)
         path = candidate.model.path
         settings = how | {
-            "task": [self.task.name, self.task.version, asdict(self.task.options)],
+            "task": [self.task.name, self.task.version, redacted(asdict(self.task.options))],
             "rows": hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest(),
-            "model": [path, _written_at(path), str(self.args.model_init_kwargs)],
+            "model": [path, _written_at(path), str(redacted(self.args.model_init_kwargs))],
             "quantization": str(self.quantization),
         }
         kept = KeptSamples(Path(self.args.output_dir) / KEPT_FOLDER / candidate.name / "samples.jsonl", settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from trl import GRPOConfig
 from .advantages import ESTIMATORS, check_estimator
 from .constraints.filters import NAMES as FILTERS
 from .constraints.filters import SamplingFilters
+from .redact import redacted
 from .task import option
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -228,6 +230,24 @@ class TaskGRPOConfig(GRPOConfig):
         self._check_sharding()
         self._check_replay()
         self._check_sampling()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers', which trackers log; without secrets in nested options."""
+        return redacted(super().to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, as training_args.bin in every checkpoint: without secrets. Copies keep them."""
+        return redacted(self.__dict__)
+
+    def __copy__(self) -> TaskGRPOConfig:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaskGRPOConfig:
+        memo[id(self)] = made = object.__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def _check_reference(self) -> None:
         moving = self.reference_mode != "static"

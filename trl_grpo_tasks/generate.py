@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .task import Task, check_decoding
+from .task import Task, check_decoding, printable
 
 if TYPE_CHECKING:
     from .evaluate import Sample
@@ -92,10 +92,10 @@ def verdict(sample: Sample) -> str:
     """What the task says of a sample, in a line; with the completion where that is short."""
     score = sample.score
     if score is None:
-        return f"could not be judged: {sample.reason}"
+        return printable(f"could not be judged: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
     text = sample.completion.strip()
     written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""
-    return "; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part)
+    return printable("; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part))

@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .failures import first_line
+
 # Of a run's folder: what it started from, what it would resume from, and what trackers and evaluations keep.
-LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*")
+LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
+                ".*.lock")  # fmt: skip
 PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 
@@ -17,10 +20,19 @@ class PushError(RuntimeError):
 
 
 def take_token(args: Any) -> None:
-    """Move --hub_token to where the Hub's client looks for it: options are written into files that are pushed."""
-    if args.hub_token:
-        os.environ["HF_TOKEN"] = args.hub_token
-        args.hub_token = None
+    """Move the Hub token from the options to HF_TOKEN, where the Hub's client finds it: options are written to files,
+    some of which transformers and trackers write. `model_init_kwargs` must be a dictionary."""
+    names = ("token", "use_auth_token")
+    loading = [args.model_init_kwargs.pop(n) for n in names if isinstance(args.model_init_kwargs.get(n), str)]
+    tokens = {token for token in (args.hub_token, *loading) if token}
+    if len(tokens) > 1:
+        raise ValueError(
+            "--hub_token and the token in --model_init_kwargs differ: give one token, which may read the model and "
+            "write the repository"
+        )
+    if tokens:
+        os.environ["HF_TOKEN"] = tokens.pop()
+    args.hub_token = None
 
 
 def check_hub(args: Any) -> None:
@@ -32,7 +44,7 @@ def check_hub(args: Any) -> None:
         create_repo(name, private=args.hub_private_repo, exist_ok=True)
     except _errors() as error:
         raise ValueError(
-            f"--push_to_hub: the Hub does not take {name!r} ({_first_line(error)}); log in with `hf auth login` "
+            f"--push_to_hub: the Hub does not take {name!r} ({first_line(error)}); log in with `hf auth login` "
             "or set HF_TOKEN, or train without --push_to_hub"
         ) from error
 
@@ -56,10 +68,10 @@ def push(trainer: Any) -> None:
         except _errors() as error:
             if pause is None or _is_refusal(error):
                 raise PushError(
-                    f"the push to the Hub failed ({_first_line(error)}); everything is in {folder}; to try again: "
+                    f"the push to the Hub failed ({first_line(error)}); everything is in {folder}; to try again: "
                     f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
                 ) from error
-            print(f"the push to the Hub failed ({_first_line(error)}); trying again in {pause:g} s", flush=True)
+            print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
             time.sleep(pause)
 
 
@@ -75,7 +87,3 @@ def _errors() -> tuple[type[Exception], ...]:
     # Its bases are OSError and the error of whichever HTTP library the client uses, of which a refused connection is
     # one; RuntimeError is what the client of large files (xet) raises.
     return *HfHubHTTPError.__bases__, RuntimeError
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -18,6 +18,7 @@ import torch
 from jinja2 import TemplateError
 
 from .checkpoints import OtherOriginError, newest_complete
+from .failures import first_line
 from .files import model_file_in, write_whole
 from .task import MASK_TOKEN, Task, TinySpec
 
@@ -285,12 +286,20 @@ def convert_gguf(file: Path, folder: str | Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    config = AutoConfig.from_pretrained(**where)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(**where)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except ImportError:
+        raise
+    except Exception as error:  # the reader has no error of its own for a file that ends too soon
+        raise ValueError(
+            f"model file {file} cannot be read ({type(error).__name__}: {first_line(error)[:200]}); it may be "
+            "incomplete: download or copy it again"
+        ) from error
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
-    tokenizer = AutoTokenizer.from_pretrained(**where)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

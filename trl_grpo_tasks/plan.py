@@ -13,7 +13,7 @@ from typing import Any
 from .arguments import NEWEST, RunArguments
 from .checkpoints import is_checkpoint, is_of, newest_complete
 from .files import model_file_in
-from .hub import check_hub, take_token
+from .hub import check_hub
 from .task import Row, Task, check_decoding, is_constrained, rows_of
 
 
@@ -75,7 +75,6 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     _check_options(task, run, args, model_args)
     rows = rows_of(task, "train", args.train_rows, args.seed)
     state = PartialState()
-    take_token(args)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
     test_rows = rows_of(task, "test", args.eval_rows, args.seed) if run.eval_before_and_after else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.metadata import version
@@ -18,9 +18,12 @@ from typing import Any
 from .arguments import NEWEST, RunArguments, parse
 from .checkpoints import OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
+from .failures import known_failure
 from .files import write_whole
 from .hub import PushError, push
-from .plan import Plan, prepare
+from .lock import locked
+from .plan import Plan, check_writable, prepare
+from .redact import redacted, redacted_words
 from .report import write_report
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .task import DecodingError, Task
@@ -29,12 +32,29 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
                    "constraint/allowed_mass", "curriculum/level")  # fmt: skip
 
 
+class FolderLostError(RuntimeError):
+    """Files of a run are no longer where it wrote them."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; what the user can mend is said in one line, without a traceback."""
+    with ExitStack() as held:
+        try:
+            return _main(argv, held)
+        except Exception as error:
+            if (failure := known_failure(error)) is None:
+                raise
+            print(f"error: {failure}", file=sys.stderr)
+            return 1
+
+
+def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
     calm_down()
-    import_from_here()
     try:
         task, run, args, model_args = parse(argv)
+        check_writable(args.output_dir)
+        if args.process_index == 0:
+            held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
         if run.eval_only:
             act = Comparison.prepare(task, run, args, model_args).evaluate
         else:
@@ -47,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OtherOriginError as error:  # of a cold start, before it begins
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (PushError, DecodingError) as error:
+    except (PushError, DecodingError, FolderLostError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interruption:
@@ -55,12 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_how_to_go_on(run, args, interruption), file=sys.stderr)
         return 130  # as shells say of what Ctrl-C ended
     return 0
-
-
-def import_from_here() -> None:
-    """Let --task name a module in the current folder, as `python -m` would; what is installed goes before it."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
 
 
 def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
@@ -102,6 +116,11 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
             save_merged(folder, folder / MERGED_FOLDER)
         say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")
         trainer.create_model_card()
+        if not (folder / SETTINGS_FILE).is_file():
+            raise FolderLostError(
+                f"{folder} was deleted or emptied during the run: the model, the evaluation and the report are there, "
+                "but earlier checkpoints, metrics and settings are lost"
+            )
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
@@ -250,17 +269,18 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
         "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
     }
-    write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=1, default=str))
+    text = json.dumps(redacted(settings), indent=1, default=lambda value: redacted(str(value)))
+    write_whole(folder / SETTINGS_FILE, text)
 
 
 def _command(args: Any, resuming: bool = False) -> str:
-    """What was typed, without the secret that may be in it; or what goes on from the newest checkpoint of it."""
+    """What was typed, without secrets; or the command that resumes it from its newest checkpoint."""
     typed = list(sys.argv[1:])
     if resuming and "--resume_from_checkpoint" in typed:
         at = typed.index("--resume_from_checkpoint")
         has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
         del typed[at : at + 1 + has_value]
-    words = re.sub(r"(--hub_token[= ])\S+", r"\1...", shlex.join([*typed, *["--resume_from_checkpoint"] * resuming]))
+    words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
     program = os.path.basename(sys.argv[0])
     launcher = "accelerate launch" if args.world_size > 1 else "python"
     return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"

@@ -19,10 +19,12 @@ from typing import Any
 from .arguments import parse
 from .checkpoints import newest_complete
 from .files import MODEL_FILES, write_whole
+from .lock import locked
 from .plan import check_writable
+from .redact import redacted, redacted_words
 from .report.folder import RESULTS_FILE, SETTINGS_FILE, duration
 from .report.sweep import SWEEP_FILE, write_sweep_report
-from .task import Task, rows_of
+from .task import Task, printable, rows_of
 
 JOURNAL_FILE = "optuna.journal"
 CONSOLE_FILE = "console.txt"  # of a trial: what it said
@@ -61,16 +63,16 @@ def sweep(arguments: Sequence[str]) -> int:
     task, seed = _check(space, rest, known.output_dir, known.metric)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(known.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
-    study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
-    asked = {"search": known.search, "metric": known.metric, "options": rest}
-    if study.user_attrs.get("asked", asked) != asked:
-        raise ValueError(f"{folder} holds a sweep with other options; choose another --output_dir")
-    study.set_user_attr("asked", asked)
-    # A sampler that began with the same seed again would propose the first trials again.
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
-    return _Sweep(study, space, folder, known, rest, task).run()
+    with locked(folder, "sweep"):
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
+        study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
+        asked = {"search": known.search, "metric": known.metric, "options": redacted_words(rest)}
+        if study.user_attrs.get("asked", asked) != asked:
+            raise ValueError(f"{folder} holds a sweep with other options; choose another --output_dir")
+        study.set_user_attr("asked", asked)
+        # A sampler that began with the same seed again would propose the first trials again.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+        return _Sweep(study, space, folder, known, rest, task).run()
 
 
 class _Sweep:
@@ -121,9 +123,9 @@ class _Sweep:
         if code != 0:
             lines = (folder / CONSOLE_FILE).read_text(errors="replace").splitlines()
             reason = next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
-            self._study.set_user_attr(f"reason {number}", reason)
+            self._study.set_user_attr(f"reason {number}", redacted(reason))
             self._study.tell(number, state=TrialState.FAIL)
-            print(f"trial {number}: failed ({reason})  {told}  ({took})", flush=True)
+            print(f"trial {number}: failed ({printable(reason)})  {told}  ({took})", flush=True)
             return
         after = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["evaluations"][-1]
         if self._known.metric not in after["metrics"]:
@@ -139,7 +141,7 @@ class _Sweep:
         )
 
     def _command(self, params: dict[str, Any]) -> str:
-        return f"trl-grpo-tasks train {shlex.join([*self._rest, *_flags(params)])}"
+        return f"trl-grpo-tasks train {shlex.join(redacted_words([*self._rest, *_flags(params)]))}"
 
     def _write(self) -> None:
         """What the page of the sweep is made of, after every trial."""

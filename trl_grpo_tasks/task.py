@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,6 +66,12 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """ValueError for a value of an option that is none of its choices."""
     if value not in choices:
         raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
+
+
+def printable(text: str) -> str:
+    """Text from a model or a file in one line that is safe to print: control characters, which a terminal would obey,
+    are shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def said_where(error: Exception, path: str | Path) -> str:
@@ -186,6 +193,12 @@ class Task:
         picture = self.render(row, completion)
         return {"sample.html" if isinstance(picture, str) else "sample.png": picture}
 
+    @classmethod
+    def code_options(cls, options: Mapping[str, Any]) -> list[str]:
+        """The names of those of `options` whose values name or permit code to run. They are taken from the user only,
+        never from the folder of a run."""
+        return []
+
     def prepare(self, seed: int, say: Any = print) -> None:
         """Called once before a run or an evaluation: make or check what `judges` needs. ValueError where it cannot."""
 
@@ -282,9 +295,16 @@ def find_task_class(spec: str) -> type[Task]:
     return found[0]
 
 
+def import_from_here() -> None:
+    """Let the user name a module in the current folder, as `python -m` would; installed modules take precedence."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def _load_module(spec: str) -> Any:
     if spec in TASKS:
         return importlib.import_module(TASKS[spec])
+    import_from_here()
     if spec.endswith(".py"):
         path = Path(spec).expanduser().resolve()
         if not path.is_file():

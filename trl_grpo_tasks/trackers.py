@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,11 @@ from .report.gallery import Pictures, prompt_of
 from .task import check_choice
 
 TRACKERS = ("trackio", "wandb", "tensorboard")
+DEFAULT_PROJECT = "trl_grpo_tasks"
+# Where trackers other than trackio look for --project, through transformers or themselves.
+PROJECT_VARIABLES = (
+    "WANDB_PROJECT", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJECT",
+)  # fmt: skip
 MOST_LINES = 32  # of the table of a log step
 MOST_PICTURES = 4
 COLUMNS = ("step", "prompt", "completion", "reward", "success", "valid", "reason")
@@ -38,6 +44,13 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(f"--report_to {name}: it is not installed; pip install {name}, or give --report_to none")
 
 
+def use_project(project: str) -> None:
+    """Tell every tracker the project. What stands in the environment is kept unless the user chose another."""
+    for name in PROJECT_VARIABLES:
+        if project != DEFAULT_PROJECT or name not in os.environ:
+            os.environ[name] = project
+
+
 class TrackedSamples(TrainerCallback):
     """At a log step: the latest completions to every tracker of `--report_to`. Pictures never take more than a
     fiftieth of the time."""
@@ -45,6 +58,7 @@ class TrackedSamples(TrainerCallback):
     def __init__(self, trainer: Any, say: Any = tqdm.write):
         self._trainer, self._say = trainer, say
         self._next_pictures = 0.0
+        use_project(trainer.args.project)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TrackioCallback):  # which has half a screen to say of itself
                 for name in ("setup", "on_train_end"):

@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object
-from trl.trainer.utils import use_adapter
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import print_prompt_completions_sample, use_adapter
 
 from .callbacks import Hints, MetricsFile
 from .card import write_card
@@ -40,7 +42,23 @@ from .reference import ADAPTER, MovingReference
 from .replay import ReplayBuffer, StoredGroup, groups_of, put_groups
 from .report import SECONDS_WHILE_RUNNING, Pictures
 from .rewarded import RewardedGRPOTrainer
-from .task import Task
+from .task import Task, printable
+
+
+def _print_completions(*args: Any, **kwargs: Any) -> None:
+    """TRL's table of --log_completions with control characters, which a terminal would obey, shown as escapes."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, str):
+            return "\n".join(map(printable, value.split("\n")))
+        if isinstance(value, dict):
+            return {key: shown(inner) for key, inner in value.items()}
+        return [shown(inner) for inner in value] if isinstance(value, list | deque) else value
+
+    print_prompt_completions_sample(*map(shown, args), **shown(kwargs))
+
+
+grpo_trainer.print_prompt_completions_sample = _print_completions
 
 
 class TaskGRPOTrainer(RewardedGRPOTrainer):

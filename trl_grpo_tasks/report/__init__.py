@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
-from ..task import Task, get_task
+from ..task import TASKS, Task, find_task_class, get_task, printable
 from .folder import SETTINGS_FILE, RunFolder
 from .gallery import Pictures
 from .look import SCRIPT, page
@@ -47,8 +49,12 @@ def write_report(
     return path
 
 
-def task_of(run_dir: str | Path) -> Task:
-    """The task of a run, with its options, from what is in the run's folder. ValueError in words if it is not."""
+def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
+    """The built-in task of a run, with its options, from what is in the run's folder.
+
+    A run folder may come from someone else, so no code that it names is imported or permitted to run. ValueError for
+    those, with what the user adds to `command` to name the code, and for a folder that does not say.
+    """
     run = RunFolder.read(run_dir)
     if run.is_empty:
         raise ValueError(
@@ -57,13 +63,35 @@ def task_of(run_dir: str | Path) -> Task:
         )
     if run.task_spec is None:
         raise ValueError(f"{run_dir} does not say which task was trained (it has no settings.json): give --task")
+    options = run.settings.get("task", {}).get("options") or {}
+    if run.task_spec in TASKS:
+        code = [f"--{name}" for name in find_task_class(run.task_spec).code_options(options)]
+    else:
+        code = ["the task"]
+    if code:
+        words = [*(command or ["trl-grpo-tasks", "report", str(run_dir)]), "--task", run.task_spec, *_flags(options)]
+        raise ValueError(
+            f"{run_dir} names code to run ({', '.join(code)}), which is not imported from a run folder; if you trust "
+            f"it, name it yourself: {printable(shlex.join(words))}"
+        )
     try:
-        return get_task(run.task_spec, run.settings.get("task", {}).get("options"))
+        return get_task(run.task_spec, options)
     except TypeError as error:
         raise ValueError(
             f"{run.path / SETTINGS_FILE} has options that task {run.task_spec!r} does not have now ({error}): give "
             "--task and its options"
         ) from error
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Options of a task as the words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list):
+            words += [f"--{name}", *map(str, value)] if value else []
+        elif value is not None:
+            words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    return words
 
 
 def _section(title: str, content: str) -> str:

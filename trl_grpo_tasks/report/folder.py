@@ -43,7 +43,8 @@ class RunFolder:
     def task_spec(self) -> str | None:
         """What --task was, or the name that the results give."""
         named = self.settings.get("run", {}).get("task") or self.settings.get("task", {}).get("name")
-        return named or next((one["task"] for one in self.evaluations if one.get("task")), None)
+        named = named or next((one["task"] for one in self.evaluations if one.get("task")), None)
+        return None if named is None else str(named)
 
     @property
     def is_finished(self) -> bool:

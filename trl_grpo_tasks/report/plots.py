@@ -58,7 +58,9 @@ def chart(
     marks = steps if log2 else [t for t in nice_ticks(steps[0], steps[-1], 5) if steps[0] <= t <= steps[-1]] or steps
     for mark in marks:
         parts.append(f"<text x={x(mark):.1f} y={height - bottom + 16} text-anchor=middle>{_number(mark)}</text>")
-    parts.append(f"<text x={(left + width - right) / 2:.1f} y={height - 3} text-anchor=middle>{x_label}</text>")
+    parts.append(
+        f"<text x={(left + width - right) / 2:.1f} y={height - 3} text-anchor=middle>{html.escape(x_label)}</text>"
+    )
     for place, label in enumerate(lines):
         band = bands.get(label, ())
         around = [*((at, high) for at, _, high in band), *((at, low) for at, low, _ in reversed(band))]

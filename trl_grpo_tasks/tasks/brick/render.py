@@ -28,6 +28,7 @@ FAILING_COLOUR = (232, 12, 20)
 LOAD_COLOURS = ((0.0, (46, 158, 87)), (0.5, (246, 206, 52)), (1.0, (226, 84, 36)))
 INK, WARNING = (45, 50, 58), (176, 42, 30)
 NOTES_SHOWN = 3
+LONGEST_CAPTION = 1000  # characters; no picture has room for more
 FINE = 4  # how much larger text and signs are drawn before they are shrunk
 _ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
 
@@ -232,7 +233,8 @@ def _stamp(
 
 def _wrapped(text: str, width: float, line: int, most: int) -> list[str]:
     """The text in at most so many rows of a width. Pillow's own font has little beyond ASCII, so accents go."""
-    plain = unicodedata.normalize("NFKD", text.translate(_ASCII)).encode("ascii", "ignore").decode()
+    # To normalise many accents in a row, or to shorten a long word, takes a time that grows with its square.
+    plain = unicodedata.normalize("NFKD", text[:LONGEST_CAPTION].translate(_ASCII)).encode("ascii", "ignore").decode()
     font, width = ImageFont.load_default(FINE * line), width * FINE
     rows: list[str] = []
     for word in plain.split():

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...task import printable
 from .data import gold_machines
 from .render import animation, picture
 from .scene import to_xml
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tree = ConstructionTree.parse(text)
     result = simulate(tree, options.trial, record=True, to_the_end=True)
     if not result.valid:
-        print(f"not valid: {result.reason}")
+        print(f"not valid: {printable(result.reason)}")
         return 1
     trial = TRIALS[options.trial]
     scores = {scoring: task_score(trial, result, scoring) for scoring in SCORINGS}

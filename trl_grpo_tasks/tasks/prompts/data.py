@@ -15,11 +15,12 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...task import nearest
+from ...task import import_from_here, nearest, printable
 from .reward import REWARDS, read_number, validator
 
 logger = logging.getLogger(__name__)
@@ -53,10 +54,11 @@ def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
         import pyarrow.parquet
 
         try:
-            table = pyarrow.parquet.read_table(path)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path.name} is not a Parquet file: {error}") from error
-        return [(f"{path.name}, row {i}", row) for i, row in enumerate(table.to_pylist(), 1)]
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"{path.name} is not a Parquet file, or is damaged: {said:.300}") from error
+        return [(f"{path.name}, row {i}", row) for i, row in enumerate(rows, 1)]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,9 +152,15 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def check_row(row: Mapping[str, Any], place: str) -> None:
-    """ValueError where a reward that the row chooses lacks a column, or a column does not suit it."""
+def check_row(row: Mapping[str, Any], place: str, functions: Collection[str]) -> None:
+    """ValueError where a reward that the row chooses lacks a column, or a column does not suit it, or the reward is
+    none of the user's `functions` and would be code that only the data names."""
     for name in row["rewards"]:
+        if name not in REWARDS and name not in functions:
+            raise ValueError(
+                f"{place}: reward {name!r} is code, which is not imported because data names it; if you trust it, "
+                f"name it yourself: --rewards {shlex.quote(printable(name))}"
+            )
         for column in REWARDS[name].columns if name in REWARDS else ():
             if row.get(column) in (None, "", []):
                 has = ", ".join(key for key in row if key != "rewards")
@@ -211,6 +219,7 @@ def check_reward_name(name: str) -> None:
 def user_reward(name: str) -> Callable[..., Any]:
     """The callable behind `my_module:my_function` or `my_module.my_function`."""
     module_name, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    import_from_here()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, nearest, option
+from ...task import Row, Score, Task, TinySpec, nearest, option, printable
 from . import data, generators, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
 
@@ -35,7 +35,7 @@ class PromptsOptions:
         default_factory=list,
         metadata={
             "help": "Rewards of rows that choose none, as name or name=weight; they replace a generator's own. Names: "
-            f"{', '.join(REWARDS)}, or my_module:my_function."
+            f"{', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is given here."
         },
     )
     prompt_column: str = option("prompt", "The column of the file that holds the prompt: text or chat messages.")
@@ -78,6 +78,7 @@ class PromptsTask(Task):
             given.setdefault("reward_model", 1.0)
         elif "reward_model" in given:
             raise ValueError("reward 'reward_model' needs a model: give --reward_model with a Hub id or a folder")
+        self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
         if self.options.prompts_file:
@@ -112,7 +113,7 @@ class PromptsTask(Task):
         try:
             verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
         except CannotJudgeError as error:
-            logger.warning("a completion could not be scored: %s", error)
+            logger.warning("a completion could not be scored: %s", printable(str(error)))
             return None
         deciding = [name for name in verdicts if name in REWARDS and REWARDS[name].role == "checks"] or list(verdicts)
         valid = bool(completion.strip()) and all(verdict.readable for verdict in verdicts.values())
@@ -151,6 +152,12 @@ class PromptsTask(Task):
         values = reward.novelty(completions)
         weights = [row["rewards"].get("novelty") for row in rows]
         return {"novelty": [None if w is None else w * value for w, value in zip(weights, values, strict=True)]}
+
+    @classmethod
+    def code_options(cls, options: Mapping[str, Any]) -> list[str]:
+        rewards = data.parse_rewards(options.get("rewards") or [])
+        found = ["rewards"] if any(name not in REWARDS for name in rewards) else []
+        return [*found, *(["allow_code_execution"] if options.get("allow_code_execution") else [])]
 
     def judges(self) -> dict[str, Any]:
         return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
@@ -216,7 +223,7 @@ class PromptsTask(Task):
         return [self._finished_row({**row, **extra, **own}, f"generator {options.generator!r}") for row in rows]
 
     def _finished_row(self, row: dict[str, Any], place: str) -> dict[str, Any]:
-        data.check_row(row, place)
+        data.check_row(row, place, self._functions)
         if "tests" in row["rewards"] and not self.options.allow_code_execution:
             raise ValueError(
                 f"{place}: reward 'tests' runs programs that the model wrote; read the note on security in the README "

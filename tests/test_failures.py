@@ -1,0 +1,166 @@
+"""What a user can mend is said in one line, without a traceback: damaged files, a full disk, refused pickles."""
+
+import os
+import shutil
+import unicodedata
+
+import pytest
+import torch
+
+from tests.gguf_file import write_gguf
+from tests.prompt_files import make
+from tests.test_run import train, words
+from trl_grpo_tasks import cli, run
+from trl_grpo_tasks.failures import known_failure
+from trl_grpo_tasks.models import convert_gguf, save_tiny
+from trl_grpo_tasks.skeleton import MyTask
+from trl_grpo_tasks.tasks.brick import render
+
+
+def only_line(capsys, longest=1000):
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and len(line) < longest
+    return line
+
+
+# ---- files that are damaged
+
+
+@pytest.mark.parametrize("damage", ["footer", "pages", "length of the footer", "half of it"])
+def test_a_damaged_parquet_file(tmp_path, damage):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": ["1", "2"]}), path)
+    content = bytearray(path.read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little")
+    spans = {
+        "footer": slice(len(content) - 8 - footer, len(content) - 8),
+        "pages": slice(4, 40),
+        "length of the footer": slice(len(content) - 8, len(content) - 4),
+    }
+    if damage == "half of it":
+        del content[len(content) // 2 :]
+    else:
+        content[spans[damage]] = bytes(byte ^ 0xA5 for byte in content[spans[damage]])
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^rows.parquet is not a Parquet file, or is damaged: .+") as caught:
+        make(prompts_file=str(path), rewards=["numeric"])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kept", [10, 100, 3000, 50_000, -100])
+def test_a_truncated_gguf_file(tmp_path, kept):
+    write_gguf(tmp_path / "whole.gguf")
+    (tmp_path / "half.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"half.gguf cannot be read \(\w+: .+\); it may be incomplete") as caught:
+        convert_gguf(tmp_path / "half.gguf", tmp_path / "out")
+    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdef", "bcdefg", strict=True)
+)
+RECIPES = {
+    "deep lists": ("max_steps: " + "[" * 20_000 + "]" * 20_000, "is nested too deeply"),
+    "deep mappings": ("\n".join(" " * depth + "a:" for depth in range(3000)), "is nested too deeply"),
+    "an alias bomb": (f"{BOMB}max_steps: *g", "holds more than 10,000 values"),
+    "a list in itself": ("max_steps: &a [*a]", "holds more than 10,000 values"),
+    "a long list": (f"max_steps: {list(range(5000))}", "max_steps: [0, 1, 2, 3"),
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_recipe_that_is_too_much(tmp_path, capsys, kind):
+    text, message = RECIPES[kind]
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert run.main(["--config", str(tmp_path / "recipe.yaml"), "--output_dir", str(tmp_path / "run")]) == 2
+    assert message in only_line(capsys)
+
+
+# ---- a full disk
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_during_a_run(tmp_path, capsys, monkeypatch):
+    """The file of metrics is on a device that is always full."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "training_metrics.jsonl").symlink_to("/dev/full")
+    assert run.main(words(tmp_path / "run", eval_before_and_after=False)) == 1
+    said = only_line(capsys)
+    assert "no space left on the device" in said and "the same command with --resume_from_checkpoint" in said
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_as_pytorch_tells_of_it():
+    with pytest.raises(RuntimeError) as caught:
+        torch.save({"a": torch.zeros(100_000)}, "/dev/full")
+    assert "no space left on the device" in known_failure(caught.value)
+
+
+def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
+    assert known_failure(RuntimeError("shape mismatch")) is None and known_failure(OSError(2, "no such file")) is None
+
+    def broken(*_):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(run, "train", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        run.main(words(tmp_path / "run"))
+
+
+# ---- pickles that are refused
+
+
+class Planted:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    train(folder, eval_before_and_after=False, max_steps=1)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "task_state_0.pt"])
+def test_a_pickle_in_a_checkpoint(tmp_path, capsys, stopped, name):
+    shutil.copytree(stopped, tmp_path / "run")
+    torch.save({"a": Planted(tmp_path / "it_ran")}, tmp_path / "run" / "checkpoint-1" / name)
+    again = words(tmp_path / "run", eval_before_and_after=False, max_steps=2)
+    assert run.main([*again, "--resume_from_checkpoint"]) == 1
+    said = only_line(capsys)
+    assert f"checkpoint-1/{name} is refused: it holds Python objects" in said and not (tmp_path / "it_ran").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_a_pickle_in_a_model(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    save_tiny(MyTask().tiny(), tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Planted(tmp_path / "it_ran")}, tmp_path / "model" / "pytorch_model.bin")
+    task = ["--task", "trl_grpo_tasks.skeleton", "--model_name_or_path", "model", "--output_dir", "out"]
+    more = {"eval": ["--use_cpu", "true", "--report_to", "none"], "generate": ["--text", "abc"]}
+    assert cli.main([command, *task, *more[command]]) == 1
+    assert "pytorch_model.bin is refused" in only_line(capsys) and not (tmp_path / "it_ran").exists()
+
+
+# ---- captions
+
+
+def test_a_caption_of_combining_marks_is_cut_before_it_is_drawn(monkeypatch):
+    """To put marks in order takes a time that grows with the square of their number."""
+    lengths, real = [], unicodedata.normalize
+    monkeypatch.setattr(
+        render.unicodedata, "normalize", lambda form, text: (lengths.append(len(text)), real(form, text))[1]
+    )
+    assert render._wrapped("a" + "\u0301\u0316" * 5_000, 600, 20, 3) == ["a"]
+    rows = render._wrapped("word " * 1_000, 600, 20, 3)
+    assert len(rows) == 3 and rows[-1].endswith(" ...") and max(lengths) <= 1000

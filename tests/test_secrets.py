@@ -1,0 +1,186 @@
+"""Secrets that a run was given are in none of the files it writes, however they were passed."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.test_run import ROOT, SMALL, train, words
+from tests.training import config
+from trl_grpo_tasks import redact, run
+from trl_grpo_tasks.arguments import parse
+from trl_grpo_tasks.redact import is_secret, redacted, redacted_words
+
+TOKEN, KEY, PASSWORD, FROM_ENVIRONMENT = "hf_planted" * 3, "key-planted-0123", "planted:pass/word", "env_planted_0123"
+SECRETS = (TOKEN, KEY, PASSWORD, FROM_ENVIRONMENT)
+TASK = """
+from dataclasses import dataclass
+
+from trl_grpo_tasks.skeleton import MyTask as Base
+from trl_grpo_tasks.task import option
+
+
+@dataclass(frozen=True)
+class Options(Base.Options):
+    api_key: str = option("", "of a judge")
+    judge_url: str = option("", "of a judge")
+
+
+class MyTask(Base):
+    Options = Options
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    monkeypatch.setattr(redact, "_known", set())
+    monkeypatch.setenv("HF_TOKEN", "")
+
+
+def files_with_secrets(folder, *left_out):
+    """Each file under `folder` that holds a planted secret, as it is or in an archive."""
+    found = []
+    for path in folder.rglob("*"):
+        if not path.is_file() or path in left_out:
+            continue
+        contents = [path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                contents += [archive.read(name) for name in archive.namelist()]
+        found += [(path.name, secret) for secret in SECRETS if any(secret.encode() in one for one in contents)]
+    return found
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_holds_a_secret_and_the_run_resumes(tmp_path):
+    """Flags, a recipe, nested options and the environment; with every tracker that writes to this machine."""
+    task = tmp_path / "my_task.py"
+    task.write_text(TASK)
+    recipe = tmp_path / "recipe.yaml"
+    nested = {"gradient_checkpointing_kwargs": {"a": [{"password": PASSWORD}]}}
+    recipe.write_text(yaml.safe_dump({"api_key": KEY, "report_to": ["tensorboard", "wandb", "trackio"], **nested}))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf"), "WANDB_MODE": "offline",
+                                "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"),
+                                "WANDB_API_KEY": FROM_ENVIRONMENT}  # fmt: skip
+    options = {"task": task, "log_completions": True}
+    command = [sys.executable, str(ROOT / "train.py"), "--config", str(recipe), "--hub-token", TOKEN,
+               "--judge_url", f"https://me:{FROM_ENVIRONMENT}@example.com/{FROM_ENVIRONMENT}",
+               "--model_init_kwargs", json.dumps({"token": TOKEN})]  # fmt: skip
+    for more in ([], ["--resume_from_checkpoint"]):
+        steps = 3 if more else 2
+        typed = [*command, *words(tmp_path / "run", **options, max_steps=steps), *more]
+        at = typed.index("--report_to")
+        del typed[at : at + 2]
+        done = subprocess.run(typed, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert files_with_secrets(tmp_path, recipe) == []
+        assert not [secret for secret in SECRETS if secret in done.stdout + done.stderr]
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert {"training_args.bin", "trl_grpo_tasks.db", "README.md", "report.html"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert any(name.endswith(".wandb") for name in names)
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert "--hub-token ... " in settings["command"] and settings["task"]["options"]["api_key"] == "..."
+    assert settings["task"]["options"]["judge_url"] == "https://me:...@example.com/..."
+
+
+SPELLINGS = {
+    "a word": ["--hub_token", TOKEN],
+    "an equals sign": [f"--hub_token={TOKEN}"],
+    "dashes": ["--hub-token", TOKEN],
+    "dashes and an equals sign": [f"--hub-token={TOKEN}"],
+    "nested": ["--model_init_kwargs", json.dumps({"token": TOKEN})],
+    "nested after an equals sign": [f"--model_init_kwargs={json.dumps({'token': TOKEN})}"],
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_token_goes_to_the_hubs_client_and_nowhere_else(tmp_path, monkeypatch, spelling):
+    given = SPELLINGS[spelling]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words(tmp_path), *given])
+    _, _, args, _ = parse()
+    assert os.environ["HF_TOKEN"] == TOKEN
+    assert TOKEN not in str(sys.argv) + run._command(args) + args.to_json_string() + str(vars(args))
+    assert TOKEN.encode() not in pickle.dumps(args)
+
+
+def test_a_token_in_a_recipe_goes_to_the_hubs_client(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"hub_token": TOKEN}))
+    _, _, args, _ = parse([*words(tmp_path), "--config", str(recipe)])
+    assert os.environ["HF_TOKEN"] == TOKEN and args.hub_token is None
+
+
+def test_two_different_tokens_are_refused(tmp_path, capsys):
+    other = ["--hub_token", "hf_another", "--model_init_kwargs", json.dumps({"token": TOKEN})]
+    assert run.main([*words(tmp_path / "run"), *other]) == 2
+    said = capsys.readouterr().err
+    assert "differ: give one token" in said and TOKEN not in said and not (tmp_path / "run").exists()
+
+
+def test_options_that_trackers_log_and_checkpoints_hold(tmp_path):
+    """Built in Python, without a command line."""
+    nested = {"headers": {"Authorization": f"Bearer {KEY}"}, "tries": 3, "names": ["a", {"password": PASSWORD}]}
+    args = config(tmp_path, gradient_checkpointing_kwargs=nested, hub_token=TOKEN)
+    kept = {"headers": {"Authorization": "..."}, "tries": 3, "names": ["a", {"password": "..."}]}
+    again = pickle.loads(pickle.dumps(args))
+    assert args.to_dict()["gradient_checkpointing_kwargs"] == again.gradient_checkpointing_kwargs == kept
+    assert again.hub_token == "..." and again.save_strategy == args.save_strategy
+    for used in (args, copy.copy(args), copy.deepcopy(args)):  # the run itself needs them
+        assert used.gradient_checkpointing_kwargs == nested and used.hub_token == TOKEN
+    assert copy.deepcopy(args).gradient_checkpointing_kwargs is not args.gradient_checkpointing_kwargs
+
+
+@pytest.mark.parametrize("name", ["token", "hub_token", "--hub-token", "HF_TOKEN", "WANDB_API_KEY", "apiKey", "apikey",
+                                  "AWS_SECRET_ACCESS_KEY", "aws_access_key_id", "client_secret", "Authorization",
+                                  "DB_PASSWORD", "credentials", "accessToken"])  # fmt: skip
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["pad_token", "eos_token", "image_token", "max_new_tokens", "pass_k", "key",
+                                  "TOKENIZERS_PARALLELISM", "PWD", "HF_TOKEN_PATH", "keywords", "pass@4"])  # fmt: skip
+def test_names_of_other_things(name):
+    assert not is_secret(name)
+
+
+def test_what_is_no_secret_stays(monkeypatch):
+    monkeypatch.setenv("SHORT_TOKEN", "true")
+    redact.remember({"token": "tiny", "hub_token": TOKEN, "max_tokens": "abcdefghi"})
+    value = {"a": [True, None, 1.5, "true", "tiny abcdefghi"], "use": "{not JSON", "token": True}
+    assert redacted(value) == value
+    assert redacted(f"x{TOKEN}y") == "x...y"
+    typed = ["train", "--token", "--task", "a", "--search", "token=a,b", "--text", '{"a": 1}', "-v"]
+    assert redacted_words(typed) == [*typed[:5], "token=...", *typed[6:]]
+
+
+@pytest.mark.slow
+def test_a_sweep_keeps_no_secret(tmp_path, monkeypatch):
+    """The journal, the page, and the files of its trials."""
+    pytest.importorskip("optuna")
+    from trl_grpo_tasks.sweep import sweep
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = {name: value for name, value in SMALL.items() if name != "output_dir"} | {
+        "max_steps": 1,
+        "hub-token": TOKEN,
+    }
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    asked = ["--search", "learning_rate=1e-3,1e-2", "--trials", "1", "--output_dir", str(tmp_path / "sweep")]
+    assert sweep([*asked, *flags]) == 0
+    assert files_with_secrets(tmp_path) == []
+    assert "--hub-token ..." in (tmp_path / "sweep" / "sweep.json").read_text()
+
+
+def test_an_evaluation_keeps_no_secret(tmp_path):
+    task = tmp_path / "my_task.py"
+    task.write_text(TASK)
+    train(tmp_path / "run", task=task, eval_only=True, api_key=KEY)
+    assert files_with_secrets(Path(tmp_path)) == []

@@ -1,0 +1,83 @@
+"""Redaction: tokens, keys and passwords are kept out of every file that a run writes.
+
+Secrets are found by the name of the option, key or environment variable that holds them, and then removed wherever
+their values occur. `remember` collects values; `redacted` and `redacted_words` remove them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REDACTED = "..."
+SHORTEST = 8  # characters: a shorter value is removed under its name only, since it may occur in any text
+
+_SECRET_NAME = re.compile(
+    r"(.*_)?(token|api_?key|access_key(_id)?|secret(_(access_)?key)?|private_key|password|passwd|passphrase"
+    r"|credentials?|authorization)"
+)
+_TOKENIZER_NAME = re.compile(r"(.*_)?(pad|eos|bos|unk|mask|sep|cls|stop|start|end|image|video|audio)_token")
+_PASSWORD_IN_URL = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+_known: set[str] = set()
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option, key or environment variable with this name holds a secret: hub-token, apiKey, HF_TOKEN."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).replace("-", "_").lower()
+    return bool(_SECRET_NAME.fullmatch(plain)) and not _TOKENIZER_NAME.fullmatch(plain)
+
+
+def remember(value: Any, name: str = "") -> None:
+    """Collect the secrets in nested options, so that they are removed from other text too."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            remember(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            remember(inner, name)
+    elif isinstance(value, str) and is_secret(name):
+        _known.update(word for word in value.split() if len(word) >= SHORTEST)  # of "Bearer hf_...", the second
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """A copy of nested options without secrets; `name` is the option or key that holds `value`."""
+    if type(value) is dict:
+        return {key: redacted(inner, str(key)) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(redacted(inner, name) for inner in value)
+    if type(value) is not str:
+        return value
+    return REDACTED if value and is_secret(name) else _without_values(value)
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line without secrets."""
+    clean: list[str] = []
+    follows_name = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if follows_name and not word.startswith("--"):
+            clean.append(REDACTED)
+        else:
+            clean.append(f"{name}={REDACTED}" if equals and is_secret(name) else _without_values(word))
+        follows_name = word.startswith("--") and is_secret(word)
+    return clean
+
+
+def _without_values(text: str) -> str:
+    """The text without known secrets; where it is JSON, also without what stands under a secret name."""
+    in_environment = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= SHORTEST}
+    for secret in sorted(_known | in_environment, key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    text = _PASSWORD_IN_URL.sub(rf"\g<1>{REDACTED}@", text)
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            parsed = json.loads(text)
+            clean = redacted(parsed)
+        except (ValueError, RecursionError):
+            return text
+        return text if clean == parsed else json.dumps(clean)
+    return text
