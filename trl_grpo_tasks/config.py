@@ -102,7 +102,7 @@ class TaskGRPOConfig(GRPOConfig):
     ema_alpha: float = option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
     reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
     kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
-    kl_horizon: float = option(1000.0, "Completions over which beta adapts; larger is slower.")
+    kl_horizon: float = option(1000.0, "Completions over which beta changes by at most a fifth; larger is slower.")
 
     # Replay
     replay_size: int = option(0, "Groups kept to replace groups without signal. 0: no replay.")
