@@ -87,6 +87,41 @@ def test_replay_prefers_large_advantages_and_resumes():
     assert [buffer.sample(1)[0][0].step for _ in range(20)] == [again.sample(1)[0][0].step for _ in range(20)]
 
 
+def test_a_fraction_of_a_group_is_carried_over_and_resumed():
+    """One process with one group that never has signal: of 12 rollouts a quarter is replayed, also across a resume."""
+    buffer, again = ReplayBuffer(4, 5), ReplayBuffer(4, 5)
+    replaced = []
+    for _ in range(6):
+        replaced.append(len(buffer.allot([True], [4], 0.25)))
+    again.load_state_dict(buffer.state_dict())
+    for _ in range(6):
+        replaced.append(len(again.allot([True], [4], 0.25)))
+    assert replaced == [0, 0, 0, 1] * 3
+    tenths = ReplayBuffer(4, 5)
+    assert sum(len(tenths.allot([True], [4], 0.1)) for _ in range(100)) == 10, "rounding must not lose a group"
+
+
+def test_the_processes_share_what_may_be_replaced():
+    """Four processes with two groups each, half of which may be replaced; process 2 has nothing stored."""
+    buffer = ReplayBuffer(4, 5)
+    is_empty = [True, True, False, True, True, True, True, True]
+    rounds = [buffer.allot(is_empty, [9, 9, 0, 1], 0.5) for _ in range(4)]
+    assert all(len(set(chosen)) == 4 and {4, 5, 2}.isdisjoint(chosen) for chosen in rounds)
+    assert all(len({6, 7} & set(chosen)) == 1 for chosen in rounds), "process 3 has one group to offer"
+    assert buffer.allot([False] * 8, [9] * 4, 0.5) == []
+    assert len(buffer.allot([True] * 8, [9] * 4, 0.5)) == 4, "what could not be used does not pile up"
+
+
+def test_replay_with_one_group_per_rollout(tiny_path, tmp_path):
+    options = config(tmp_path, replay_size=4, advantage_estimator="mean", per_device_train_batch_size=4)
+    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
+    trainer.model.train()
+    for texts in (["a", "bb", "ab", "ccc"], *[["b"] * 4] * 5):
+        FixedTrainer.fixed = texts
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1, 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("constrain", [False, True])
 def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain):
     """First a rollout with signal in both groups, then one with none: half of it is replayed, ratios and all."""
