@@ -1,10 +1,12 @@
-# make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests.
+# make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests;
+# make test ORDER=--reverse runs the tests in the opposite order.
 # Both create .venv first, as make install does alone. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARALLEL := -n 2 --dist loadfile
+ORDER ?=
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: install demo test quick lint bench clean
@@ -29,10 +31,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: $(STAMP) lint
-	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL)
+	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) $(ORDER)
 
 quick: $(STAMP) lint
-	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow"
+	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) $(ORDER) -m "not slow"
 
 bench: $(STAMP)
 	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done

@@ -5,14 +5,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("WANDB_MODE", "offline")
-os.environ.setdefault("TRACKIO_DIR", os.path.join(tempfile.gettempdir(), "trackio_of_tests"))
-
 import pytest
 import torch
 
+from tests.isolation import SCRATCH
 from tests.sandboxed import children_of
 from tests.toy import ToyTask
 from tests.toy_fill import save_bert
@@ -23,6 +19,19 @@ from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 from trl_grpo_tasks.task import get_task
 
 torch.set_num_threads(1)
+
+
+def pytest_unconfigure():
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--reverse", action="store_true", help="run the tests in the opposite order")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--reverse"):
+        items.reverse()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import random
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.advantages import check_estimator, estimate, expected_best, expected_best_curve, without_signal
+from trl_grpo_tasks.advantages import (
+    best_weights,
+    check_estimator,
+    estimate,
+    expected_best,
+    expected_best_curve,
+    without_signal,
+)
 
 CASES = json.loads((Path(__file__).parent / "reference" / "advantages.json").read_text())["cases"]
 # the name in the reference file, our name
@@ -57,6 +66,34 @@ def test_maxk_is_what_enumerating_subsets_gives(rewards, data):
         baseline = sum(max(rewards[j] for j in s) for s in others) / len(others)
         expected.append(credit - k / n * baseline)
     torch.testing.assert_close(estimate(group(rewards), "maxk", k), group(expected), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "k"), [(128, 16), (1024, 8), (1024, 2), (1024, 512), (1024, 1024)])
+def test_maxk_of_large_groups_is_exact(n, k):
+    """Against the counts of subsets as fractions, whose binomials have up to 300 digits."""
+    rewards = list(range(n))  # the reward of a completion is its rank
+    random.Random(n + k).shuffle(rewards)
+    actual = estimate(group(rewards), "maxk", k)[0]
+    for rank in (0, 1, n // 2, n - k, n - 2, n - 1):
+        holding = rank * math.comb(rank, k - 1) + sum(m * math.comb(m - 1, k - 2) for m in range(rank + 1, n))
+        others = [*range(rank), *range(rank + 1, n)]
+        without = sum(math.comb(i, k - 2) * value for i, value in enumerate(others))
+        exact = Fraction(holding, math.comb(n, k)) - Fraction(k, n) * Fraction(without, math.comb(n - 1, k - 1))
+        assert actual[rewards.index(rank)].item() == pytest.approx(float(exact), rel=1e-9, abs=1e-10), rank
+
+
+def test_equal_rewards_have_no_advantage_at_all_under_maxk():
+    assert (estimate(group([0.1] * 33), "maxk", 7) == 0).all()
+
+
+def test_the_curve_of_a_large_group_is_exact_and_its_weights_are_computed_once():
+    rewards = torch.arange(1024, dtype=torch.float64)
+    best_weights.cache_clear()
+    curve = expected_best_curve(torch.stack([rewards, rewards.flip(0)]))
+    for k, value in curve.items():
+        exact = Fraction(sum(i * math.comb(i, k - 1) for i in range(1024)), math.comb(1024, k))
+        assert value == pytest.approx(float(exact), rel=1e-12)
+    assert expected_best_curve(rewards[None] > 511) and best_weights.cache_info().misses == len(curve) == 11
 
 
 @settings(max_examples=60, deadline=None)

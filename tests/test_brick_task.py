@@ -86,9 +86,18 @@ def test_a_text_of_ones_own_is_a_row():
     assert BrickTask(BrickOptions(world_dim=24)).row_of("x")["world"] == 24
     with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):
         task.row_of("a castle, world 99")
-    # without a target what is judged is physics
-    assert task.score(row, "2x4 (0,0,0)\n").success
-    assert not task.score(row, "2x4 (0,0,1)\n").success
+
+
+def test_without_a_target_physics_is_judged_and_nothing_is_a_success():
+    task = BrickTask()
+    row = task.row_of("a red dragon")
+    stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
+    assert stands.valid and not stands.success and not falls.success
+    assert stands.reason == "the shape cannot be judged: this caption has no target" and stands.info["stable"]
+    assert stands.components == {
+        "stability": 1.0, "connectivity": 1.0, "quality": 1.0, "length": 0.0, "shape": 0.0, "syntax": 1.0,
+    }  # fmt: skip
+    assert falls.total < stands.total < sum(task.weights.values()) and "shape" not in falls.reason
     assert task.score(row, "").total == 0
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from tests.test_trainer import FixedTrainer
 from tests.toy import ToyTask
@@ -12,26 +13,43 @@ from tests.training import config, toy_trainer
 from trl_grpo_tasks.callbacks import Hints
 from trl_grpo_tasks.curriculum import Curriculum
 from trl_grpo_tasks.kl import AdaptiveKL
-from trl_grpo_tasks.reference import average_product
+from trl_grpo_tasks.reference import MovingReference, average_product
 from trl_grpo_tasks.replay import ReplayBuffer, StoredGroup, probabilities_and_weights
 
 # ---- adaptive KL
 
 
-@pytest.mark.parametrize(("kl", "beta"), [(0.1, 0.10128), (0.055, 0.10064), (0.0, 0.09872)])
-def test_adaptive_kl_vectors(kl, beta):
+@pytest.mark.parametrize(
+    ("kl", "linear", "exponential"),
+    [(0.1, 0.10128, 0.1012882), (0.055, 0.10064, 0.1006420), (0.0, 0.09872, 0.0987282)],
+)
+def test_adaptive_kl_vectors(kl, linear, exponential):
+    """The factor is exp(x); the published rule has 1 + x, which for small batches is the same up to x ** 2 / 2."""
     controller = AdaptiveKL(0.1, target=0.05, horizon=1000)
     controller.observe(kl)
-    assert controller.update(64) == pytest.approx(beta, abs=1e-9)
-    assert controller.update(64) == pytest.approx(beta, abs=1e-9)  # nothing new was measured
+    assert controller.update(64) == pytest.approx(exponential, abs=1e-7)
+    assert controller.update(64) == pytest.approx(exponential, abs=1e-7)  # nothing new was measured
+    assert exponential == pytest.approx(linear, rel=0.6 * 0.0128**2)
+
+
+@pytest.mark.parametrize("n", [1000, 8192, 10**6])
+def test_a_large_batch_changes_beta_by_a_fifth_at_most(n):
+    """The linear rule has a negative factor for n > 5 * horizon, which threw beta down to its floor."""
+    controller = AdaptiveKL(0.04, target=0.05, horizon=1000)
+    controller.observe(0.0)
+    quiet = controller.update(n)
+    assert quiet == pytest.approx(0.04 * 0.8187308)
+    controller.observe(1.0)
+    assert controller.update(n) == pytest.approx(0.04), "a step up undoes a step down"
 
 
 def test_beta_follows_the_measured_kl(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, kl_target=1e-6, kl_horizon=100, max_steps=4)
     trainer.train()
     betas = [line["beta"] for line in trainer.state.log_history if "beta" in line]
-    # After the first step there is no divergence yet, so beta falls by 0.2 * 8 / 100; then it rises by as much.
-    assert betas == pytest.approx([0.1 * 0.984, 0.1 * 0.984 * 1.016, 0.1 * 0.984 * 1.016**2])
+    # After the first step there is no divergence yet, so beta falls by a factor of exp(0.2 * 8 / 100); then it rises.
+    factor = 1.0161287
+    assert betas == pytest.approx([0.1 / factor, 0.1, 0.1 * factor])
     assert trainer.beta == betas[-1]
 
 
@@ -67,6 +85,41 @@ def test_replay_prefers_large_advantages_and_resumes():
     again = ReplayBuffer(capacity=2, max_age=5, alpha=1.0)
     again.load_state_dict(buffer.state_dict())
     assert [buffer.sample(1)[0][0].step for _ in range(20)] == [again.sample(1)[0][0].step for _ in range(20)]
+
+
+def test_a_fraction_of_a_group_is_carried_over_and_resumed():
+    """One process with one group that never has signal: of 12 rollouts a quarter is replayed, also across a resume."""
+    buffer, again = ReplayBuffer(4, 5), ReplayBuffer(4, 5)
+    replaced = []
+    for _ in range(6):
+        replaced.append(len(buffer.allot([True], [4], 0.25)))
+    again.load_state_dict(buffer.state_dict())
+    for _ in range(6):
+        replaced.append(len(again.allot([True], [4], 0.25)))
+    assert replaced == [0, 0, 0, 1] * 3
+    tenths = ReplayBuffer(4, 5)
+    assert sum(len(tenths.allot([True], [4], 0.1)) for _ in range(100)) == 10, "rounding must not lose a group"
+
+
+def test_the_processes_share_what_may_be_replaced():
+    """Four processes with two groups each, half of which may be replaced; process 2 has nothing stored."""
+    buffer = ReplayBuffer(4, 5)
+    is_empty = [True, True, False, True, True, True, True, True]
+    rounds = [buffer.allot(is_empty, [9, 9, 0, 1], 0.5) for _ in range(4)]
+    assert all(len(set(chosen)) == 4 and {4, 5, 2}.isdisjoint(chosen) for chosen in rounds)
+    assert all(len({6, 7} & set(chosen)) == 1 for chosen in rounds), "process 3 has one group to offer"
+    assert buffer.allot([False] * 8, [9] * 4, 0.5) == []
+    assert len(buffer.allot([True] * 8, [9] * 4, 0.5)) == 4, "what could not be used does not pile up"
+
+
+def test_replay_with_one_group_per_rollout(tiny_path, tmp_path):
+    options = config(tmp_path, replay_size=4, advantage_estimator="mean", per_device_train_batch_size=4)
+    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
+    trainer.model.train()
+    for texts in (["a", "bb", "ab", "ccc"], *[["b"] * 4] * 5):
+        FixedTrainer.fixed = texts
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(("constrain", "loss_tokens"), [(False, "all"), (True, "all"), (True, "decisions")])
@@ -247,6 +300,54 @@ def test_the_reference_of_an_adapter_moves(tiny_path, tmp_path, mode):
         assert value.abs().sum() > 0 and ref.abs().sum() > 0, "the reference did not follow"
     kl = [line["kl"] for line in trainer.state.log_history if "kl" in line]
     assert kl[0] == pytest.approx(0, abs=1e-6) and (kl[-1] > 0 or mode == "periodic")
+
+
+def test_an_average_of_half_precision_weights_does_not_stand_still():
+    """1,000 steps at alpha 0.99 close all of a 1% gap but 0.99 ** 1000; bfloat16 alone would round each step away."""
+    policy, ref = torch.nn.Linear(3, 2).to(torch.bfloat16), torch.nn.Linear(3, 2).to(torch.bfloat16)
+    for model, value in ((policy, 1.0), (ref, 0.9921875)):
+        for p in model.parameters():
+            torch.nn.init.constant_(p, value)
+    reference = MovingReference("ema", policy, ref, 0.99, 1)
+    for _ in range(50):
+        reference.update()
+    exact = 1 - 0.0078125 * 0.99**50  # half of the gap, which bfloat16 has no number for
+    for value in reference.state_dict()["weights"].values():
+        torch.testing.assert_close(value, torch.full_like(value, exact, dtype=torch.float32), atol=1e-6, rtol=0)
+    resumed_ref = torch.nn.Linear(3, 2).to(torch.bfloat16)
+    resumed = MovingReference("ema", policy, resumed_ref, 0.99, 1)
+    resumed.load_state_dict(reference.state_dict())
+    for _ in range(950):
+        reference.update()
+        resumed.update()
+    for p, again in zip(ref.parameters(), resumed_ref.parameters(), strict=True):
+        assert torch.equal(p, torch.ones_like(p)) and torch.equal(p, again)
+    for value, again in zip(*(r.state_dict()["weights"].values() for r in (reference, resumed)), strict=True):
+        assert torch.equal(value, again), "the float32 average is not in the checkpoint"
+
+
+@pytest.mark.parametrize("mode", ["ema", "periodic"])
+def test_the_reference_of_an_embedding_adapter_moves(tiny_path, tmp_path, mode):
+    """PEFT names it `lora_embedding_A.default`, without a `.weight`; TRL does not copy it into "ref" either."""
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_path), LoraConfig(r=2, target_modules=["embed_tokens", "v_proj"])
+    )
+    weights = dict(model.named_parameters())
+    (a_name,) = [name for name in weights if name.endswith("lora_embedding_A.default")]
+    a, b = weights[a_name], weights[a_name.replace("embedding_A", "embedding_B")]
+    torch.nn.init.normal_(a)  # as after an earlier training
+    options = {"reference_mode": mode, "ema_alpha": 0.5, "reference_update_freq": 1}
+    trainer = toy_trainer(model, tmp_path, beta=0.1, max_steps=1, **options)
+    weights = dict(model.named_parameters())
+    ref_a, ref_b = (weights[n] for n in (a_name.replace(".default", ".ref"), a_name.replace("A.default", "B.ref")))
+    assert torch.equal(a, ref_a) and torch.equal(b, ref_b) and not ref_a.requires_grad
+    before = ref_b @ ref_a
+    with torch.no_grad():
+        a.add_(torch.randn(a.shape, generator=torch.Generator().manual_seed(0)))
+    trainer._reference.update()
+    expected = 0.5 * before + 0.5 * b @ a if mode == "ema" else b @ a
+    torch.testing.assert_close(ref_b @ ref_a, expected, atol=1e-5, rtol=1e-5)
+    assert {a_name.replace(".default", ".ref")} <= set(trainer._reference.state_dict()["weights"])
 
 
 # ---- hints

@@ -50,3 +50,33 @@ def test_two_processes_equal_one(tiny_path, tmp_path, estimator, loss_tokens):
     for a, b in zip(one_log, two_log, strict=True):
         for key in same:
             assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
+
+
+ONE_SIGNAL = """
+from tests.test_trainer import FixedTrainer
+from tests.toy import ToyTask
+from tests.training import config
+trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
+
+def only_at_first(prompt_ids):
+    texts = ["a", "bb", "ab", "ccc"] if trainer.state.global_step == 0 else ["b"] * 4
+    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in texts], None
+
+FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: only_at_first(prompt_ids)
+"""
+
+
+@pytest.mark.slow
+def test_replay_with_one_group_per_process(tiny_path, tmp_path):
+    """Half of the groups of a batch may be replaced: one of the two, which leaves fresh data in every batch."""
+    options = {
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_steps": 5,
+        "advantage_estimator": "mean",
+        "replay_size": 4,
+        "replay_fraction": 0.5,
+    }
+    _, log = run_processes(ONE_SIGNAL, tiny_path, tmp_path / "two", 2, options)
+    assert [line["replay/replaced_groups"] for line in log] == [0, 1, 1, 1, 1]
+    assert [line["replay/size"] for line in log] == [2] * 5

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.wild import ROW, is_gone, values, zombie_children
+from trl_grpo_tasks.rewards import pool, worker
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
 from trl_grpo_tasks.task import get_task
 
@@ -34,6 +35,46 @@ def test_close_is_idempotent_and_leaves_nothing(wild):
         open_ended.result()
     with pytest.raises(RuntimeError, match="closed"):
         executor.submit([ROW], ["good"])
+
+
+def test_a_score_that_forks_shifts_no_other_score(wild):
+    rows = [json.dumps({"x": i}) for i in range(63)]
+    completions = [f"fork {i}" if i % 3 == 0 else f"good {i}" for i in range(63)]
+    with RewardExecutor(wild, workers=2) as executor:
+        assert values(executor.submit(rows, completions).result()) == [float(i) for i in range(63)]
+    with RewardExecutor(wild, workers=0) as executor:  # in this process: its copy ends as well
+        outcomes = executor.submit(rows[:3], completions[:3]).result()
+    assert values(outcomes) == [0.0, 1.0, 2.0]
+    assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
+
+
+def test_an_answer_that_was_not_asked_for_is_ignored(wild, monkeypatch):
+    """Each frame arrives twice, and before each comes one of an earlier job."""
+    receive = pool._Worker.receive
+
+    def with_echoes(self):
+        messages, alive = receive(self)
+        stale = [(number - 1, worker.Reply(None, "stale", 0.0)) for number, _ in messages if number > 1]
+        return [*stale, *messages, *(m for m in messages if m[0] > 0)], alive
+
+    monkeypatch.setattr(pool._Worker, "receive", with_echoes)
+    with RewardExecutor(wild, workers=2) as executor:
+        outcomes = executor.submit([json.dumps({"x": i}) for i in range(20)], ["good"] * 20).result()
+    assert values(outcomes) == [float(i) for i in range(20)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children with a session of their own are found in /proc")
+@pytest.mark.parametrize("how", ["daemon", "daemon bare", "orphan", "leave"])
+def test_no_child_outlives_close(wild, tmp_path, how):
+    """A child in a session of its own; one with an empty environment; one whose parent has ended; one of a worker that
+    has ended."""
+    verb, *more = how.split()
+    path = tmp_path / "pid"
+    with RewardExecutor(wild, workers=1) as executor:
+        executor.submit([ROW], [" ".join([verb, str(path), *more])]).result()
+        pid = int(path.read_text())
+        assert how == "leave" or Path(f"/proc/{pid}").exists()
+    assert is_gone(pid)
 
 
 def test_a_dropped_executor_cleans_up_after_itself(wild):

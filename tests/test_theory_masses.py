@@ -7,6 +7,7 @@ import random
 from fractions import Fraction
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from trl_grpo_tasks.tasks.theory.masses import (
     massless_charged,
     scalar_sectors,
 )
+from trl_grpo_tasks.tasks.theory.spectrum import singular_values
 from trl_grpo_tasks.tasks.theory.tensors import components, reps_of
 from trl_grpo_tasks.tasks.theory.theory import MassTerm, is_real
 
@@ -273,6 +275,64 @@ def test_masses_against_the_whole_matrix():
         assert len(expected) == len(values)
         # Equal up to rounding of the largest entries; the lightest quarks are far above that.
         assert np.allclose(np.sort(values), np.sort(expected), rtol=1e-6, atol=1e-9)
+
+
+# ---- masses that lie many powers of ten apart
+
+
+def with_many_digits(matrix):
+    """Singular values with 200 digits, largest first; what is 100 digits below the largest is zero."""
+    with mpmath.workdps(200):
+        values = [float(value) for value in mpmath.svd_r(mpmath.matrix(matrix.tolist()), compute_uv=False)]
+    return np.array([0.0 if value < 1e-100 * values[0] else value for value in values])
+
+
+@pytest.mark.parametrize(("yukawa", "heavy"), [(0.01, 1e6), (0.01, 1e14), (1e-6, 1e16), (1.0, 10.0)])
+def test_the_light_neutrino_of_a_seesaw_has_a_mass(yukawa, heavy):
+    fermions = {**FAMILY, "N": ("singlet singlet 0", 1)}
+    theory = make(SM, HIGGS, fermions, {**yukawas(1.0, 0.02, 0.01), "L N H": yukawa, "N N": heavy})
+    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.kind == "majorana"]
+    dirac = yukawa * 246 / math.sqrt(2)
+    with mpmath.workdps(60):
+        root = mpmath.sqrt(mpmath.mpf(heavy) ** 2 + 4 * mpmath.mpf(dirac) ** 2)
+        exact = [float((root - heavy) / 2), float((root + heavy) / 2)]
+    assert sector.masses == pytest.approx(exact, rel=1e-12) and sector.massless == 0
+    if (yukawa, heavy) == (0.01, 1e6):
+        assert sector.masses[0] == pytest.approx(3.03e-6, rel=2e-3)
+
+
+def test_a_seesaw_with_more_doublets_than_singlets_leaves_massless_neutrinos():
+    """Three neutrinos and two heavy singlets: one neutrino stays massless, exactly, and two are light."""
+    fermions = {**FAMILY, "L": ("singlet fund -1/2", 3), "N": ("singlet singlet 0", 2)}
+    theory = make(SM, HIGGS, fermions, {"L N H": (1e-6, 0.01), "N N": 1e12})
+    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.kind == "majorana"]
+    assert sector.massless == 1
+    light = [(y * 246 / math.sqrt(2)) ** 2 / 1e12 for y in (1e-6, 0.01)]
+    assert sector.masses[1:] == pytest.approx([*light, 1e12, 1e12], rel=1e-12)
+
+
+def test_singular_values_of_graded_matrices():
+    """Entries of two digits, in rows and columns up to twenty powers of ten apart, about a third of them zero."""
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        shape = rng.integers(1, 7, 2)
+        matrix = rng.integers(10, 100, shape) * rng.choice([-1.0, 1.0], shape) * (rng.random(shape) < 0.7)
+        matrix = matrix * 10.0 ** rng.integers(-10, 10, (shape[0], 1)) * 10.0 ** rng.integers(-10, 10, shape[1])
+        np.testing.assert_allclose(singular_values(matrix), with_many_digits(matrix), rtol=1e-9, atol=0)
+
+
+def test_the_rank_of_graded_matrices_is_exact():
+    """Products of two factors of integers have a known rank; rounding makes every entry wrong in its last digits."""
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        rank = int(rng.integers(1, 4))
+        left, right = rng.integers(-9, 10, (5, rank)), rng.integers(-9, 10, (rank, 4))
+        product = left @ right
+        scale = np.sqrt(2) * 10.0 ** np.outer(rng.integers(-9, 9, 5), np.ones(4))
+        matrix = product * scale * 10.0 ** rng.integers(-9, 9, 4) / 3
+        expected = np.linalg.matrix_rank(product)
+        assert np.count_nonzero(singular_values(matrix)) == expected
+    assert not singular_values(np.zeros((3, 2))).any() and len(singular_values(np.zeros((3, 0)))) == 0
 
 
 def test_unpaired_states_are_massless():

@@ -1,7 +1,11 @@
 """Trackers: numbers, tables of completions and pictures, read back from what each left on disk."""
 
+import json
 import os
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -28,7 +32,7 @@ ROWS = [row["prompt"] for row in ToyTask().dataset("train", None, 0)]
 def train(tiny_path, tmp_path, *names, task=None, **options):
     trainer = toy_trainer(
         tiny_path, tmp_path / "run", task or PngTask(), report_to=list(names), max_steps=2, project="letters",
-        run_name=tmp_path.parent.name, **options,
+        run_name="a run", **options,
     )  # fmt: skip
     said = []
     trainer.add_callback(trackers.TrackedSamples(trainer, say=said.append))
@@ -88,14 +92,23 @@ def test_the_project_reaches_the_trackers_that_look_in_the_environment(monkeypat
     assert [os.environ[name] for name in names] == [used] * len(names)
 
 
-def test_trackio_on_this_machine(tiny_path, tmp_path, monkeypatch, capsys):
+def test_trackio_on_this_machine(tiny_path, tmp_path):
+    """In a process of its own, since trackio reads where to write when it is imported."""
     pytest.importorskip("trackio")
-    from trackio import utils
-
-    _, said = train(tiny_path, tmp_path, "trackio")
-    assert said == ["to watch the run: trackio show --project letters"]
-    assert "Trackio" not in capsys.readouterr().out, "it talks of itself"
-    folder = utils.TRACKIO_DIR
+    script = """
+import json, sys
+from pathlib import Path
+from tests.test_trackers import train
+_, said = train(sys.argv[1], Path(sys.argv[2]), "trackio")
+print(json.dumps(said))
+"""
+    folder = tmp_path / "trackio"
+    environment = os.environ | {"TRACKIO_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", script, tiny_path, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == ["to watch the run: trackio show --project letters"]
+    assert "Trackio" not in ended.stdout, "it talks of itself"
     with sqlite3.connect(folder / "letters.db") as data:
         logged = [
             bytes(line[0]).decode() for line in data.execute("select metrics from metrics where run_name='a run'")

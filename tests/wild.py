@@ -10,7 +10,7 @@ from pathlib import Path
 ROW = json.dumps({"prompt": "?"})
 
 TASK_FILE = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 from dataclasses import dataclass
 from trl_grpo_tasks.task import Score, Task
 
@@ -51,6 +51,20 @@ class Wild(Task):
             run_python("import time; time.sleep(1000)", timeout=1000)
         if verb == "touch":
             open(argument, "a").write("scored\\n")
+        if verb == "fork":
+            return self.make_score({"value": float(row["x"])}, True, True, info={"child": os.fork()})
+        if verb in ("daemon", "orphan", "leave"):  # a process in a session of its own; its id goes to a file
+            path, *more = argument.split()
+            sleeper = [sys.executable, "-c", "import os, time; os.closerange(1, 3); time.sleep(1000)"]
+            if verb == "orphan":
+                start = f"import subprocess; print(subprocess.Popen({sleeper!r}, start_new_session=True).pid)"
+                pid = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True).stdout
+            else:
+                environment = {} if more == ["bare"] else None
+                pid = subprocess.Popen(sleeper, start_new_session=True, env=environment).pid
+            open(path, "w").write(str(pid))
+            if verb == "leave":
+                os._exit(7)
         if verb == "pid":
             return self.make_score({"value": 0.0}, True, True, info={"pid": os.getpid()})
         return self.make_score({"value": float(row.get("x", 0)) + self.options.bonus}, True, True)

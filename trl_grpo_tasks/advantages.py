@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -86,9 +86,16 @@ def without_signal(rewards_P_G: torch.Tensor, advantages_P_G: torch.Tensor) -> t
 def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:
     """The unbiased estimate of the best of k samples, from n >= k rewards: max@k, or pass@k where they are 0 and 1."""
     ordered = rewards.double().sort().values
-    n = len(ordered)
-    weights = torch.tensor([math.comb(i, k - 1) / math.comb(n, k) for i in range(n)], dtype=torch.float64)
-    return (weights.to(ordered.device) * ordered).sum()
+    return ordered @ best_weights(len(ordered), k).to(ordered.device)
+
+
+@lru_cache(maxsize=512)
+def best_weights(n: int, k: int) -> torch.Tensor:
+    """C(i, k-1) / C(n, k) for i = 0 ... n-1: how likely the i-th smallest of n values is the largest of k drawn from
+    them. Computed as a product of ratios, since the binomials themselves leave the range of a float."""
+    i = torch.arange(n - 1, 0, -1, dtype=torch.float64)
+    downwards = torch.cat([torch.tensor([k / n], dtype=torch.float64), (i - k + 1).clamp(min=0) / i])
+    return downwards.cumprod(0).flip(0)
 
 
 def doublings(group_size: int) -> list[int]:
@@ -99,10 +106,12 @@ def doublings(group_size: int) -> list[int]:
 def expected_best_curve(rewards_P_G: torch.Tensor) -> dict[int, float]:
     """{k: mean over groups of the unbiased best of k} for k = 1, 2, 4, ... n; groups with unscored members count
     for the k they still allow."""
+    scored_P = (~rewards_P_G.isnan()).sum(1).tolist()
+    ordered_P_G = rewards_P_G.double().cpu().sort(1).values  # NaN comes last
     curve = {}
     for k in doublings(rewards_P_G.shape[1]):
-        groups = [group[~torch.isnan(group)] for group in rewards_P_G]
-        values = [expected_best(group, k) for group in groups if len(group) >= k]
+        groups = zip(ordered_P_G, scored_P, strict=True)
+        values = [ordered[:n] @ best_weights(n, k) for ordered, n in groups if n >= k]
         if values:
             curve[k] = torch.stack(values).mean().item()
     return curve
@@ -137,17 +146,19 @@ def _maxk(rewards: torch.Tensor, k: int) -> torch.Tensor:
     if k > n:  # unscored completions made this group too small
         return torch.zeros_like(rewards)
     ordered, order = rewards.sort(stable=True)
-    subsets = math.comb(n, k)
+    ordered = ordered - ordered[0]  # shifting all rewards changes no advantage, and equal rewards now give exactly 0
     # s_i: the mean over all k-subsets of (its maximum if i is in it). With i at rank j (from 0), i is the maximum of
-    # C(j, k-1) subsets; rank m > j is the maximum of C(m-1, k-2) subsets that hold i.
-    as_maximum = torch.tensor([math.comb(j, k - 1) for j in range(n)], dtype=ordered.dtype, device=ordered.device)
-    as_member = torch.tensor(
-        [math.comb(m - 1, k - 2) if m else 0 for m in range(n)], dtype=ordered.dtype, device=ordered.device
-    )
-    above = (as_member * ordered).flip(0).cumsum(0).flip(0) - as_member * ordered
-    credit = (as_maximum * ordered + above) / subsets
-    # The baseline of i: what the other k-1 would have reached without it.
-    baseline = torch.stack([expected_best(torch.cat([ordered[:j], ordered[j + 1 :]]), k - 1) for j in range(n)])
+    # C(j, k-1) subsets; rank m > j is the maximum of C(m-1, k-2) = C(m, k-1) (k-1) / m subsets that hold i.
+    as_maximum = best_weights(n, k).to(ordered.device)
+    as_member = as_maximum[1:] * (k - 1) / torch.arange(1, n, device=ordered.device)
+    nothing = ordered.new_zeros(1)
+    above = torch.cat([(as_member * ordered[1:]).flip(0).cumsum(0).flip(0), nothing])
+    credit = as_maximum * ordered + above
+    # The baseline of i: what the other k-1 would have reached without it. Ranks above i are one lower then.
+    of_others = best_weights(n - 1, k - 1).to(ordered.device)
+    below = torch.cat([nothing, (of_others * ordered[:-1]).cumsum(0)])
+    above = torch.cat([(of_others * ordered[1:]).flip(0).cumsum(0).flip(0), nothing])
+    baseline = below + above
     advantages = torch.empty_like(rewards)
     advantages[order] = credit - (k / n) * baseline
     return advantages

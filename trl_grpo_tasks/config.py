@@ -162,12 +162,12 @@ class TaskGRPOConfig(GRPOConfig):
     ema_alpha: float = option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
     reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
     kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
-    kl_horizon: float = option(1000.0, "Completions over which beta adapts; larger is slower.")
+    kl_horizon: float = option(1000.0, "Completions over which beta changes by at most a fifth; larger is slower.")
 
     # Replay
     replay_size: int = option(0, "Groups kept to replace groups without signal. 0: no replay.")
     replay_max_age: int = option(50, "Optimizer steps after which a kept group is dropped.")
-    replay_fraction: float = option(0.5, "Largest share of a batch's groups that replay may replace.")
+    replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, over time.")
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
     replay_beta: float = option(0.4, "How much importance weights make up for that preference; 1: fully.")
 

@@ -14,40 +14,57 @@ import torch
 from torch import nn
 
 ADAPTER = "ref"
+FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 
 class MovingReference:
-    """Update `ref_model` (full weights), or the adapter "ref" of `model`, once an iteration.
+    """Updates `ref_model` (full weights), or the adapter "ref" of `model`, once per rollout iteration.
 
     ema: ref <- alpha ref + (1 - alpha) policy. periodic: ref <- policy every `update_freq` iterations.
+    An ema step on half-precision weights is mostly smaller than their rounding, so the average itself is kept in
+    float32 (4 bytes more per weight) and the reference is a rounded copy of it.
     """
 
     def __init__(self, mode: str, model: nn.Module, ref_model: nn.Module | None, alpha: float, update_freq: int):
         self._mode, self._alpha, self._update_freq = mode, alpha, update_freq
         self._model, self._ref_model = model, ref_model
         self._iterations = 0
+        self._average: dict[str, torch.Tensor] = {}  # of weights in half precision, by name
+        if ref_model is None:
+            self._move(keep=0.0)  # TRL's copy of the adapter leaves out embeddings
+        if mode == "ema":
+            halves = {name: p for name, p in self._weights().items() if p.dtype in (torch.bfloat16, torch.float16)}
+            self._average = {name: p.detach().float() for name, p in halves.items()}
 
-    @torch.no_grad()
     def update(self) -> None:
         """To be called after each rollout iteration."""
         self._iterations += 1
-        if self._mode == "periodic":
-            if self._iterations % self._update_freq:
-                return
-            keep = 0.0
-        else:
-            keep = self._alpha
+        if self._mode == "ema":
+            self._move(self._alpha)
+        elif self._iterations % self._update_freq == 0:
+            self._move(keep=0.0)
+
+    @torch.no_grad()
+    def _move(self, keep: float) -> None:
+        weights = self._weights()
+        average = weights | self._average
         if self._ref_model is not None:
-            for ref, policy in zip(self._ref_model.parameters(), self._model.parameters(), strict=True):
+            for ref, policy in zip(average.values(), self._model.parameters(), strict=True):
                 _blend(ref, policy, keep)
         else:
-            _update_adapter(self._model, keep)
+            _blend_adapters(average, _adapter_parameters(self._model, "default"), keep)
+        for name, value in self._average.items():
+            weights[name].copy_(value)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The reference's own parameters by name."""
+        if self._ref_model is not None:
+            return dict(self._ref_model.named_parameters())
+        return _adapter_parameters(self._model, ADAPTER)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._ref_model is not None:
-            weights = dict(self._ref_model.named_parameters())
-        else:
-            weights = _adapter_parameters(self._model, ADAPTER)
+        """Weights at the precision that the next update needs; rounding them gives the reference's bits."""
+        weights = self._weights() | self._average
         return {
             "iterations": self._iterations,
             "weights": {name: p.detach().to("cpu", copy=True) for name, p in weights.items()},
@@ -56,9 +73,11 @@ class MovingReference:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._iterations = state["iterations"]
-        own = dict((self._ref_model if self._ref_model is not None else self._model).named_parameters())
+        weights = self._weights()
         for name, value in state["weights"].items():
-            own[name].copy_(value)
+            weights[name].copy_(value)
+            if name in self._average:
+                self._average[name].copy_(value)
 
 
 def average_product(
@@ -68,8 +87,8 @@ def average_product(
     if keep == 0:
         return a.clone(), b.clone()
     rank = a.shape[0]
-    left = torch.cat([keep * b_ref, (1 - keep) * b], dim=1).float()
-    right = torch.cat([a_ref, a], dim=0).float()
+    left = torch.cat([keep * b_ref.float(), (1 - keep) * b.float()], dim=1)
+    right = torch.cat([a_ref.float(), a.float()], dim=0)
     # left @ right has rank 2r at most, so its SVD is that of a (2r, 2r) matrix between two orthonormal bases.
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)
@@ -77,7 +96,7 @@ def average_product(
     root = s[:rank].sqrt()
     new_b = q_left @ (u[:, :rank] * root)
     new_a = (root[:, None] * vh[:rank]) @ q_right.T
-    return new_a.to(a.dtype), new_b.to(b.dtype)
+    return new_a.to(a_ref.dtype), new_b.to(b_ref.dtype)
 
 
 def _blend(ref: torch.Tensor, policy: torch.Tensor, keep: float) -> None:
@@ -85,22 +104,24 @@ def _blend(ref: torch.Tensor, policy: torch.Tensor, keep: float) -> None:
 
 
 def _adapter_parameters(model: nn.Module, adapter: str) -> dict[str, torch.Tensor]:
-    return {name: p for name, p in model.named_parameters() if f".{adapter}." in name}
+    """The parameters of an adapter: `...lora_A.default.weight`, but `...lora_embedding_A.default`."""
+    return {name: p for name, p in model.named_parameters() if adapter in name.split(".")}
 
 
-def _update_adapter(model: nn.Module, keep: float) -> None:
-    policy = _adapter_parameters(model, "default")
-    ref = _adapter_parameters(model, ADAPTER)
+def _blend_adapters(ref: dict[str, torch.Tensor], policy: dict[str, torch.Tensor], keep: float) -> None:
     for name, value in policy.items():
-        ref_name = name.replace(".default.", f".{ADAPTER}.")
-        if ".lora_A." in name and value.ndim == 2:
-            b_name = name.replace(".lora_A.", ".lora_B.")
-            ref_b_name = ref_name.replace(".lora_A.", ".lora_B.")
+        parts = name.split(".")
+        parts[parts.index("default")] = ADAPTER
+        ref_name = ".".join(parts)
+        kind = next((part for part in parts if part in FACTORS), None) if value.ndim == 2 else None
+        if kind is None:
+            _blend(ref[ref_name], value, keep)
+        elif kind.endswith("A"):  # B moves with its A
+            other = kind[:-1] + "B"
+            b_name, ref_b_name = name.replace(f".{kind}.", f".{other}."), ref_name.replace(f".{kind}.", f".{other}.")
             new_a, new_b = average_product(ref[ref_name], ref[ref_b_name], value, policy[b_name], keep)
             ref[ref_name].copy_(new_a)
             ref[ref_b_name].copy_(new_b)
-        elif not (".lora_B." in name and value.ndim == 2):  # B moved with its A
-            _blend(ref[ref_name], value, keep)
 
 
 def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: Any) -> Any:

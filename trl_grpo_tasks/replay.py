@@ -49,6 +49,8 @@ class ReplayBuffer:
         self._groups: deque[StoredGroup] = deque(maxlen=capacity)
         self._max_age, self._alpha, self._beta = max_age, alpha, beta
         self._random = random.Random(seed)
+        self._allowed = 0.0  # groups that may be replaced, with what earlier rollouts left over of a whole one
+        self._first = 0  # the process that is asked first in the next rollout
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -72,13 +74,40 @@ class ReplayBuffer:
             chosen.append((self._groups[index], weights[index]))
         return chosen
 
+    def allot(self, is_empty_P: Sequence[bool], stored: Sequence[int], fraction: float) -> list[int]:
+        """Which groups of a rollout to replace: groups without signal, at most `fraction` of all over time.
+
+        `is_empty_P` covers the groups of all processes, in the order of the processes; `stored` says how many groups
+        each process has to offer. All processes must call this, and get the same answer. What is left over of a whole
+        group counts for the next rollout, so that replay also works with one group per process, or one in all.
+        """
+        groups = len(is_empty_P) // len(stored)
+        self._allowed += fraction * len(is_empty_P)
+        count = int(self._allowed + 1e-9)
+        self._allowed -= count
+        # The processes take turns, beginning with another one each time.
+        order = [(self._first + turn) % len(stored) for turn in range(len(stored))]
+        self._first = (self._first + 1) % len(stored)
+        offers = []
+        for process in order:
+            empty = [p for p in range(process * groups, (process + 1) * groups) if is_empty_P[p]]
+            offers.append(empty[: stored[process]])
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*offers))
+        return [p for p in turns if p is not None][:count]
+
     def state_dict(self) -> dict[str, Any]:
-        return {"groups": [vars(group) for group in self._groups], "random": self._random.getstate()}
+        return {
+            "groups": [vars(group) for group in self._groups],
+            "random": self._random.getstate(),
+            "allowed": self._allowed,
+            "first": self._first,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._groups.clear()
         self._groups.extend(StoredGroup(**group) for group in state["groups"])
         self._random.setstate(state["random"])
+        self._allowed, self._first = state["allowed"], state["first"]
 
 
 def probabilities_and_weights(

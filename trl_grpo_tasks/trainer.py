@@ -168,11 +168,13 @@ class TaskGRPOTrainer(RewardedGRPOTrainer):
         step, size = self.state.global_step, self.num_generations
         groups = len(output["advantages"]) // size
         first = self.accelerator.process_index * groups
-        is_empty = self._without_signal_P[first : first + groups].tolist()
-        empty = [group for group in range(groups) if is_empty[group]]
+        is_empty_P = self._without_signal_P.tolist()
+        is_empty = is_empty_P[first : first + groups]
         buffer.drop_older(step)
-        drawn = buffer.sample(min(len(empty), int(self.args.replay_fraction * groups)))
-        chosen = [(group, stored, weight) for group, (stored, weight) in zip(empty, drawn, strict=False)]
+        allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), self.args.replay_fraction)
+        mine = sorted(group - first for group in allotted if first <= group < first + groups)
+        drawn = buffer.sample(len(mine))
+        chosen = [(group, stored, weight) for group, (stored, weight) in zip(mine, drawn, strict=True)]
         if "old_per_token_logps" not in output:
             # TRL leaves them out where they equal the current ones, which those of a stored group do not.
             output["old_per_token_logps"] = self._score(output, of_reference=False)

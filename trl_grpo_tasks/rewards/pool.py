@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import secrets
 import selectors
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 from ..task import Task
+from .processes import MARK, kill_descendants
 from .worker import COMMAND, HEADER, Reply, TaskRecipe, frame, score_one
 
 START_SECONDS = 300.0  # to import a task; heavy simulators on a slow disk need a while
@@ -152,8 +154,8 @@ class ProcessPool:
                         return
                     job = self._queue.popleft()
                 try:
-                    message = frame((job.row, job.completion))
-                    worker.send(message)
+                    worker.number += 1
+                    worker.send(frame((worker.number, job.row, job.completion)))
                 except BrokenPipeError:  # died while idle; the job never began, so another worker takes it
                     with self._lock:
                         self._queue.appendleft(job)
@@ -168,7 +170,9 @@ class ProcessPool:
         except Exception as error:  # noqa: BLE001 - unpickling runs user code
             self._replace(worker, f"the worker's answer cannot be read: {type(error).__name__}: {error}")
             return
-        for message in messages:
+        for number, message in messages:
+            if number != worker.number:
+                continue  # an answer to an earlier job: not written by the worker itself, which answers once
             if not worker.loaded:
                 if message is not None:
                     self._give_up(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
@@ -176,7 +180,7 @@ class ProcessPool:
                 worker.loaded = worker.ready = True
                 worker.deadline = None
                 self._failed_starts = 0
-            else:
+            elif worker.job is not None:
                 worker.ready = not message.retire
                 self._finish(worker, message)
         if not alive:
@@ -228,9 +232,11 @@ class _Worker:
     process: subprocess.Popen[bytes]
     requests: IO[bytes]
     replies: IO[bytes]
+    mark: str  # in its environment, and in that of what it starts
     deadline: float | None  # of the start, then of the job in hand
     since: float = field(default_factory=time.monotonic)
     job: Job | None = None
+    number: int = 0  # of the job in hand or the last one; an answer carries it
     loaded: bool = False
     ready: bool = False
     heard: bytearray = field(default_factory=bytearray)
@@ -238,14 +244,16 @@ class _Worker:
     @classmethod
     def start(cls, deadline: float) -> _Worker:
         # In a session of its own: Ctrl-C does not reach it, and its process group can be killed as one.
+        mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         process = subprocess.Popen(
             [*COMMAND, "\n".join(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env=os.environ | {MARK: mark},
         )
-        return cls(process, cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout), deadline)
+        return cls(process, cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout), mark, deadline)
 
     def send(self, message: bytes) -> None:
         self.since = time.monotonic()
@@ -254,7 +262,7 @@ class _Worker:
             rest = rest[self.requests.write(rest) :]
 
     def receive(self) -> tuple[list[Any], bool]:
-        """The complete messages that have arrived, and whether the worker still has its end open."""
+        """The complete messages that have arrived, as (number, message), and whether the worker's end is open."""
         piece = os.read(self.replies.fileno(), 1 << 20)
         self.heard += piece
         messages = []
@@ -279,6 +287,10 @@ class _Worker:
 
     def kill(self) -> None:
         """End the worker with everything it started, and leave no zombie."""
+        alive = self.process.poll() is None
+        if alive:
+            os.kill(self.process.pid, signal.SIGSTOP)  # it starts nothing more, and its children stay its own
+        kill_descendants(self.mark, self.process.pid if alive else None)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -1,7 +1,7 @@
 """The far side of the reward executor: rebuilds a task in a fresh interpreter and scores one completion at a time.
 
 Frames (8 bytes of length, then a pickle) come in on what was standard input and go out on what was standard output; a
-score that prints goes to standard error instead.
+score that prints goes to standard error instead. A reply carries the number of its job; that of the set-up is 0.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class TaskRecipe:
 
 
 def score_one(task: Task, row: str, completion: str) -> Reply:
-    """Score one completion; whatever goes wrong in the task becomes a reason."""
-    started = time.perf_counter()
+    """Score one completion; whatever goes wrong in the task becomes a reason. Where the task forks and returns in the
+    child as well, the child ends here."""
+    started, process = time.perf_counter(), os.getpid()
     retire = False
     score: Score | None = None
     try:
@@ -97,6 +98,8 @@ def score_one(task: Task, row: str, completion: str) -> Reply:
         reason, retire = f"MemoryError: {error} (over the memory limit of a reward worker)", True
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: any failure is a reason, never a crash
         reason = _describe(error)
+    if os.getpid() != process:
+        os._exit(0)
     return Reply(score, reason, time.perf_counter() - started, retire)
 
 
@@ -170,16 +173,17 @@ def main() -> None:
             task = recipe.build()
             limit_memory(memory_mb)
         except (Exception, SystemExit):  # noqa: BLE001 - told to the parent, which raises it there
-            _send(replies, traceback.format_exc())
+            _send(replies, (0, traceback.format_exc()))
             return
-        _send(replies, None)
+        _send(replies, (0, None))
         while True:
-            row, completion = read_frame(requests)
+            number, row, completion = read_frame(requests)
             reply = score_one(task, row, completion)
             try:
-                message = frame(reply)
+                message = frame((number, reply))
             except Exception as error:  # noqa: BLE001 - pickling runs user code
-                message = frame(Reply(None, f"the score cannot be sent: {_describe(error)}", reply.seconds))
+                unsent = Reply(None, f"the score cannot be sent: {_describe(error)}", reply.seconds)
+                message = frame((number, unsent))
             replies.write(message)
             replies.flush()
             if reply.retire:

@@ -42,13 +42,14 @@ def judge(
     backend: str = "auto",
     max_offset: int = MAX_OFFSET,
 ) -> Judgement:
-    """Judge any text as an answer to a row. A row without `voxels` (a caption of one's own) asks for no shape."""
+    """Judge any text as an answer to a row. A row without `voxels` (a caption of one's own) has no target: physics is
+    judged, `shape` and `length` earn nothing, and nothing is a success."""
     reading = parse(text, row["world"], max_offset)
     structure = reading.structure
     problems = reading.problems + structure.problems(max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
-    shape = float(bool(structure.bricks)) if iou is None else iou
+    shape = 1.0 if iou is None else iou  # what physics counts in proportion to
     analysis = None
     reasons = problems
     steadiness = 0.0
@@ -62,20 +63,23 @@ def judge(
             # Without a solver there is no load factor, and being connected is all that is known.
             steadiness = 1.0 - (analysis.load_factor or 0.0)
         reasons = list(analysis.reasons)
-        if not reasons and shape < success_iou:
+        if not reasons and iou is None:
+            reasons = ["the shape cannot be judged: this caption has no target"]
+        elif not reasons and shape < success_iou:
             reasons = [f"the shape meets {shape:.2f} of what was asked for; {success_iou} is needed"]
     bricks = len(structure)
     asked = max(row["gold"].count("\n"), 1) if row.get("gold") else bricks or 1
+    judged = 0.0 if iou is None else iou
     spoilt = {*structure.outside, *(later for _, later in structure.collisions)}
     components = {
         "stability": steadiness * shape,
         "connectivity": shape * (bricks - len(structure.floating)) / bricks if bricks else 0.0,
         "quality": shape * (bricks - len(spoilt)) / bricks if bricks else 0.0,
-        "length": shape * min(bricks / asked, 1.0),
-        "shape": shape,
+        "length": judged * min(bricks / asked, 1.0),
+        "shape": judged,
         "syntax": bricks / reading.lines if reading.lines else 0.0,
     }
-    success = valid and analysis is not None and analysis.stable and shape >= success_iou
+    success = valid and analysis is not None and analysis.stable and iou is not None and iou >= success_iou
     return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou)
 
 
@@ -95,7 +99,7 @@ def facts(judgement: Judgement) -> dict[str, Any]:
         "bricks": len(judgement.structure),
         "stable": bool(analysis and analysis.stable),
         "load_factor": analysis.load_factor if analysis else None,
-        **({"shape": "not judged: no caption of a level"} if judgement.iou is None else {"iou": judgement.iou}),
+        **({"shape": "not judged: this caption has no target"} if judgement.iou is None else {"iou": judgement.iou}),
     }
 
 

@@ -82,7 +82,7 @@ class BrickOptions:
 
 class BrickTask(Task):
     name: ClassVar[str] = "brick"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     description: ClassVar[str] = "Toy-brick structures from a caption: the right shape, standing, carrying weights"
     defaults: ClassVar[Mapping[str, Any]] = {
         "constrain": True,
@@ -134,7 +134,7 @@ class BrickTask(Task):
 
     def row_of(self, text: str) -> dict[str, Any]:
         """A row for a caption of one's own, which may end in `, world 8`. A caption that a level has comes with its
-        target and weights; for any other there is no target, so that only physics is judged."""
+        target and weights; for any other there is no target, so that only physics is judged and nothing succeeds."""
         match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
         said, named = match.groups()

@@ -16,13 +16,14 @@ import numpy as np
 
 from .breaking import Vacuum
 from .groups import U1, Dynkin
+from .spectrum import singular_values
 from .states import State, states_of
 from .tensors import contraction, direction, generator, size_of
 from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
 
 PERTURBATIVE = math.sqrt(4 * math.pi)
-# Masses below this part of the largest one in their sector are zeros of the arithmetic.
-_ZERO_PART = 1e-11
+# A sum that is this part of its largest term, or less, is what rounding leaves of zero.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def _mass_matrix(
     right: list[tuple[Fermion, State]],
 ) -> np.ndarray:
     matrix = np.zeros((sum(f.generations for f, _ in left), sum(f.generations for f, _ in right)))
+    largest = np.zeros(matrix.shape)  # of the terms of each entry
     r = 0
     for first, row in left:
         c = 0
@@ -135,10 +137,12 @@ def _mass_matrix(
                 entry = _entry(coupling.tensors, vacuum, row, column)
                 if entry:
                     for generation, mass in enumerate(coupling.strength):
-                        matrix[r + generation, c + generation] += mass * entry
+                        place = r + generation, c + generation
+                        matrix[place] += mass * entry
+                        largest[place] = max(largest[place], abs(mass * entry))
             c += second.generations
         r += first.generations
-    return matrix
+    return _without_rounding(matrix, largest)
 
 
 def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
@@ -178,7 +182,13 @@ def _along(group: str, reps: tuple[Dynkin, Dynkin, Dynkin], component: int, dual
     tensor = contraction(group, reps, dual)
     if tensor is None:
         raise ValueError(f"{group}: there is not exactly one invariant of {[list(rep) for rep in reps]}")
-    return tensor @ direction(group, reps[2], component or 1)
+    along = direction(group, reps[2], component or 1)
+    return _without_rounding(tensor @ along, np.abs(tensor) @ np.abs(along))
+
+
+def _without_rounding(sums: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """The sums, with exact zeros where only the rounding of their terms (of this size) is left."""
+    return np.where(np.abs(sums) <= _ROUNDING * terms, 0.0, sums)
 
 
 def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column: State) -> float:
@@ -187,7 +197,8 @@ def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column:
     for i, tensor in enumerate(tensors):
         if tensor is not None and entry:
             if i == vacuum.colour[0]:
-                entry *= float(row.highest @ tensor @ column.lowest)
+                terms = np.abs(row.highest) @ np.abs(tensor) @ np.abs(column.lowest)
+                entry *= float(_without_rounding(row.highest @ tensor @ column.lowest, terms))
             else:
                 entry *= float(tensor[row.places[i], column.places[i]])
     return entry
@@ -226,10 +237,9 @@ def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, Sta
 
 
 def _sector(kind: str, colour: Dynkin, charge: Fraction, matrix: np.ndarray) -> Sector:
-    values = np.linalg.svd(matrix, compute_uv=False) if matrix.size else np.zeros(0)
-    values[values < _ZERO_PART * (values.max() if len(values) else 0)] = 0
     excess = abs(matrix.shape[0] - matrix.shape[1])
-    return Sector(kind, _dimension(colour), charge, matrix, tuple([0.0] * excess + sorted(values.tolist())))
+    masses = [0.0] * excess + sorted(singular_values(matrix).tolist())
+    return Sector(kind, _dimension(colour), charge, matrix, tuple(masses))
 
 
 def _in_order(sectors: list[Sector]) -> list[Sector]:

@@ -82,6 +82,6 @@ def colour_multiplets(
         moving = np.concatenate(raising)[:, n * (n - 1) :]
         _, values, directions = np.linalg.svd(moving)
         for row in directions[int((values > 1e-9).sum()) :]:
-            vector = np.concatenate([np.zeros(n * (n - 1)), row])
+            vector = np.concatenate([np.zeros(n * (n - 1)), np.where(np.abs(row) < 1e-12, 0, row)])
             found.append(((0, 0), (0,) * n, vector, vector))
     return tuple(found)

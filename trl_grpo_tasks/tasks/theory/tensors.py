@@ -84,6 +84,7 @@ def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
     p = component - first_diagonal
     entries = np.array([n - p] * p + [-p] * (n - p), dtype=float)
     vector[first_diagonal:] = _diagonals(n) @ entries / np.linalg.norm(entries)
+    vector[np.abs(vector) < 1e-12] = 0  # of a unit vector this is rounding
     return vector
 
 
