@@ -9,7 +9,7 @@ from tests.test_distributed import SCRIPT
 from tests.training import run_processes
 
 OPTIONS = {
-    "num_generations": 4,
+    "num_generations": 6,  # in three processes of 4 completions each, groups lie on two of them
     "max_steps": 6,
     "beta": 0.1,
     "constrain": True,

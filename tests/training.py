@@ -57,9 +57,9 @@ if trainer.accelerator.is_main_process:
 """
 
 
-def run_processes(script, model, output_dir, processes, options, resume=False):
+def run_processes(script, model, output_dir, processes, options, resume=False, timeout=300):
     """The weights and the metrics of a trainer that `script` makes, trained by so many processes (gloo)."""
-    launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir)
+    launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
     lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
     return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
 

@@ -51,6 +51,13 @@ class Wild(Task):
             run_python("import time; time.sleep(1000)", timeout=1000)
         if verb == "touch":
             open(argument, "a").write("scored\\n")
+        if verb == "fork":
+            child = os.fork()
+            if child == 0:
+                time.sleep(30)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            return self.make_score({"value": 0.0}, True, True, info={"status": os.waitpid(child, 0)[1]})
         if verb == "pid":
             return self.make_score({"value": 0.0}, True, True, info={"pid": os.getpid()})
         return self.make_score({"value": float(row.get("x", 0)) + self.options.bonus}, True, True)
