@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from tests.test_run import ROOT, metrics, train, words
 from tests.training import toy_trainer
-from trl_grpo_tasks import checkpoints, run
+from trl_grpo_tasks import checkpoints, interrupt, run
 from trl_grpo_tasks.callbacks import Console, MetricsFile
 from trl_grpo_tasks.interrupt import StoppedError, exit_status, saved_when_interrupted
 
@@ -175,6 +175,19 @@ def test_a_signal_after_the_last_step_ends_the_run(tiny_path, tmp_path):
         trainer.train()
         signal.raise_signal(signal.SIGTERM)
     assert not isinstance(caught.value, StoppedError) and exit_status(caught.value) == 143
+
+
+def test_what_a_launcher_repeats_is_the_same_signal(monkeypatch):
+    """Ctrl-C in a terminal reaches a process and its launcher, which passes it on."""
+    clock = iter([100.0, 100.2, 110.0])
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    accelerator = SimpleNamespace(num_processes=2, is_main_process=False)
+    callback = interrupt._SaveAndStop(SimpleNamespace(accelerator=accelerator))
+    callback.ask(signal.SIGINT, None)
+    callback.ask(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        callback.ask(signal.SIGINT, None)
+    assert callback.number == signal.SIGINT
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
