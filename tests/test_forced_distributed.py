@@ -52,7 +52,7 @@ def test_a_process_whose_tokens_are_all_forced_does_not_hang_the_others(tiny_pat
     options |= {"optim": "sgd", "learning_rate": 0.5}  # Adam would make much of the rounding of small gradients
     one, one_log = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 8})
     two, two_log = run_processes(
-        SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 4}, timeout=150
+        SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 4}, timeout=200
     )
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)

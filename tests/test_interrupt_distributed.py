@@ -28,6 +28,7 @@ def make_and_interrupt(*args):
 run._make_trainer = make_and_interrupt
 code = run.main(words)
 Path(folder, f"status-{PartialState().process_index}.json").write_text(json.dumps(code))
+PartialState().wait_for_everyone()  # the launcher ends the others as soon as one has ended
 sys.exit(code)
 """
 

@@ -30,7 +30,7 @@ def test_a_group_per_process_is_replayed(tiny_path, tmp_path, processes, most):
     once more."""
     options = {"replay_size": 4, "per_device_train_batch_size": 4, "num_generations": 4, "max_steps": STEPS}
     options |= {"beta": 0.1, "learning_rate": 1e-3}
-    weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "run", processes, options, timeout=150)
+    weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "run", processes, options, timeout=200)
     assert [line["groups_without_signal"] for line in log] == [0.0] + [1.0] * (STEPS - 1)
     assert [line["replay/size"] for line in log] == [processes] * STEPS
     replaced = [line["replay/replaced_groups"] for line in log]

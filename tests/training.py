@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,14 +69,12 @@ def launch(script, processes, argument, output_dir, timeout=300, status=0):
     file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
     file.write_text(script)
     command = [*launcher(processes), str(file), json.dumps(argument)]
-    running = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    running = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = running.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGKILL)
-        out, err = running.communicate()
+        running.terminate()  # the launcher then kills the processes, which it started in sessions of their own
+        out, err = running.communicate(timeout=60)
         raise AssertionError(f"still running after {timeout} s\n{err[-4000:]}") from None
     assert running.returncode == status, err[-4000:]
     return out, err
@@ -93,4 +90,5 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(Path(__file__).parent.parent),
     "OMP_NUM_THREADS": "1",
     "ACCELERATE_USE_CPU": "true",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",  # seconds from SIGTERM to SIGKILL
 }
