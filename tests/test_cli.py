@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_grpo_tasks import checkpoints, cli, run
-from trl_grpo_tasks.arguments import NEWEST, parse
+from trl_grpo_tasks import checkpoints, cli, plan, run
+from trl_grpo_tasks.arguments import AUTO, NEWEST, parse
 from trl_grpo_tasks.contract import check_task
 from trl_grpo_tasks.task import TASKS, get_task
 
@@ -438,7 +438,8 @@ def test_resuming_without_a_value_is_the_newest_checkpoint(my_task):
         assert parsed("--task", "my_task.py", *words)[2].resume_from_checkpoint == NEWEST
     Path("recipe.yaml").write_text("resume_from_checkpoint: true")
     assert parsed("--task", "my_task.py", "--config", "recipe.yaml")[2].resume_from_checkpoint == NEWEST
-    assert parsed("--task", "my_task.py", "--resume_from_checkpoint", "x")[2].resume_from_checkpoint == "x"
+    for value in ("x", AUTO):
+        assert parsed("--task", "my_task.py", "--resume_from_checkpoint", value)[2].resume_from_checkpoint == value
 
 
 def test_an_earlier_run_is_not_overwritten(my_task, capsys):
@@ -446,7 +447,14 @@ def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     words = ["--task", "my_task.py", "--output_dir", "out"]
     code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint")
     assert code == 2 and "no complete checkpoint in out" in err  # this one is half-written, and starting is allowed
+    started = parsed(*words, "--resume_from_checkpoint", "auto")
+    plan.prepare(*started)
+    assert started[2].resume_from_checkpoint is None
+    assert "no complete checkpoint in out to resume from: this run starts" in capsys.readouterr().out
     checkpoints.mark_complete("out/checkpoint-5")
+    started = parsed(*words, "--resume_from_checkpoint", "auto")
+    plan.prepare(*started)
+    assert started[2].resume_from_checkpoint == NEWEST
     code, _, err = said(capsys, run.main, *words)
     assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
     assert "--resume_from_checkpoint" in err and "another --output_dir" in err
@@ -463,6 +471,9 @@ def test_a_model_is_not_overwritten(my_task, capsys, name):
     Path("mine", name).write_text("{}")
     code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine")
     assert code == 2 and f"mine holds a model ({name})" in err and "another --output_dir" in err
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine", "--resume_from_checkpoint",
+                        "auto")  # fmt: skip
+    assert code == 2 and f"mine holds a model ({name})" in err  # there is no checkpoint, so the run would start
     assert [path.name for path in Path("mine").iterdir()] == [name]
 
 

@@ -17,11 +17,11 @@ from transformers import TrainerCallback
 
 from tests.test_run import ROOT, metrics, train, words
 from tests.training import toy_trainer
-from trl_grpo_tasks import run
+from trl_grpo_tasks import checkpoints, interrupt, run
 from trl_grpo_tasks.callbacks import Console, MetricsFile
 from trl_grpo_tasks.evaluate import Sample
 from trl_grpo_tasks.generate import verdict
-from trl_grpo_tasks.interrupt import StoppedError, saved_when_interrupted
+from trl_grpo_tasks.interrupt import StoppedError, exit_status, saved_when_interrupted
 
 
 @pytest.mark.slow
@@ -155,6 +155,61 @@ def test_ctrl_c_twice_stops_at_once(tiny_path, tmp_path):
         trainer.train()
     assert not isinstance(caught.value, StoppedError) and signal.getsignal(signal.SIGINT) is before
     assert trainer.state.global_step == 2 and not list(tmp_path.glob("checkpoint-*"))
+
+
+class Signals(TrainerCallback):
+    """Sends signals to its own process as a step begins."""
+
+    def __init__(self, step, *numbers):
+        self.step, self.numbers = step, numbers
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+def test_a_signal_ends_training_with_a_checkpoint(tiny_path, tmp_path, numbers):
+    """SIGTERM may be sent twice, by Slurm and by a launcher; it is then the same one."""
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=4)
+    trainer.add_callback(Signals(1, *numbers))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(StoppedError) as caught, saved_when_interrupted(trainer):
+        trainer.train()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert caught.value.step == 2 and exit_status(caught.value) == 128 + numbers[0]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert checkpoints.is_complete(tmp_path / "checkpoint-2")
+
+
+def test_sigterm_elsewhere_is_as_ctrl_c(tmp_path, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "evaluate_model", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert run.main(words(tmp_path)) == 143
+    assert "stopped before the first checkpoint" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_after_the_last_step_ends_the_run(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=1)
+    with pytest.raises(KeyboardInterrupt) as caught, saved_when_interrupted(trainer):
+        trainer.train()
+        signal.raise_signal(signal.SIGTERM)
+    assert not isinstance(caught.value, StoppedError) and exit_status(caught.value) == 143
+
+
+def test_what_a_launcher_repeats_is_the_same_signal(monkeypatch):
+    """Ctrl-C in a terminal reaches a process and its launcher, which passes it on."""
+    clock = iter([100.0, 100.2, 110.0])
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    accelerator = SimpleNamespace(num_processes=2, is_main_process=False)
+    callback = interrupt._SaveAndStop(SimpleNamespace(accelerator=accelerator))
+    callback.ask(signal.SIGINT, None)
+    callback.ask(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        callback.ask(signal.SIGINT, None)
+    assert callback.number == signal.SIGINT
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):

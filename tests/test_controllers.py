@@ -122,6 +122,24 @@ def test_replay_with_one_group_per_rollout(tiny_path, tmp_path):
     assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1, 0, 1, 0, 1]
 
 
+def test_replay_buffers_share_out_what_another_number_of_them_held():
+    held = [ReplayBuffer(capacity=4, max_age=9), ReplayBuffer(capacity=4, max_age=9)]
+    for step in range(7):
+        held[step % 2].add(stored(step, 0.5))
+    states = [buffer.state_dict() for buffer in held]
+    for count in (1, 3):
+        steps = []
+        for index in range(count):
+            buffer = ReplayBuffer(capacity=7, max_age=9, seed=index)
+            buffer.load_state_dict(buffer.share_out(states, index, count))
+            steps.append([group["step"] for group in buffer.state_dict()["groups"]])
+        assert (
+            sorted(step for one in steps for step in one) == list(range(7))
+            and max(map(len, steps)) - min(map(len, steps)) <= 1
+        )
+        assert all(one == sorted(one) for one in steps), "the oldest are dropped first"
+
+
 @pytest.mark.parametrize(("constrain", "loss_tokens"), [(False, "all"), (True, "all"), (True, "decisions")])
 def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain, loss_tokens):
     """First a rollout with signal in both groups, then one with none: half of it is replayed, ratios and all."""

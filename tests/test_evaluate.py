@@ -190,7 +190,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(loaded, tmp_path):
 def test_samples_that_cannot_be_read_are_made_again(tmp_path, line):
     file = tmp_path / "samples.jsonl"
     file.write_bytes(line + b"\n")
-    assert KeptSamples(file, {}).read() == ([], 0.0, None) and file.read_bytes() == b""
+    assert KeptSamples(file, {}).read() == ([], 0.0) and file.read_bytes() == b""
 
 
 @pytest.mark.parametrize("rows", [ROWS, chat_rows()], ids=["text", "chat"])

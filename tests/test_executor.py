@@ -64,6 +64,18 @@ def test_an_idle_worker_that_is_killed_is_replaced(wild):
     assert second.score is None or second.score.info["pid"] != first.score.info["pid"]
 
 
+def test_sigterm_does_not_end_a_worker_but_what_its_task_starts(wild):
+    """Slurm sends it to all processes of a job; the step under way is still scored."""
+    with RewardExecutor(wild, workers=1) as executor:
+        (first,) = executor.submit([ROW], ["pid 1"]).result()
+        pending = executor.submit([ROW] * 2, ["sleep 0.5", "pid 2"])
+        os.kill(first.score.info["pid"], signal.SIGTERM)
+        slept, second = pending.result()
+        assert slept.score is not None and second.score.info["pid"] == first.score.info["pid"]
+        (forked,) = executor.submit([ROW], ["child"]).result()
+    assert forked.score.info["status"] == signal.SIGTERM
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
 def test_a_sandbox_ends_with_the_worker_that_runs_it(wild):
     def below(pid: int) -> list[int]:

@@ -249,6 +249,34 @@ def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
         assert labels[labels != -100].tolist() == counted
 
 
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_the_trainer_saves_a_cold_start(tiny_path, tmp_path, monkeypatch, peft):
+    """A process may hold a part of the weights: what is saved is what the trainer gathers, not what this model has."""
+    from peft import LoraConfig
+    from transformers import Trainer
+
+    task, save = ToyTask(), Trainer.save_model
+
+    def save_gathered(trainer, *args, **kwargs):
+        for p in trainer.model.parameters():
+            p.data.add_(1.0 if p.requires_grad else 0.0)
+        save(trainer, *args, **kwargs)
+        for p in trainer.model.parameters():  # as if this process had not even these
+            p.data.zero_()
+
+    monkeypatch.setattr(Trainer, "save_model", save_gathered)
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM") if peft else None
+    folder = cold_start(tiny_path, task, task.dataset("train", None, 0), tmp_path / "cold", peft_config=config,
+                        steps=1, learning_rate=1e-9, batch_size=6, **SETTINGS)  # fmt: skip
+    saved, base = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, tiny_path))
+    for name, value in base.items():
+        moved = saved[name] - value
+        if not peft:
+            assert torch.allclose(moved, torch.ones_like(moved), atol=1e-5), name
+        else:
+            assert bool(moved.abs().max() > 0.1) == ("q_proj" in name), name
+
+
 def test_a_cold_start_with_an_adapter_is_merged(tiny_path, tmp_path):
     from peft import LoraConfig
 
@@ -257,7 +285,7 @@ def test_a_cold_start_with_an_adapter_is_merged(tiny_path, tmp_path):
     folder = cold_start(tiny_path, task, task.dataset("train", None, 0), tmp_path / "cold", peft_config=config,
                         steps=4, learning_rate=1e-2, batch_size=6, **SETTINGS)  # fmt: skip
     merged, base = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(tiny_path)
-    assert not (Path(folder) / "adapter_config.json").exists()
+    assert not list(Path(folder).rglob("adapter*")) and not (Path(folder) / "training_args.bin").exists()
     assert merged.state_dict().keys() == base.state_dict().keys()
     moved = [name for name, value in merged.state_dict().items() if not value.equal(base.state_dict()[name])]
     assert any("q_proj" in name for name in moved) and not any("embed" in name for name in moved)

@@ -304,7 +304,7 @@ def test_the_slurm_script_starts_accelerate_once_a_node(tmp_path):
     accelerate = 'printf "%s\\n" "$@"\n'
     done = submitted(tmp_path, "recipes/brick/multi_gpu.yaml", "--run_name", "two words",
                      commands={"scontrol": SCONTROL, "srun": SRUN, "accelerate": accelerate},
-                     SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="1")  # fmt: skip
+                     SLURM_GPUS_ON_NODE="4")  # fmt: skip
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         command, *words = (tmp_path / f"node{rank}.txt").read_text().splitlines()
@@ -313,7 +313,7 @@ def test_the_slurm_script_starts_accelerate_once_a_node(tmp_path):
         assert args.main_process_ip == "127.0.0.1" and 20_000 <= args.main_process_port < 30_000
         assert (ROOT / args.config_file).is_file() and args.training_script == "train.py"
         assert args.training_script_args == [
-            "--config", "recipes/brick/multi_gpu.yaml", "--run_name", "two words", "--resume_from_checkpoint",
+            "--config", "recipes/brick/multi_gpu.yaml", "--resume_from_checkpoint", "auto", "--run_name", "two words",
         ]  # fmt: skip
 
 

@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from tests.training import parameters, toy_trainer
-from trl_grpo_tasks import checkpoints
+from tests.toy import ToyTask
+from tests.training import config, parameters, toy_trainer
+from trl_grpo_tasks import TaskGRPOTrainer, checkpoints
 
 ROOT = Path(__file__).parent.parent
 ALL_ON = {
@@ -126,6 +128,29 @@ def test_resuming_at_every_step_and_across_epochs(tiny_path, tmp_path):
         for name, p in again.model.named_parameters():
             assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
         assert (tmp_path / "run" / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+
+
+def test_resuming_a_stream(tiny_path, tmp_path):
+    """A stream of 6 rows and 2 prompts per step: step 4 begins to read it again, in another order."""
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
+
+    def streaming():
+        rows = [{"prompt": row["prompt"]} for row in ToyTask().dataset("train", None, 0)]
+        return TaskGRPOTrainer(
+            tiny_path,
+            reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
+            args=config(tmp_path, **options),
+            train_dataset=Dataset.from_list(rows).to_iterable_dataset(),
+        )
+
+    whole = streaming()
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    for step in (1, 3, 4, 5):
+        again = streaming()
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+        assert all(p.equal(wanted[name]) for name, p in parameters(again).items()), f"after resuming at step {step}"
 
 
 def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):

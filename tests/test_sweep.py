@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.test_report import browse, needs_browser
 from tests.test_run import words
 from trl_grpo_tasks import cli, run, sweep
+from trl_grpo_tasks.interrupt import exit_status
 from trl_grpo_tasks.report.sweep import write_sweep_report
 
 optuna = pytest.importorskip("optuna")
@@ -165,8 +167,10 @@ def test_a_trial_is_a_process_that_ctrl_c_does_not_cut_short(tmp_path):
     console = tmp_path / "console.txt"
     assert sweep._run([sys.executable, "-c", "print('said'); raise SystemExit(3)"], console) == 3
     assert console.read_text() == "said\n"
-    with pytest.raises(KeyboardInterrupt):
-        sweep._run([sys.executable, "-c", "raise SystemExit(130)"], console)
+    for code in (130, 143):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            sweep._run([sys.executable, "-c", f"raise SystemExit({code})"], console)
+        assert exit_status(caught.value) == code
     slow = "import time; time.sleep(1.5); print('saved')"
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -186,3 +190,18 @@ def test_the_page_of_a_sweep_runs_nothing_that_its_file_says(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps(content))
     page = write_sweep_report(tmp_path).read_text()
     assert page.count("<script>") == 1 and "<img" not in page and page.count("&lt;script&gt;") > 5
+
+
+def test_sigterm_is_passed_on_to_a_trial(tmp_path):
+    trial = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit('saved')); print('on', flush=True); "
+    console = tmp_path / "console.txt"
+
+    def terminate():
+        while not console.is_file() or "on" not in console.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sweep._run([sys.executable, "-c", trial + "time.sleep(100)"], console)
+    assert exit_status(caught.value) == 143 and console.read_text() == "on\nsaved\n"

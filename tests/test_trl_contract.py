@@ -59,6 +59,13 @@ TRAINER_METHODS = {
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
     "_load_optimizer_and_scheduler": ["checkpoint"],
     "_get_output_dir": ["trial"],
+    "_init_training_state": [
+        "max_steps",
+        "num_update_steps_per_epoch",
+        "num_train_epochs",
+        "resume_from_checkpoint",
+        "trial",
+    ],
     "train": ["resume_from_checkpoint"],
 }
 

@@ -48,24 +48,47 @@ def timeless(logs: dict) -> dict:
 
 
 # Around a script that makes `trainer` from `model`, `output_dir` and `options`.
-BEFORE = "import json, sys, torch\nmodel, output_dir, options = json.loads(sys.argv[1])\n"
+BEFORE = "import json, sys, torch\nmodel, output_dir, options, resume = json.loads(sys.argv[1])\n"
 AFTER = """
-trainer.train()
+trainer.train(resume_from_checkpoint=resume)
 if trainer.accelerator.is_main_process:
     torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, output_dir + "/weights.pt")
 """
 
 
-def run_processes(script, model, output_dir, processes, options):
+def run_processes(script, model, output_dir, processes, options, resume=False, timeout=300):
     """The weights and the metrics of a trainer that `script` makes, trained by so many processes (gloo)."""
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
-    file = Path(output_dir).parent / "script.py"
-    file.write_text(BEFORE + script + AFTER)
-    command = [sys.executable, *(launch if processes > 1 else []), str(file)]
-    command.append(json.dumps([model, str(output_dir), options]))
-    root = str(Path(__file__).parent.parent)
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
     lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
     return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
+
+
+def launch(script, processes, argument, output_dir, timeout=300, status=0):
+    """Run `script` in so many processes (gloo), with `argument` as JSON in sys.argv[1]; what they wrote to stdout and
+    stderr. They are killed after `timeout` seconds."""
+    file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
+    file.write_text(script)
+    command = [*launcher(processes), str(file), json.dumps(argument)]
+    running = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = running.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        running.terminate()  # the launcher then kills the processes, which it started in sessions of their own
+        out, err = running.communicate(timeout=60)
+        raise AssertionError(f"still running after {timeout} s\n{err[-4000:]}") from None
+    assert running.returncode == status, err[-4000:]
+    return out, err
+
+
+def launcher(processes):
+    """The command that starts a script in so many processes."""
+    words = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
+    return [sys.executable, *(words if processes > 1 else [])]
+
+
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(Path(__file__).parent.parent),
+    "OMP_NUM_THREADS": "1",
+    "ACCELERATE_USE_CPU": "true",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",  # seconds from SIGTERM to SIGKILL
+}

@@ -65,6 +65,13 @@ class Wild(Task):
             open(path, "w").write(str(pid))
             if verb == "leave":
                 os._exit(7)
+        if verb == "child":
+            child = os.fork()
+            if child == 0:
+                time.sleep(30)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            return self.make_score({"value": 0.0}, True, True, info={"status": os.waitpid(child, 0)[1]})
         if verb == "pid":
             return self.make_score({"value": 0.0}, True, True, info={"pid": os.getpid()})
         return self.make_score({"value": float(row.get("x", 0)) + self.options.bonus}, True, True)

@@ -16,7 +16,9 @@ from .redact import redacted_words, remember
 from .task import Task, find_task_class, get_task
 
 MOST_VALUES = 10_000  # of a recipe
-NEWEST = "newest"  # the value of --resume_from_checkpoint that stands for the newest complete checkpoint
+# Values of --resume_from_checkpoint beside a path.
+NEWEST = "newest"  # the newest complete checkpoint, which there must be; the flag without a value
+AUTO = "auto"  # the newest complete checkpoint, or the beginning where there is none
 
 
 @dataclass
@@ -138,6 +140,11 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         raise ValueError(f"task {task_class.name!r}: its defaults name options that do not exist: {unknown}")
     for action in parser._actions:
         _check_recipe_value(action, recipe.get(action.dest))
+        if action.dest == "resume_from_checkpoint":
+            action.help = (
+                "Continue a run: auto, from the newest complete checkpoint in --output_dir, or from the beginning if "
+                "there is none; no value, from the newest, which there must be; or the path of a checkpoint."
+            )
     *parsed, from_file, from_flags = parser.parse_args_and_config(
         argv, return_remaining_strings=True, separate_remaining_strings=True
     )

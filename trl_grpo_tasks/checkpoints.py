@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 MARKER = "complete"
 STATE_FILE = "trainer_state.json"  # of transformers
@@ -13,6 +14,10 @@ STATE_FILE = "trainer_state.json"  # of transformers
 
 class OtherOriginError(ValueError):
     """What a run began with would be replaced by something else."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be resumed."""
 
 
 def checkpoint_folders(output_dir: str | Path) -> list[Path]:
@@ -45,7 +50,12 @@ def mark_incomplete(checkpoint: str | Path) -> None:
 
 def step_of(checkpoint: str | Path) -> int:
     """After how many optimizer steps it was written."""
-    return json.loads((Path(checkpoint) / STATE_FILE).read_text())["global_step"]
+    return state_of(checkpoint)["global_step"]
+
+
+def state_of(checkpoint: str | Path) -> dict[str, Any]:
+    """The state of transformers' Trainer in a checkpoint: steps, epoch and logs."""
+    return json.loads((Path(checkpoint) / STATE_FILE).read_text())
 
 
 def newest_complete(output_dir: str | Path) -> tuple[Path | None, list[Path]]:

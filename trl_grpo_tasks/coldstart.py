@@ -6,14 +6,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
 from .attention import leave_cudnn_out
-from .models import is_made_from, making, origin_of
+from .models import is_made_from, load_model, making, origin_of
 from .task import Row, Task
+
+ADAPTER_FOLDER = "adapter"  # of the cold start's folder, while its weights are being merged
 
 
 def cold_start(
@@ -31,6 +34,7 @@ def cold_start(
 ) -> str:
     """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
     `peft_config` an adapter is trained and merged. What was made there before in the same way is taken as it is."""
+    from transformers.trainer import TRAINING_ARGS_NAME
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -74,14 +78,20 @@ def cold_start(
         trainer.remove_callback(callback)
     trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
     trainer.train()
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.accelerator.is_main_process:
-        if peft_config is not None:
-            trained = trained.merge_and_unload()
-        with making(folder, origin):
-            trained.save_pretrained(folder)
-            trainer.processing_class.save_pretrained(folder)
-        shutil.rmtree(folder / "runs", ignore_errors=True)
+    is_main = trainer.accelerator.is_main_process
+    with making(folder, origin) if is_main else nullcontext():
+        # The trainer knows how weights are spread over processes, so it saves them, with all processes taking part.
+        trained = folder if peft_config is None else folder / ADAPTER_FOLDER
+        trainer.save_model(str(trained))
+        if is_main:
+            if peft_config is not None:
+                init = {"dtype": "float32"} | (args.model_init_kwargs or {})  # as TRL loads it
+                merged = load_model(str(trained), policy=task.policy, **init)
+                merged.merge_and_unload().save_pretrained(folder)
+                trainer.processing_class.save_pretrained(folder)
+                shutil.rmtree(trained)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            shutil.rmtree(folder / "runs", ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return str(folder)
 
@@ -94,7 +104,6 @@ def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_co
     from transformers import Trainer, set_seed
 
     from .masked import MaskedPolicy
-    from .models import load_model
 
     set_seed(args.seed)
     loaded = load_model(model, policy="masked", **(args.model_init_kwargs or {}))

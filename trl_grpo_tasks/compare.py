@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -47,6 +48,7 @@ class Comparison:
     @classmethod
     def prepare(cls, task: Task, run: RunArguments, args: Any, model_args: Any) -> Comparison:
         """ValueError in words for what is not there or cannot be."""
+        from accelerate import PartialState
         from trl import get_quantization_config
 
         check_writable(args.output_dir)
@@ -58,30 +60,31 @@ class Comparison:
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
                 raise ValueError(f"--models: {name!r} must be a name of its own, without slashes: give NAME=MODEL")
-        task.prepare(args.seed)
-        for candidate in found:
-            if candidate.given.endswith(".jsonl"):
-                candidate.completions = read_completions(candidate.given, rows)
-                continue
-            candidate.model = ready_model(
-                candidate.given,
-                task,
-                rows,
-                Path(args.output_dir) / KEPT_FOLDER / candidate.name,
-                seed=args.seed,
-                constrain=args.constrain if run.decoding is None else is_constrained(run.decoding),
-                revision=model_args.model_revision,
-            )
+        with PartialState().main_process_first():
+            task.prepare(args.seed)
+            for candidate in found:
+                if candidate.given.endswith(".jsonl"):
+                    candidate.completions = read_completions(candidate.given, rows)
+                    continue
+                candidate.model = ready_model(
+                    candidate.given,
+                    task,
+                    rows,
+                    Path(args.output_dir) / KEPT_FOLDER / candidate.name,
+                    seed=args.seed,
+                    constrain=args.constrain if run.decoding is None else is_constrained(run.decoding),
+                    revision=model_args.model_revision,
+                )
         return cls(task, run, args, rows, found, get_quantization_config(model_args))
 
     def evaluate(self) -> dict[str, Any]:
-        """One after the other; prints the table and writes it as JSON and Markdown. Returns what the JSON holds."""
+        """One after the other; prints the table and writes it as JSON and Markdown. Returns what the JSON holds. With
+        several processes, all evaluate and the main process prints and writes."""
         from accelerate import PartialState
 
         from .summary import table
 
-        if not PartialState().is_main_process:
-            return {}
+        is_main = PartialState().is_main_process
         run, args, folder = self.run, self.args, Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         how = {
@@ -93,16 +96,21 @@ class Comparison:
             "seed": args.seed,
         }
         results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
-        self._put_aside_another(folder, results)
+        if is_main:
+            self._put_aside_another(folder, results)
         done: list[Any] = []
         for candidate in self.candidates:
             done.append(self._evaluate(candidate, how))
             results["evaluations"] = [
                 one.as_dict() | {"model": its.given} for one, its in zip(done, self.candidates, strict=False)
             ]
-            write_whole(folder / EVAL_ONLY_FILE, json.dumps(results, ensure_ascii=False, indent=1))
-            write_whole(folder / TABLE_FILE, _markdown(results, table(done, markdown=True)))
-        print(f"\n{_sentence(results)}\n\n{table(done)}\n\nwritten: {folder / EVAL_ONLY_FILE}, {folder / TABLE_FILE}")
+            if is_main:
+                write_whole(folder / EVAL_ONLY_FILE, json.dumps(results, ensure_ascii=False, indent=1))
+                write_whole(folder / TABLE_FILE, _markdown(results, table(done, markdown=True)))
+        if is_main:
+            print(
+                f"\n{_sentence(results)}\n\n{table(done)}\n\nwritten: {folder / EVAL_ONLY_FILE}, {folder / TABLE_FILE}"
+            )
         return results
 
     def _put_aside_another(self, folder: Path, results: dict[str, Any]) -> None:
@@ -169,7 +177,10 @@ def evaluate_model(
 
 
 def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], run: RunArguments, args: Any) -> Any:
-    """The same numbers for completions that are there already."""
+    """The same numbers for completions that are there already. Every process scores its share of them."""
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
     from .evaluate import Evaluation, scored_samples
     from .rewards.judge import frozen_of
     from .summary import summarise
@@ -177,10 +188,14 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     completions = candidate.completions or []
     each = len(completions) // len(rows)
     repeated = [row for row in rows for _ in range(each)]
+    index, count = PartialState().process_index, PartialState().num_processes
+    share = slice(len(repeated) * index // count, len(repeated) * (index + 1) // count)
     with _executor(task, args) as executor:
-        texts = [text for text, _ in completions]
-        outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated], texts).result()
-    samples = scored_samples(task, frozen_of(task.judges()), repeated, completions, outcomes)
+        texts = [text for text, _ in completions[share]]
+        outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated[share]], texts).result()
+    samples = gather_object(
+        scored_samples(task, frozen_of(task.judges()), repeated[share], completions[share], outcomes)
+    )
     metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts, run.k)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
 
@@ -255,7 +270,8 @@ def _executor(task: Task, args: Any) -> Any:
     from .rewards.components import worker_count
     from .rewards.executor import RewardExecutor
 
-    return RewardExecutor(task, worker_count(args.reward_workers, 1), args.reward_timeout, args.reward_memory_mb)
+    workers = worker_count(args.reward_workers, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb)
 
 
 def _written_at(path: str) -> int | None:

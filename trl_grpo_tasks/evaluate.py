@@ -1,10 +1,11 @@
 """Evaluation on held-out rows: sample, score, add up. Works on any causal language model, with or without a
-constraint, and on masked ones, and goes on where it was stopped."""
+constraint, and on masked ones; resumes where it was stopped; several processes share the rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from tqdm.auto import tqdm
 
 from .constraints.base import Constraint
@@ -81,11 +84,16 @@ def evaluate(
 
     `decoding` is one of `task.decodings`, which says itself whether there is a constraint. Not given: with the
     constraint, if there is one. What is in `kept` already is not sampled again.
+
+    With several processes, every process must call this with the same arguments: each samples its share of the
+    batches, and all return the same samples. The seed of a batch depends on the rows in it, so the number of processes
+    does not change what is sampled.
     """
     if decoding is not None:
         constraint = _constraint_of(decoding, task, tokenizer, constraint)
     repeated = [row for row in rows for _ in range(num_samples)]
-    samples, seconds, random_state = ([], 0.0, None) if kept is None else kept.read()
+    processes = PartialState()
+    samples, seconds = _read_on_main(kept, processes)
     start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
@@ -94,21 +102,25 @@ def evaluate(
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None
     # Only where somebody watches: a file of logs wants no bar.
-    bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=None)
+    hidden = None if processes.is_main_process else True
+    bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=hidden)
+    in_a_round = batch_size * processes.num_processes  # one batch per process
     with torch.random.fork_rng(devices), torch.no_grad(), bar:
-        torch.manual_seed(seed)
-        if random_state is not None:
-            _set_random_state(random_state, devices)
-        for first in range(len(samples), len(repeated), batch_size):
-            batch = repeated[first : first + batch_size]
-            editor = None if decoding is None else _editor(decoding, task, batch, tokenizer, writer)
-            written = writer.write(batch, editor)
-            counts = [{} if editor is None else editor.counts(i) for i in range(len(batch))]
+        for round_start in range(len(samples), len(repeated), in_a_round):
+            first = round_start + processes.process_index * batch_size
+            batch = repeated[first : first + batch_size]  # in the last round, some processes may have none
+            written: list[tuple[str, int]] = []
+            counts: list[dict[str, int]] = []
+            if batch:
+                torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
+                editor = None if decoding is None else _editor(decoding, task, batch, tokenizer, writer)
+                written = writer.write(batch, editor)
+                counts = [{} if editor is None else editor.counts(i) for i in range(len(batch))]
             pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
             if scoring is not None:  # its scores were computed while this batch was written
                 samples += scoring.finish(task, judges, kept)
-            scoring = _Batch(batch, written, counts, pending, time.monotonic() - start, _random_state(devices))
-            bar.update(len(batch))
+            scoring = _Batch(batch, written, counts, pending, time.monotonic() - start)
+            bar.update(min(in_a_round, len(repeated) - round_start))
         if scoring is not None:
             samples += scoring.finish(task, judges, kept)
     model.train(was_training)
@@ -142,17 +154,18 @@ def scored_samples(
 
 
 class KeptSamples:
-    """A .jsonl file of the samples of an evaluation under way, one a line. The last line of a batch also holds how the
-    evaluation goes on from there. Samples that were made under other `settings` are not taken."""
+    """A .jsonl file of the samples of an evaluation under way, one per line, which the main process reads and writes.
+    The last line of a round also holds how long the evaluation has taken so far. Samples that were made under other
+    `settings` are not taken."""
 
     def __init__(self, path: Path, settings: dict[str, Any]):
         self._path = path
         self._settings = json.loads(json.dumps(settings))
 
-    def read(self) -> tuple[list[Sample], float, list[str] | None]:
-        """Samples of whole batches, the seconds they took, and the random state after them."""
+    def read(self) -> tuple[list[Sample], float]:
+        """The samples of complete rounds, and the seconds they took."""
         samples: list[Sample] = []
-        whole: tuple[int, float, list[str] | None] = (0, 0.0, None)
+        whole = (0, 0.0)
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.is_file() else []
         for line in lines:
             try:
@@ -164,17 +177,24 @@ class KeptSamples:
             if after is not None:
                 if after["settings"] != self._settings:
                     break
-                whole = (len(samples), after["seconds"], after["random_state"])
+                whole = (len(samples), after["seconds"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, "".join(f"{line}\n" for line in lines[: whole[0]]))
-        return samples[: whole[0]], *whole[1:]
+        return samples[: whole[0]], whole[1]
 
-    def add(self, samples: Sequence[Sample], seconds: float, random_state: list[str]) -> None:
+    def add(self, samples: Sequence[Sample], seconds: float) -> None:
+        """Append the samples of a round."""
         entries = [asdict(sample) for sample in samples]
-        entries[-1]["after"] = {"settings": self._settings, "seconds": seconds, "random_state": random_state}
+        entries[-1]["after"] = {"settings": self._settings, "seconds": seconds}
         with open(self._path, "a", encoding="utf-8") as file:
             # In ASCII: a completion may hold lone surrogates.
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def _read_on_main(kept: KeptSamples | None, processes: PartialState) -> tuple[list[Sample], float]:
+    """What the main process has kept, on every process: their file systems may differ."""
+    found = [kept.read() if kept is not None and processes.is_main_process else ([], 0.0)]
+    return broadcast_object_list(found)[0]
 
 
 @dataclass
@@ -186,25 +206,14 @@ class _Batch:
     counts: list[dict[str, int]]
     pending: Pending
     seconds: float
-    random_state: list[str]
 
     def finish(self, task: Task, judges: Mapping[str, FrozenJudge], kept: KeptSamples | None) -> list[Sample]:
-        samples = scored_samples(task, judges, self.rows, self.written, self.pending.result(), self.counts)
-        if kept is not None:
-            kept.add(samples, self.seconds, self.random_state)
+        """The samples of this round, of all processes, in the order of the rows."""
+        own = scored_samples(task, judges, self.rows, self.written, self.pending.result(), self.counts)
+        samples = gather_object(own)
+        if kept is not None and PartialState().is_main_process:
+            kept.add(samples, self.seconds)
         return samples
-
-
-def _random_state(devices: Sequence[Any]) -> list[str]:
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-    return [state.numpy().tobytes().hex() for state in states]
-
-
-def _set_random_state(states: Sequence[str], devices: Sequence[Any]) -> None:
-    cpu, *others = (torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states)
-    torch.set_rng_state(cpu)
-    for device, state in zip(devices, others, strict=True):
-        torch.cuda.set_rng_state(state, device)
 
 
 def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint | None) -> Constraint | None:

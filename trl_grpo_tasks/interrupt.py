@@ -1,10 +1,15 @@
-"""Ctrl-C: the step under way is finished and saved, and the run can go on from there as if nothing had happened."""
+"""Ctrl-C and SIGTERM: the step under way is finished and saved, and the run can be resumed as if nothing had happened.
+
+SIGTERM is what Slurm and Kubernetes send before they kill. A run that was stopped ends with the exit status that
+shells report for the signal: 130 after Ctrl-C, 143 after SIGTERM.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,50 +17,97 @@ import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+# Launchers pass a signal on to processes that may have received it already, from the terminal or from Slurm. With
+# several processes, a signal within this time of the last one is taken for the same one.
+SAME_SIGNAL_SECONDS = 5.0
 
-class StoppedError(KeyboardInterrupt):
-    """Training was interrupted, and everything up to `step` is in a checkpoint."""
 
-    def __init__(self, step: int):
-        super().__init__(f"stopped after step {step}")
+class SignalError(KeyboardInterrupt):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int, message: str = "stopped"):
+        super().__init__(message)
+        self.number = number
+
+
+class StoppedError(SignalError):
+    """Training was interrupted in all processes, and everything up to `step` is in a checkpoint."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT):
+        super().__init__(number, f"stopped after step {step}")
         self.step = step
+
+
+def exit_status(interruption: KeyboardInterrupt) -> int:
+    """The exit status of a run that ended in this way, as shells report it."""
+    return 128 + (interruption.number if isinstance(interruption, SignalError) else signal.SIGINT)
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """While open, SIGTERM raises a KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(number: int, _: Any) -> None:
+        raise SignalError(number)
+
+    with _handling(interrupt, signal.SIGTERM):
+        yield
 
 
 @contextmanager
 def saved_when_interrupted(trainer: Any) -> Iterator[None]:
-    """Around `trainer.train()`: the first Ctrl-C raises StoppedError once a checkpoint is written, a second one
-    KeyboardInterrupt at once."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
-        return
+    """Around `trainer.train()`: the first Ctrl-C or SIGTERM, in any process, raises StoppedError in all of them once a
+    checkpoint is written. A second Ctrl-C raises KeyboardInterrupt at once."""
     callback = _SaveAndStop(trainer)
     trainer.add_callback(callback)
-    earlier = signal.signal(signal.SIGINT, callback.ask)
     try:
-        yield
+        with _handling(callback.ask, signal.SIGINT, signal.SIGTERM):
+            yield
     finally:
-        signal.signal(signal.SIGINT, earlier)
         trainer.remove_callback(callback)
+    if callback.number:  # after the last step: there is nothing left to save
+        raise SignalError(callback.number)
 
 
 class _SaveAndStop(TrainerCallback):
     def __init__(self, trainer: Any):
         self._accelerator = trainer.accelerator
-        self._asked = self._stopping = False
+        self.number = 0  # of the signal that asked to stop
+        self._asked_at = 0.0
+        self._stopping = False
 
-    def ask(self, *_: Any) -> None:
-        if self._asked:
+    def ask(self, number: int, _: Any) -> None:
+        now = time.monotonic()
+        is_new = self._accelerator.num_processes == 1 or now - self._asked_at > SAME_SIGNAL_SECONDS
+        self._asked_at = now
+        if self.number and number == signal.SIGINT and is_new:
             raise KeyboardInterrupt
-        self._asked = True
-        if self._accelerator.is_main_process:
+        if not self.number and self._accelerator.is_main_process:
             tqdm.write("stopping: this step is finished and saved first (Ctrl-C again stops at once)")
+        self.number = self.number or number
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = torch.tensor([self._asked], device=self._accelerator.device)
-        # The signal reaches processes at different moments; they must all save after the same step.
-        if self._accelerator.gather(asked).any():
+        asked = torch.tensor([self.number], device=self._accelerator.device)
+        # The signal reaches processes at different moments, or only one of them; all must save after the same step.
+        self.number = int(self._accelerator.gather(asked).max())
+        if self.number:
             control.should_save = self._stopping = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._stopping:
-            raise StoppedError(state.global_step)
+            raise StoppedError(state.global_step, self.number)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """While open, `handler` takes these signals. Only the main thread may handle signals; elsewhere this does
+    nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, its_handler in earlier.items():
+            signal.signal(number, its_handler)

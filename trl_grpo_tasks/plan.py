@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .arguments import NEWEST, RunArguments
+from .arguments import AUTO, NEWEST, RunArguments
 from .checkpoints import is_checkpoint, is_of, newest_complete
 from .files import model_file_in
 from .hub import check_hub
@@ -157,15 +157,24 @@ def check_writable(folder: str | Path) -> None:
 
 
 def _check_folder(args: Any) -> None:
+    """Settle what the run resumes: with --resume_from_checkpoint auto, the newest checkpoint or nothing."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
     check_writable(args.output_dir)
+    # All processes must agree, also where a file system shows them a new file at different moments.
+    earlier = broadcast_object_list([newest_complete(args.output_dir)[0]])[0]
+    if args.resume_from_checkpoint == AUTO:
+        args.resume_from_checkpoint = NEWEST if earlier else None
+        if not earlier and PartialState().is_main_process:
+            print(f"no complete checkpoint in {args.output_dir} to resume from: this run starts from the beginning")
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
         raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
     if args.resume_from_checkpoint not in (None, NEWEST) and not is_checkpoint(args.resume_from_checkpoint):
         raise ValueError(
             f"--resume_from_checkpoint {args.resume_from_checkpoint} is not a checkpoint: give a folder checkpoint-N "
-            "of a run, or no value for the newest in --output_dir"
+            "of a run, auto, or no value for the newest in --output_dir"
         )
-    earlier, _ = newest_complete(args.output_dir)
     if earlier and not _goes_on_there(args):
         raise ValueError(
             f"{args.output_dir} holds an earlier run ({earlier.name}): continue it with --resume_from_checkpoint, "
@@ -179,8 +188,8 @@ def _check_folder(args: Any) -> None:
         )
     if not earlier and args.resume_from_checkpoint == NEWEST:
         raise ValueError(
-            f"--resume_from_checkpoint: no complete checkpoint in {args.output_dir}; start without it "
-            "(a cold start that was finished there is not repeated)"
+            f"--resume_from_checkpoint: no complete checkpoint in {args.output_dir}; start without it, or give it the "
+            "value auto, which starts where there is none (a cold start that was finished there is not repeated)"
         )
 
 

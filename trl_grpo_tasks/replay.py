@@ -109,6 +109,11 @@ class ReplayBuffer:
         self._random.setstate(state["random"])
         self._allowed, self._first = state["allowed"], state["first"]
 
+    def share_out(self, states: Sequence[dict[str, Any]], index: int, count: int) -> dict[str, Any]:
+        """The state of buffer `index` of `count`, which together take over the groups of another number of buffers."""
+        groups = sorted((group for state in states for group in state["groups"]), key=lambda group: group["step"])
+        return self.state_dict() | {"groups": groups[index::count]}
+
 
 def probabilities_and_weights(
     priorities: Sequence[float], alpha: float, beta: float

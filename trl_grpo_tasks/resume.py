@@ -25,6 +25,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._resumed: dict[str, Any] | None = None
+        self._epochs_done = 0  # before this training began
+        self._train_sampler: Any = None  # None where the data set is a stream, which has no sampler
         self.add_callback(_RestoreCounters(self))
 
     def _parts(self) -> dict[str, Any]:
@@ -83,6 +85,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
+        # A process that ends after this, as it does when interrupted, must not do so while another still writes.
+        self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -93,13 +97,42 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        path = Path(checkpoint or "") / f"task_state_{self.accelerator.process_index}.pt"
-        if checkpoint is not None and path.is_file():
-            self._resumed = torch.load(path, map_location="cpu", weights_only=True)
+        if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # TRL alone writes none
+            self._resumed = self._read_state(checkpoint)
             self._load_state_dict(self._resumed)
+
+    def _read_state(self, checkpoint: str) -> dict[str, Any]:
+        """The state of this process in a checkpoint, also where another number of processes has written it: then what
+        belongs to no process in particular is loaded, groups to replay are shared out, and rollouts are dropped."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        is_there = _state_file(checkpoint, index).is_file()
+        state = _load(_state_file(checkpoint, index if is_there else 0))
+        wrote = state.get("processes", processes)
+        if is_there and wrote == processes:
+            return state
+        shared = [name for name, part in self._parts().items() if hasattr(part, "share_out")]
+        theirs: dict[str, list[Any]] = {name: [] for name in shared if name in state["parts"]}
+        losses = []
+        for number in range(wrote):  # one at a time: each may hold the weights of a reference model
+            other = _load(_state_file(checkpoint, number))
+            losses.append(other["loss_since_log"])
+            for name, states in theirs.items():
+                states.append(other["parts"][name])
+        for name, states in theirs.items():
+            state["parts"][name] = self._parts()[name].share_out(states, index, processes)
+        self.accelerator.print(
+            f"{checkpoint} was written by {wrote} process{'es' * (wrote > 1)} and is resumed by {processes}: rollouts "
+            "under way are dropped and sampled again"
+        )
+        return state | {
+            "buffered_inputs": None,
+            "micro_step": checkpoints.step_of(checkpoint) * self.args.gradient_accumulation_steps,
+            "loss_since_log": torch.stack(losses).mean(0),  # which is what is logged
+        }
 
     def _state_dict(self) -> dict[str, Any]:
         return {
+            "processes": self.accelerator.num_processes,
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "micro_step": self._step,
             "buffered_inputs": self._buffered_inputs,
@@ -124,14 +157,41 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._globalstep_last_logged = self._resumed["last_logged_step"]
         # The sampler draws one permutation an epoch from a generator of its own, which has started anew.
         sampler = self._train_sampler
-        if sampler.shuffle:
-            for _ in range(int(self.state.epoch or 0)):
+        if sampler is not None and sampler.shuffle:
+            for _ in range(self._epochs_done):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         self._resumed = None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._train_sampler = super()._get_train_sampler(dataset)
         return self._train_sampler
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """How many epochs, and how many batches of the next one, were trained on."""
+        done = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
+        is_stream = self._train_sampler is None
+        if resume_from_checkpoint is not None and is_stream and not self.args.ignore_data_skip:
+            # transformers counts as if a stream lasted as long as the run; it may have ended and been read again.
+            saved = checkpoints.state_of(resume_from_checkpoint)
+            batches_per_epoch = saved["max_steps"] * self.args.gradient_accumulation_steps
+            done = int(saved["epoch"]), round(saved["epoch"] % 1 * batches_per_epoch)
+        self._epochs_done = done[0]
+        return done
+
+
+def _state_file(checkpoint: str | Path, process: int) -> Path:
+    return Path(checkpoint) / f"task_state_{process}.pt"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise checkpoints.CheckpointError(
+            f"{path} is not there, so this checkpoint is not complete on this machine: all machines of a run must "
+            "share --output_dir"
+        )
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class _RestoreCounters(TrainerCallback):

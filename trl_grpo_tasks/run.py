@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import NEWEST, RunArguments, parse
-from .checkpoints import OtherOriginError, newest_complete
+from .checkpoints import CheckpointError, OtherOriginError, newest_complete
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .failures import known_failure
 from .files import write_whole
@@ -37,7 +37,8 @@ class FolderLostError(RuntimeError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and run; what the user can mend is said in one line, without a traceback."""
+    """Parse and run; what the user can mend is said in one line, without a traceback. Returns the exit status: 0 when
+    done, 2 for options that cannot be, 1 for other errors, 130 when Ctrl-C and 143 when SIGTERM stopped the run."""
     with ExitStack() as held:
         try:
             return _main(argv, held)
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
+    from accelerate import PartialState
+
+    from .interrupt import StoppedError, exit_status, sigterm_as_ctrl_c
+
     calm_down()
     try:
         task, run, args, model_args = parse(argv)
@@ -63,8 +68,9 @@ def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        act()
-    except OtherOriginError as error:  # of a cold start, before it begins
+        with sigterm_as_ctrl_c():
+            act()
+    except (OtherOriginError, CheckpointError) as error:  # before the cold start or the training begins
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (PushError, DecodingError, FolderLostError) as error:
@@ -72,8 +78,10 @@ def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
         return 1
     except KeyboardInterrupt as interruption:
         if args.process_index == 0:
-            print(_how_to_go_on(run, args, interruption), file=sys.stderr)
-        return 130  # as shells say of what Ctrl-C ended
+            print(_how_to_go_on(run, args, interruption), file=sys.stderr, flush=True)
+        if isinstance(interruption, StoppedError):  # in all processes; a launcher ends all as soon as one has ended
+            PartialState().wait_for_everyone()
+        return exit_status(interruption)
     return 0
 
 
@@ -164,35 +172,39 @@ class _Evaluations:
     """The evaluations of a run so far; kept in results.json, so that a resumed run does not repeat them."""
 
     def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, plan: Plan):
+        from accelerate.utils import broadcast_object_list
+
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
-        self._done: list[Any] = []
-        if args.resume_from_checkpoint and self._path.is_file():
-            from .evaluate import Evaluation
+        # Processes must agree on what is there, so the main process reads the file for all.
+        self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
-            saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
-            done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
-            # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
-            rows = json.loads(json.dumps([row for row in plan.test_rows for _ in range(run.eval_samples)]))
-            self._done = [one for one in done if [sample.row for sample in one.samples] == rows]
+    def _read(self) -> list[Any]:
+        if not self._args.resume_from_checkpoint or not self._path.is_file():
+            return []
+        from .evaluate import Evaluation
+
+        saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
+        done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
+        # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
+        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.eval_samples)]))
+        return [one for one in done if [sample.row for sample in one.samples] == rows]
 
     def has(self, name: str) -> bool:
         return any(evaluation.name == name for evaluation in self._done)
 
     def load(self, path: str) -> Any:
-        """The model at `path`, ready to generate; only the main process evaluates."""
-        if not self._state.is_main_process:
-            return None
+        """The model at `path`, ready to generate."""
         return load_for_evaluation(path, self._task, self._args, self._plan.quantization)
 
     def add(self, name: str, model: Any) -> None:
+        """Evaluate `model`; every process takes a share of the rows."""
+        candidate = Candidate(name, "", self._plan.model)
+        evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
+        self._done = [one for one in self._done if one.name != name] + [evaluation]
         if self._state.is_main_process:
-            candidate = Candidate(name, "", self._plan.model)
-            evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
-            self._done = [one for one in self._done if one.name != name] + [evaluation]
             told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
             print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
-        self._state.wait_for_everyone()
 
     def show(self) -> None:
         if self._state.is_main_process:

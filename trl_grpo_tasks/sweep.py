@@ -91,9 +91,11 @@ class _Sweep:
             self._write()
             try:
                 self._try(number)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
+                from .interrupt import exit_status
+
                 print("stopped; the same command goes on from here", file=sys.stderr)
-                return 130
+                return exit_status(interruption)
             self._write()
             done += 1
         page = write_sweep_report(self._folder)
@@ -235,14 +237,25 @@ def _text(value: Any) -> str:
 
 
 def _run(command: Sequence[str], console: Path) -> int:
-    """The exit status of a run. Ctrl-C reaches it too, and it saves a checkpoint: it is waited for."""
+    """The exit status of a run. Ctrl-C reaches it too, SIGTERM is passed on to it, and it saves a checkpoint: it is
+    waited for."""
     asked: list[int] = []
-    earlier = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
-    try:
-        with open(console, "a", encoding="utf-8") as said:
-            code = subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ).returncode
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-    if asked or code == 130:
-        raise KeyboardInterrupt
+    with open(console, "a", encoding="utf-8") as said:
+        running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ)
+
+        def pass_on(number: int, _: Any) -> None:
+            asked.append(number)
+            if number == signal.SIGTERM:
+                running.send_signal(number)
+
+        earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = running.wait()
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+    if asked or code in (130, 143):
+        from .interrupt import SignalError
+
+        raise SignalError(asked[0] if asked else code - 128)
     return code

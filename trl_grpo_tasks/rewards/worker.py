@@ -165,6 +165,7 @@ def frame(message: Any) -> bytes:
 def main() -> None:
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _outlive_sigterm()
     _die_with_parent(parent)
     requests, replies = _take_over_pipes()
     try:
@@ -206,6 +207,17 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.close(nothing)
     os.dup2(2, 1)
     return requests, replies
+
+
+def _outlive_sigterm() -> None:
+    """Slurm sends SIGTERM to every process of a job, and a run finishes its step before it ends. It still ends the
+    processes that a task starts: a handler, unlike SIG_IGN, is not passed on by exec, and is put aside for a fork."""
+
+    def outlive() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    outlive()
+    os.register_at_fork(before=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL), after_in_parent=outlive)
 
 
 def _die_with_parent(parent: int) -> None:
