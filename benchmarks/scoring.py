@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384 if on_gpu else 256)
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[49152, 151936])
-    parser.add_argument("--allowed", type=int, nargs="+", default=[16, 256, 1024, 4096, 0], help="0: all tokens")
+    parser.add_argument(
+        "--allowed", type=int, nargs="+", default=[16, 256, 1024, 4096, 40000, 0], help="0: all tokens"
+    )
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--repeats", type=int, default=10 if on_gpu else 2)
     options = parser.parse_args()

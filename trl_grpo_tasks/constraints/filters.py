@@ -54,7 +54,7 @@ class SamplingFilters:
         if self.top_p < 1:
             remaining = logits_B_V.masked_fill(logits_B_V < threshold_B_1, -torch.inf)
             ordered = remaining.sort(dim=1, descending=True).values
-            probs = ordered.double().softmax(1)
+            probs = ordered.softmax(1)
             count_B_1 = ((probs.cumsum(1) - probs) < self.top_p).sum(1, keepdim=True)
             threshold_B_1 = ordered.gather(1, count_B_1 - 1)
         if self.min_p > 0:

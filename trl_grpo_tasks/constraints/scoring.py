@@ -22,7 +22,8 @@ WIDE = 0.25  # a mask is wide if it allows more than this share of the vocabular
 WIDE_TOKENS = 4096  # and more than this many tokens
 CHUNK_ELEMENTS = 2**24  # logits held at a time
 VOCAB_TILE = 32768  # of TRL's fused kernel
-WHOLE_TABLE = 4096  # up to this many masks, a table's columns are found once
+WHOLE_TABLE = 4096  # narrow masks of a table with at most this many are found once for all batches
+TABLE_ELEMENTS = 2**26  # booleans held of narrow masks
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,11 @@ def narrow(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Score positions over the tokens that any of their masks allows."""
-    columns = _columns_of(masks_N, table, hidden_N_H.device)
-    weight = head.weight_V_H.index_select(0, columns.token_ids)
-    bias = None if head.bias_V is None else head.bias_V.index_select(0, columns.token_ids)
-    masks = _NarrowMasks(masks_N, columns)
-    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, columns.column_of[targets_N], masks, head.scale)
+    masks = _narrow_masks(masks_N, table, hidden_N_H.device)
+    weight = head.weight_V_H.index_select(0, masks.token_ids)
+    bias = None if head.bias_V is None else head.bias_V.index_select(0, masks.token_ids)
+    rows = _NarrowRows(masks, masks_N)
+    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, masks.column_of[targets_N], rows, head.scale)
 
 
 def wide(
@@ -127,8 +128,8 @@ class _Masks(Protocol):
         """Which columns each position of `part` does not allow."""
 
 
-class _Columns:
-    """Masks over the tokens that any of them allows: the columns of each, one after the other."""
+class _NarrowMasks:
+    """Masks over the tokens that any of them allows. Few are kept as booleans, many as lists of columns."""
 
     def __init__(self, numbers: np.ndarray, table: MaskTable, device: torch.device):
         ids = [table.ids(number) for number in numbers]
@@ -137,51 +138,53 @@ class _Columns:
         is_used_V[flat_ids] = True
         column_of_V = np.cumsum(is_used_V) - 1
         self.numbers = numbers  # ascending
-        self.lengths = np.array([len(one) for one in ids])
-        self.token_ids, self.column_of, self.columns, self.starts = (
-            torch.from_numpy(array).to(device)
-            for array in (
-                np.flatnonzero(is_used_V),
-                column_of_V,
-                column_of_V[flat_ids],
-                np.cumsum(self.lengths) - self.lengths,
-            )
-        )
+        self.counts = np.array([len(one) for one in ids])
+        starts = np.cumsum(self.counts) - self.counts
+        arrays = (np.flatnonzero(is_used_V), column_of_V, column_of_V[flat_ids], self.counts, starts)
+        on_device = [torch.from_numpy(array).to(device) for array in arrays]
+        self.token_ids, self.column_of, self._columns, self._counts_M, self._starts_M = on_device
+        self._disallowed_M_K: torch.Tensor | None = None
+        if len(numbers) * len(self.token_ids) <= TABLE_ELEMENTS:
+            self._disallowed_M_K = self.disallowed(torch.arange(len(numbers), device=device), len(flat_ids))
+
+    def disallowed(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """The columns that each of these masks does not allow; `total` is the number of those they do, which is known
+        on the CPU, so that a GPU is not waited for."""
+        if self._disallowed_M_K is not None:
+            return self._disallowed_M_K[rows]
+        counts, width = self._counts_M[rows], len(self.token_ids)
+        position = torch.arange(len(rows), device=rows.device).repeat_interleave(counts, output_size=total)
+        first = self._starts_M[rows] - (counts.cumsum(0) - counts)
+        columns = self._columns[torch.arange(total, device=rows.device) + first[position]]
+        disallowed = torch.ones(len(rows), width, dtype=torch.bool, device=rows.device)
+        disallowed.view(-1)[position * width + columns] = False
+        return disallowed
 
 
-def _columns_of(masks_N: np.ndarray, table: MaskTable, device: torch.device) -> _Columns:
-    """The columns of these masks. Those of a small table are found once for all its narrow masks; a table of kept sets
-    has about one mask per position, so that a batch looks up its own."""
+def _narrow_masks(masks_N: np.ndarray, table: MaskTable, device: torch.device) -> _NarrowMasks:
+    """Of a small table all narrow masks, found once; a table of kept sets has about one mask per position, so that
+    only those of the batch are looked up."""
     if len(table) > WHOLE_TABLE:
-        return _Columns(np.unique(masks_N), table, device)
+        return _NarrowMasks(np.unique(masks_N), table, device)
     key = (len(table), device, WIDE, WIDE_TOKENS)
     if table.cache.get("key") != key:
         numbers = np.arange(len(table))
         counts = table.counts(numbers)
         chosen = numbers[(counts > 1) & (numbers != FREE) & ~_is_wide(counts, table)]
-        table.cache = {"key": key, "columns": _Columns(chosen, table, device)}
-    return table.cache["columns"]
+        table.cache = {"key": key, "masks": _NarrowMasks(chosen, table, device)}
+    return table.cache["masks"]
 
 
-class _NarrowMasks:
-    """Narrow masks by position; booleans over the columns exist only for a chunk of positions."""
+class _NarrowRows:
+    """The narrow mask of each position."""
 
-    def __init__(self, masks_N: np.ndarray, columns: _Columns):
-        rows_N = np.searchsorted(columns.numbers, masks_N)
-        self._columns, self._lengths_N = columns, columns.lengths[rows_N]
-        device = columns.starts.device
-        self._starts_N = columns.starts[torch.from_numpy(rows_N).to(device)]
-        self._lengths_on_device_N = torch.from_numpy(self._lengths_N).to(device)
+    def __init__(self, masks: _NarrowMasks, masks_N: np.ndarray):
+        rows_N = np.searchsorted(masks.numbers, masks_N)
+        self._masks, self._counts_N = masks, masks.counts[rows_N]
+        self._rows_N = torch.from_numpy(rows_N).to(masks.token_ids.device)
 
     def disallowed(self, part: slice) -> torch.Tensor:
-        lengths, device, width = self._lengths_on_device_N[part], self._starts_N.device, len(self._columns.token_ids)
-        total = int(self._lengths_N[part].sum())  # known on the CPU, so that a GPU is not waited for
-        position = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=total)
-        before = lengths.cumsum(0) - lengths
-        entries = torch.arange(total, device=device) + (self._starts_N[part] - before)[position]
-        disallowed = torch.ones(len(lengths), width, dtype=torch.bool, device=device)
-        disallowed.view(-1)[position * width + self._columns.columns[entries]] = False
-        return disallowed
+        return self._masks.disallowed(self._rows_N[part], int(self._counts_N[part].sum()))
 
 
 class _WideMasks:

@@ -16,7 +16,7 @@ import torch
 from peft.tuners import lora
 from torch import nn
 
-FOLDABLE = 0.05  # adapters are folded once rounding changes them by at most this share
+FOLDABLE = 0.2  # adapters are folded once rounding changes them by at most this share
 
 
 class CastWeights:
