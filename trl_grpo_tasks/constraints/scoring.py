@@ -76,6 +76,8 @@ def masked_logps_and_entropies(
     entropies_N = torch.zeros_like(logps_N)
     for route, which in ((free, is_free), (narrow, is_narrow), (wide, is_wide)):
         positions = np.flatnonzero(which)
+        if len(positions) == len(masks_N) > 0:  # all of them, so that nothing has to be gathered
+            return route(hidden_N_H, head, targets_N, masks_N, table)
         if len(positions):
             index = torch.from_numpy(positions).to(hidden_N_H.device)
             logps, entropies = route(hidden_N_H[index], head, targets_N[index], masks_N[positions], table)
