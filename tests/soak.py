@@ -30,7 +30,7 @@ COMMON = {
     "eval_rows": 2,
     "cold_start_steps": 2,
     "cold_start_batch_size": 4,
-    "max_steps": 60,
+    "max_steps": 150,  # longer than the start of a run, so that most kills hit training
     "save_steps": 2,
     "save_total_limit": 2,
     "logging_steps": 3,
