@@ -191,7 +191,7 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
     loss = trainer._compute_loss(trainer.model, second)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
-    logps = trainer._logps[second["completion_mask"].bool()]
+    logps = trainer._scored_logps[second["completion_mask"].bool()]
     assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
 
 
