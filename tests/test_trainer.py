@@ -18,6 +18,7 @@ from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import padded, widened
 from trl_grpo_tasks.models import load_model, load_tokenizer
 from trl_grpo_tasks.task import Score
+from trl_grpo_tasks.writer import Writer
 
 OURS = ("reward_workers",)
 PROMPTS = Dataset.from_dict({"prompt": [f"{letter}{i}x" for letter in LETTERS for i in "12"]})
@@ -460,6 +461,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_outputs_is_refused(tiny
     tokenizer.add_tokens([f"<{i}>" for i in range(40)])
     with pytest.raises(ValueError, match=r"the tokenizer has 5\d tokens, but the model has only 1\d outputs; call"):
         TaskGRPOTrainer(tiny_path, args=config(tmp_path, constrain=True), task=ToyTask(), processing_class=tokenizer)
+    with pytest.raises(ValueError, match="but the model has only"):
+        Writer(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1, "reference_mode": "ema"}], ids=["", "moving reference"])

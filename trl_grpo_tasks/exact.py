@@ -26,7 +26,7 @@ from trl.models import unwrap_model_for_generation
 
 from .config import TaskGRPOConfig, check_sampling
 from .consistency import ConsistencyCheck
-from .constraints.base import Constraint, replay
+from .constraints.base import Constraint, check_outputs, replay
 from .constraints.grammar import GrammarConstraint
 from .constraints.head import MaskedHead
 from .constraints.sampling import RecordingProcessor, generating_with
@@ -109,12 +109,7 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         if constraint is None:
             why = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {why}")
-        outputs = self._output_size()
-        if constraint.vocab_size > outputs:
-            raise ValueError(
-                f"the tokenizer has {constraint.vocab_size} tokens, but the model has only {outputs} outputs; call "
-                f"model.resize_token_embeddings({constraint.vocab_size}), or use a tokenizer without the added tokens"
-            )
+        check_outputs(constraint, self._output_size())
         if self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled:
             raise ValueError(
                 "constrain=True does not go with tools, rollout_func, vision-language models or a router loss "

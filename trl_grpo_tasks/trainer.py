@@ -58,9 +58,6 @@ def _print_completions(*args: Any, **kwargs: Any) -> None:
     print_prompt_completions_sample(*map(shown, args), **shown(kwargs))
 
 
-grpo_trainer.print_prompt_completions_sample = _print_completions
-
-
 class TaskGRPOTrainer(RewardedGRPOTrainer):
     """`TaskGRPOTrainer(model, args=TaskGRPOConfig(...), task=task)`; or as GRPOTrainer, with reward functions and a
     data set. `constraint` stands in for the task's own; either is used when `args.constrain` is set."""
@@ -125,6 +122,13 @@ class TaskGRPOTrainer(RewardedGRPOTrainer):
             raise ValueError("replay_size does not go with tools or vision-language models")
         seed = args.seed + self.accelerator.process_index
         return ReplayBuffer(args.replay_size, args.replay_max_age, args.replay_alpha, args.replay_beta, seed)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        grpo_trainer.print_prompt_completions_sample = _print_completions  # TRL has no argument for it
+        try:
+            super().log(*args, **kwargs)
+        finally:
+            grpo_trainer.print_prompt_completions_sample = print_prompt_completions_sample
 
     # ---- around a rollout
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .constraints.base import Constraint
+from .constraints.base import Constraint, check_outputs
 from .constraints.filters import SamplingFilters
 from .constraints.sampling import RecordingProcessor, generating_with
 from .constraints.table import MaskTable
@@ -33,6 +33,8 @@ class Writer:
         filters: SamplingFilters = NO_FILTERS,
     ):
         self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
+        if constraint is not None:
+            check_outputs(constraint, model.get_output_embeddings().weight.shape[0])
         self._temperature, self._max_length = temperature, max_length
         self._filters = filters if temperature > 0 else NO_FILTERS
         self.why_no_editor = why_not(without_adapter(model))  # None: `write` can take one

@@ -48,6 +48,15 @@ class Constraint(Protocol):
         """The state before the first token; None for a row that is not constrained."""
 
 
+def check_outputs(constraint: Constraint, outputs: int) -> None:
+    """ValueError where the constraint's tokenizer has tokens that a model with this many outputs cannot write."""
+    if constraint.vocab_size > outputs:
+        raise ValueError(
+            f"the tokenizer has {constraint.vocab_size} tokens, but the model has only {outputs} outputs; call "
+            f"model.resize_token_embeddings({constraint.vocab_size}), or use a tokenizer without the added tokens"
+        )
+
+
 def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
     """Move many states on by one token each; in one go where their kind knows how to."""
     together = getattr(type(states[0]), "accept_many", None) if states else None
