@@ -516,7 +516,9 @@ def test_replay_needs_whole_groups_on_each_process(tmp_path):
         args._check_replay()
 
 
-@pytest.mark.parametrize("option", [{"constrain": True}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}])
+@pytest.mark.parametrize(
+    "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
+)
 def test_sharded_weights_are_refused_where_whole_ones_are_needed(tmp_path, monkeypatch, option):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="whole weights"):

@@ -261,9 +261,9 @@ class TaskGRPOConfig(GRPOConfig):
         moving = self.reference_mode != "static"
         zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-        if (moving or self.replay_size or self.constrain) and (zero3 or fsdp):
+        if (moving or self.replay_size or self.constrain or self.sampling_filters) and (zero3 or fsdp):
             raise ValueError(
-                "moving references, replay and constraints need whole weights on each process; "
+                "moving references, replay, constraints and sampling filters need whole weights on each process; "
                 "use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
             )
 

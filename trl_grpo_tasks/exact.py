@@ -88,16 +88,16 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
     def _check_sampling(self) -> None:
         """Refuse what the trainer can see only now: options of the model's own generation_config, and tools."""
         config = getattr(without_adapter(self.accelerator.unwrap_model(self.model)), "generation_config", None)
-        if config is not None and not self.use_vllm:
+        if config is not None and not self.use_vllm and not self._is_vlm:  # of which TRL suppresses the image token
             explicit = {name: value for name, value in self.generation_kwargs.items() if value is not None}
             check_sampling(config.to_dict() | explicit, "the model's generation_config")
-        is_trls = self.tools or self.rollout_func is not None or self._is_vlm
-        for name, asked in (
-            ("top_k, top_p and min_p", self._filters),
-            ("importance_sampling_correction", self.args.importance_sampling_correction),
-        ):
-            if asked and is_trls:
-                raise ValueError(f"{name} with tools, rollout_func or a vision-language model is not supported")
+        correction = "importance_sampling_correction" if self.args.importance_sampling_correction else ""
+        asked = "constrain=True" if self.args.constrain else str(self._filters) or correction
+        if asked and (self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled):
+            raise ValueError(
+                f"{asked} does not go with tools, rollout_func, vision-language models or a router loss "
+                "(for the last, set router_aux_loss_coef=0)"
+            )
 
     def _set_up_constraint(self, constraint: Constraint | None) -> None:
         self._constraint: Constraint | None = None
@@ -110,11 +110,6 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
             why = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {why}")
         check_outputs(constraint, self._output_size())
-        if self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled:
-            raise ValueError(
-                "constrain=True does not go with tools, rollout_func, vision-language models or a router loss "
-                "(for the last, set router_aux_loss_coef=0)"
-            )
         if self.use_vllm:
             constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
             self._hand_to_vllm(constraint)
