@@ -14,12 +14,12 @@ trainer = TaskGRPOTrainer(model, args=config(output_dir, **options), task=FillTa
 # Every fill is a function of its prompt, the step and its place in the gathered batch. Filling still happens, so that
 # what could have been drawn is known, and the fills are chosen from that.
 fill = trainer._policy.fill
-def placed(model, prompt_ids):
-    done = fill(model, prompt_ids)
+def placed(model, prompt_ids, table):
+    done = fill(model, prompt_ids, table)
     first = trainer.accelerator.process_index * len(prompt_ids) + 5 * trainer.state.global_step
     for i, row in enumerate(done.ids):
         for t in range(len(row)):
-            may = done.support_B_T_V[i, t].nonzero().flatten().tolist()
+            may = table.ids(done.masks[i][t]).tolist()
             row[t] = may[(3 * (first + i) + t) % len(may)]
     return done
 trainer._policy.fill = placed

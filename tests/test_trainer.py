@@ -14,6 +14,7 @@ from tests.toy import LETTERS, LettersConstraint, ToyTask
 from tests.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.advantages import estimate
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import padded, widened
 from trl_grpo_tasks.models import load_model, load_tokenizer
@@ -463,6 +464,21 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_outputs_is_refused(tiny
         TaskGRPOTrainer(tiny_path, args=config(tmp_path, constrain=True), task=ToyTask(), processing_class=tokenizer)
     with pytest.raises(ValueError, match="but the model has only"):
         Writer(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
+
+
+@pytest.mark.parametrize(
+    "constraint", [LettersConstraint, lambda t: GrammarConstraint(t, Grammar.regex("[abcd]{1,3}"))]
+)
+def test_special_tokens_that_the_model_has_no_outputs_for_are_never_asked_for(tiny_path, tmp_path, constraint):
+    """Some tokenizers add special tokens when they are loaded, here across a 32-bit word of a mask."""
+    tokenizer = load_tokenizer(tiny_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<{i}>" for i in range(40)]})
+    for engine in ("trl", "fast"):
+        args = config(tmp_path, constrain=True, max_steps=2, rollout=engine)
+        trainer = TaskGRPOTrainer(tiny_path, args=args, task=ToyTask(), processing_class=tokenizer,
+                                  constraint=constraint(tokenizer))  # fmt: skip
+        trainer.train()
+        assert trainer.state.log_history[0]["sampling/logp_difference_max"] < 1e-4
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1, "reference_mode": "ema"}], ids=["", "moving reference"])

@@ -26,12 +26,13 @@ from trl.models import unwrap_model_for_generation
 
 from .config import TaskGRPOConfig, check_sampling
 from .consistency import ConsistencyCheck
-from .constraints.base import Constraint, check_outputs, replay
+from .constraints.base import Constraint, replay
 from .constraints.grammar import GrammarConstraint
 from .constraints.head import MaskedHead
 from .constraints.sampling import RecordingProcessor, generating_with
 from .constraints.spelling import OneSpelling
 from .constraints.table import FREE, MaskTables, padded, widened
+from .constraints.vocabulary import check_outputs
 from .masked import MaskedPolicy, is_masked_lm, ready
 from .models import end_of_answer
 from .reference import created, with_adapter
@@ -109,7 +110,7 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         if constraint is None:
             why = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {why}")
-        check_outputs(constraint, self._output_size())
+        check_outputs(self._tokenizer, self._output_size())
         if self.use_vllm:
             constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
             self._hand_to_vllm(constraint)

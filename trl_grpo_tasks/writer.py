@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from .constraints.base import Constraint, check_outputs
+from .constraints.base import Constraint
 from .constraints.filters import SamplingFilters
 from .constraints.sampling import RecordingProcessor, generating_with
 from .constraints.table import MaskTable
+from .constraints.vocabulary import check_outputs
 from .masked import MaskedPolicy, is_masked_lm
 from .rollout import NO_FILTERS, Decoder, Editor, rollout, why_not
 from .rollout.support import without_adapter
@@ -34,7 +35,7 @@ class Writer:
     ):
         self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
         if constraint is not None:
-            check_outputs(constraint, model.get_output_embeddings().weight.shape[0])
+            check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])
         self._temperature, self._max_length = temperature, max_length
         self._filters = filters if temperature > 0 else NO_FILTERS
         self.why_no_editor = why_not(without_adapter(model))  # None: `write` can take one

@@ -48,15 +48,6 @@ class Constraint(Protocol):
         """The state before the first token; None for a row that is not constrained."""
 
 
-def check_outputs(constraint: Constraint, outputs: int) -> None:
-    """ValueError where the constraint's tokenizer has tokens that a model with this many outputs cannot write."""
-    if constraint.vocab_size > outputs:
-        raise ValueError(
-            f"the tokenizer has {constraint.vocab_size} tokens, but the model has only {outputs} outputs; call "
-            f"model.resize_token_embeddings({constraint.vocab_size}), or use a tokenizer without the added tokens"
-        )
-
-
 def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
     """Move many states on by one token each; in one go where their kind knows how to."""
     together = getattr(type(states[0]), "accept_many", None) if states else None
@@ -68,13 +59,14 @@ def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
 
 
 def fill_all(states: Sequence[State], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-    """Write the masks of many states into rows of a matrix that may be wider; in one go where their kind can."""
+    """Write the masks of many states into rows of a matrix, which may be wider, or narrower by tokens that are never
+    allowed; in one go where their kind can."""
     together = getattr(type(states[0]), "fill_many", None) if states else None
     if together is not None and all(type(state) is type(states[0]) for state in states):
         together(states, words_B_W, rows)
         return
     for state, row in zip(states, rows, strict=True):
-        mask = state.mask()
+        mask = state.mask()[: words_B_W.shape[1]]
         words_B_W[row, : len(mask)] = mask
         words_B_W[row, len(mask) :] = 0
 

@@ -190,7 +190,7 @@ class GrammarState:
 
     @staticmethod
     def fill_many(states: Sequence[GrammarState], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-        """The masks of many states at once, written into rows of a matrix that may be wider."""
+        """The masks of many states at once, written into rows of a matrix of another width."""
         import xgrammar
 
         constraint = states[0]._constraint
@@ -203,7 +203,7 @@ class GrammarState:
         words[first] &= constraint._may_open
         if not words.any(axis=1).all():
             raise RuntimeError(_NO_TOKEN)
-        words_B_W[rows, :width] = words
+        words_B_W[rows, :width] = words[:, : words_B_W.shape[1]]
         words_B_W[rows, width:] = 0
 
     def forced_text(self) -> bytes:

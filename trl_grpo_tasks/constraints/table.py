@@ -39,6 +39,7 @@ class MaskTable:
             return FREE
         if len(words) < self._width:  # the model has more outputs than the tokenizer has tokens
             words = np.concatenate([words, np.zeros(self._width - len(words), dtype=np.int32)])
+        words = words[: self._width]  # or fewer than the tokenizer, by special tokens that are never allowed
         key = xxh3_128_digest(words.data)
         number = self._numbers.get(key)
         if number is None:

@@ -25,6 +25,23 @@ _CHECKED_TOKENS = 512
 _ALONG_CACHE = 1 << 16
 
 
+def special_ids(tokenizer: Any) -> set[int]:
+    """The tokens that no text is spelled with."""
+    added = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return set(tokenizer.all_special_ids) | added
+
+
+def check_outputs(tokenizer: Any, outputs: int) -> None:
+    """ValueError where a constraint may ask for a token that the model has no output for. Special tokens beyond the
+    outputs, which some tokenizers add when they are loaded, are never asked for, unless one ends the text."""
+    never_written = special_ids(tokenizer) - {tokenizer.eos_token_id}
+    if any(token not in never_written for token in range(outputs, len(tokenizer))):
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model has only {outputs} outputs; call "
+            f"model.resize_token_embeddings({len(tokenizer)}), or use a tokenizer without the added tokens"
+        )
+
+
 def token_bytes(tokenizer: Any) -> list[bytes | None]:
     """What each token of a Hugging Face tokenizer adds to the decoded text, by token id.
 
@@ -33,8 +50,7 @@ def token_bytes(tokenizer: Any) -> list[bytes | None]:
     """
     spell = _speller(_decoder_steps(tokenizer))
     token_ids = tokenizer.get_vocab()
-    special = set(tokenizer.all_special_ids)
-    special.update(id for id, added in tokenizer.added_tokens_decoder.items() if added.special)
+    special = special_ids(tokenizer)
     spelled: list[bytes | None] = [None] * (max(token_ids.values()) + 1)
     for token, id in token_ids.items():
         if id not in special:
