@@ -7,6 +7,7 @@ from peft import LoraConfig
 from tests.training import toy_trainer
 from trl_grpo_tasks import exact
 from trl_grpo_tasks.constraints.table import FREE
+from trl_grpo_tasks.models import load_model
 from trl_grpo_tasks.rollout import Rollout, rollout
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
@@ -123,6 +124,17 @@ def test_a_temperature_that_is_changed_while_training_is_noticed(tiny_path, tmp_
     trainer.train()
     (line,) = hints(capsys)
     assert "likely cause: temperature" in line
+
+
+def test_a_model_that_ignores_logits_processors_trains_as_in_trl(tiny_path, tmp_path):
+    model = load_model(tiny_path)
+    generate = model.generate
+    model.generate = lambda *args, logits_processor=None, **kwargs: generate(*args, **kwargs)
+    trainer = toy_trainer(model, tmp_path, rollout="trl", max_steps=1)
+    trainer.train()
+    assert "sampling/logp_difference_mean" not in trainer.state.log_history[0]
+    with pytest.raises(RuntimeError, match="ignores logits processors"):
+        toy_trainer(model, tmp_path, rollout="trl", max_steps=1, top_k=3).train()
 
 
 # ---- TRL's importance-sampling correction

@@ -276,7 +276,7 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
 
     def _generate_recorded(
         self, generate: Callable[[], Any], recording: dict[str, Any]
-    ) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
+    ) -> tuple[list[list[int]], list[list[int]], list[list[float]] | None]:
         """TRL's completions, with the masks and the log-probs they were sampled with."""
         recording = {"rows": [{}] * len(self._inputs)} | recording
         temperature = self.generation_config.temperature
@@ -284,6 +284,11 @@ class ExactGRPOTrainer(ResumableGRPOTrainer):
         with generating_with(self.accelerator.unwrap_model(self.model_wrapped), processor):
             completion_ids, _ = generate()
         processor.finish(completion_ids)
+        if any(len(logps) != len(ids) for logps, ids in zip(processor.logps, completion_ids, strict=True)):
+            if self._constraint is not None or self._filters:
+                raise RuntimeError(f"{type(self.model).__name__}.generate() ignores logits processors: it cannot be "
+                                   "sampled under a constraint or filters")  # fmt: skip
+            return completion_ids, processor.masks, None
         return completion_ids, processor.masks, processor.logps
 
     def _mask_numbers(self, row: dict[str, Any], ids: list[int]) -> list[int]:

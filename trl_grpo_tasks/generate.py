@@ -57,6 +57,7 @@ def generate(
     from .rewards.components import worker_count
     from .rewards.executor import RewardExecutor
 
+    sampling_filters = SamplingFilters.of(filters or {})
     check_writable(output_dir)
     folder = Path(output_dir)
     task.prepare(run_seed)
@@ -74,7 +75,7 @@ def generate(
             executor=executor,
             num_samples=num_samples,
             temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
-            filters=SamplingFilters.of(filters or {}),
+            filters=sampling_filters,
             max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
             decoding=decoding,
             seed=seed,
