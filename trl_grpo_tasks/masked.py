@@ -105,7 +105,7 @@ class MaskedPolicy:
             kept_N_V = self._filters.kept(logps_N_V)
             logps_N_V = logps_N_V.masked_fill(~kept_N_V, -torch.inf).log_softmax(1)
             if table is not None:
-                masks_N = [table.number_of(words) for words in pack_on_device(kept_N_V).cpu().numpy()]
+                masks_N = table.numbers_of(pack_on_device(kept_N_V).cpu().numpy())
         if self._temperature == 0:
             drawn_N = logps_N_V.argmax(1)
         else:

@@ -54,7 +54,7 @@ class RecordingProcessor:
             kept = self._filters.kept(logits)
             scores = scores.masked_fill(~kept, -torch.inf)
             logits = logits.masked_fill(~kept, -torch.inf)
-            numbers = [self._table.number_of(words) for words in pack_on_device(kept).cpu().numpy()]
+            numbers = self._table.numbers_of(pack_on_device(kept).cpu().numpy())
         for recorded, number in zip(self.masks, numbers, strict=True):
             recorded.append(number)
         self._logps_B_V = logits.log_softmax(1)

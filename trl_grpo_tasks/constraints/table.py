@@ -40,14 +40,23 @@ class MaskTable:
         if len(words) < self._width:  # the model has more outputs than the tokenizer has tokens
             words = np.concatenate([words, np.zeros(self._width - len(words), dtype=np.int32)])
         words = words[: self._width]  # or fewer than the tokenizer, by special tokens that are never allowed
-        key = xxh3_128_digest(words.data)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._masks)
-            count = int(np.bitwise_count(words.view(np.uint32)).sum())
-            self._masks.append(_ids_of(words) if count < self._width else words.copy())
-            self._counts.append(count)
-        return number
+        number = self._numbers.get(xxh3_128_digest(words.data))
+        return self.numbers_of(words[None])[0] if number is None else number
+
+    def numbers_of(self, words_B_W: np.ndarray) -> list[int]:
+        """The numbers of many packed masks, which are as wide as the model's outputs."""
+        keys = [xxh3_128_digest(words.data) for words in words_B_W]
+        new = {key: row for row, key in enumerate(keys) if key not in self._numbers}
+        if new:
+            words_N_W = words_B_W[list(new.values())]
+            counts_N = np.bitwise_count(words_N_W.view(np.uint32)).sum(1)
+            is_narrow_N = counts_N < self._width
+            narrow = iter(_ids_of(words_N_W[is_narrow_N], counts_N[is_narrow_N]))
+            for key, words, count in zip(new, words_N_W, counts_N.tolist(), strict=True):
+                self._numbers[key] = len(self._masks)
+                self._masks.append(next(narrow) if count < self._width else words.copy())
+                self._counts.append(count)
+        return [self._numbers[key] for key in keys]
 
     def number_of_only(self, token: int) -> int:
         """The number of the mask that allows nothing but `token`."""
@@ -91,10 +100,12 @@ class MaskTable:
         return [self.number_of(m if len(m) == self._width else pack_ids(m, self.vocab_size)) for m in arrays]
 
 
-def _ids_of(words: np.ndarray) -> np.ndarray:
-    filled = np.flatnonzero(words)
-    which, bit = np.nonzero(unpack(words[filled, None], 32))
-    return (filled[which] * 32 + bit).astype(np.uint32)
+def _ids_of(words_N_W: np.ndarray, counts_N: np.ndarray) -> list[np.ndarray]:
+    """The token ids of packed masks, given how many each has."""
+    row, column = np.nonzero(words_N_W)  # few words have any bit set
+    which, bit = np.nonzero(unpack(words_N_W[row, column, None], 32))
+    flat = (column[which] * 32 + bit).astype(np.uint32)
+    return [ids.copy() for ids in np.split(flat, np.cumsum(counts_N)[:-1])] if len(counts_N) else []
 
 
 class MaskTables:

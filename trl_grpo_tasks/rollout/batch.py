@@ -132,15 +132,14 @@ class _Batch:
     def sample(self) -> None:
         """The next token of every open row."""
         logits = self._decoder.logits[: self._decoder.batch]
-        number_of: Callable[[int], int] = lambda place: FREE  # noqa: E731
+        numbers = [FREE] * len(logits)
         if self._masks is not None:
-            number_of = self._masks.apply(logits).__getitem__
+            numbers = self._masks.apply(logits)
         if self._filters is not None:
             filters, table = self._filters
             kept_B_V = filters.kept(logits)
             logits = logits.masked_fill(~kept_B_V, -torch.inf)
             words_B_W = _later(pack_on_device(kept_B_V))
-            number_of = lambda place: table.number_of(words_B_W()[place].numpy())  # noqa: E731
         logps = logits.log_softmax(1)
         tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
         chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
@@ -149,8 +148,11 @@ class _Batch:
         if goes_ahead:
             self._feed_drawn(tokens_B)
         tokens, chosen = drawn().tolist()
-        for i, place in zip(self.open, self._places, strict=True):
-            self._write(i, int(tokens[place]), chosen[place], number_of(place))
+        mask_numbers = [numbers[place] for place in self._places]
+        if self._filters is not None:
+            mask_numbers = table.numbers_of(words_B_W().numpy()[self._places])
+        for i, place, number in zip(self.open, self._places, mask_numbers, strict=True):
+            self._write(i, int(tokens[place]), chosen[place], number)
             if goes_ahead:
                 self._unfed[i].clear()
         constrained = [i for i in self.open if i in self._states]
