@@ -66,7 +66,6 @@ class SamplingFilters:
 def pack_on_device(kept_B_V: torch.Tensor) -> torch.Tensor:
     """Booleans over the vocabulary as packed int32 words (see base.py), on the device they are on."""
     padded = torch.nn.functional.pad(kept_B_V, (0, -kept_B_V.shape[1] % 32))
-    octets = padded.view(len(padded), -1, 8).to(torch.uint8) << torch.arange(
-        8, dtype=torch.uint8, device=kept_B_V.device
-    )
+    places = torch.arange(8, dtype=torch.uint8, device=kept_B_V.device)
+    octets = padded.view(len(padded), -1, 8).to(torch.uint8) << places
     return octets.sum(2, dtype=torch.uint8).view(torch.int32)
