@@ -44,7 +44,7 @@ def main() -> None:
     with torch.no_grad():
         model.lm_head.weight.mul_(6.0)
     model = model.to("cuda", torch.bfloat16) if on_gpu else model
-    prompts = [list(range(5, 105))] * options.rows
+    prompts = [list(range(5 + i % 8, 105 + i % 8)) for i in range(options.rows)]  # eight distinct ones
     decoder, results = Decoder(model), {}
     for filters in CASES:
         times = []
