@@ -69,7 +69,7 @@ class CastWeights:
                 layer._parameters["weight"] = weight
 
     def _share_left(self) -> float:
-        """How much of the adapters is there after rounding: the projection of what is there onto what should be."""
+        """How much of the adapters is left after rounding: the projection of the rounded ones onto the exact ones."""
         sums = torch.zeros(2, device=self._adapters[0][1].device)
         for adapter, weight, cast in self._adapters:
             delta = _delta(adapter)
