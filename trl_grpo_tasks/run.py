@@ -176,7 +176,7 @@ class _Evaluations:
 
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
-        # Processes must agree on what is there, so the main process reads the file for all.
+        # The main process reads the file for all, so that they agree on its contents.
         self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
     def _read(self) -> list[Any]:
