@@ -123,8 +123,15 @@ _MEASURED = {
     "prompts/tiny_cpu": "yes",
     "prompts/single_gpu": "with weights from a GGUF file",
 }
-_HARDWARE = {"tiny_cpu": "2 CPU cores", "demo": "2 CPU cores", "colab_t4": "GPU with 15 GB", "single_gpu": "1 GPU",
-             "multi_gpu": "8 GPUs"}  # fmt: skip
+_HARDWARE = {
+    "tiny_cpu": "2 CPU cores",
+    "demo": "2 CPU cores",
+    "colab_t4": "GPU with 15 GB",
+    "single_gpu": "1 GPU",
+    "multi_gpu": "8 GPUs",
+    "machine/paper": "8 GPUs",
+    "machine/authors": "8 GPUs",
+}
 
 
 def recipes(task: str) -> str:
@@ -132,12 +139,12 @@ def recipes(task: str) -> str:
     rows = []
     for file in sorted((RECIPES / task).glob("*.yaml")):
         recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
-        model = recipe.get("model_name_or_path")
+        name = f"{task}/{file.stem}"
+        hardware = _HARDWARE.get(name) or _HARDWARE.get(file.stem, "see the recipe")
+        model = code(recipe["model_name_or_path"]) if "model_name_or_path" in recipe else "embedded, or `--model`"
         weights = " (LoRA)" if recipe.get("use_peft") else ""
         steps = recipe.get("max_steps") or f"{recipe['num_train_epochs']} epochs"
-        name = f"{task}/{file.stem}"
-        rows.append((code(name), _HARDWARE.get(file.stem, "see the recipe"), f"{code(model) if model else 'embedded'}"
-                     f"{weights}", steps, _MEASURED.get(name, "no")))  # fmt: skip
+        rows.append((code(name), hardware, model + weights, steps, _MEASURED.get(name, "no")))
     return table(["recipe", "hardware", "model", "GRPO steps", "measured"], rows)
 
 
