@@ -36,11 +36,11 @@ def test_every_generated_block_is_on_its_page(name, vocabulary):
 
 def test_an_outdated_page_is_found(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "PAGES", tmp_path)
-    (tmp_path / "machine.md").write_text("# x\n\n<!-- generated: machine.levels -->\nold\n<!-- end -->\n\nrest\n")
+    (tmp_path / "machine.md").write_text("# x\n\n<!-- generated: machine.levels -->\nstale\n<!-- end -->\n\nrest\n")
     assert vocabulary.main(["--check"]) == 1
     assert vocabulary.main([]) == 0 and vocabulary.main(["--check"]) == 0
     written = (tmp_path / "machine.md").read_text()
-    assert "`small`" in written and "old" not in written and written.endswith("<!-- end -->\n\nrest\n")
+    assert "`small`" in written and "stale" not in written and written.endswith("<!-- end -->\n\nrest\n")
 
 
 @pytest.mark.parametrize("name", NAMES)
