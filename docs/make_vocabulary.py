@@ -466,7 +466,7 @@ def machine_blocks() -> str:
         rows.append((code(kind), block.name, size, f"{block.mass:g}", len(block.faces), joint, block.drive or "-",
                      "yes" if kind in PROMPT_BLOCKS else "", block.words))  # fmt: skip
     header = ["`id`", "block", "size (x, y, z) in m", "kg", "faces", "joint to its parent", "drive", "default"]
-    return table([*header, "what the manual says"], rows)
+    return table([*header, "meaning, as in the manual"], rows)
 
 
 _MEASURES = {
