@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_grpo_tasks.task import TASKS, find_task_class
+from trl_grpo_tasks.task import TASKS, find_task_class, get_task
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(TASKS)
@@ -50,6 +50,9 @@ def test_the_page_has_what_a_reader_looks_for(name):
                     "Recipes", "Tools", "Limitations", "References"):  # fmt: skip
         assert f"\n## {section}\n" in text, section
     assert f"](../results/{name}.md)" in text and (ROOT / "docs" / "results" / f"{name}.md").is_file()
+    for component, weight in get_task(name).weights.items():
+        assert f"`{component}`" in text, component
+        assert name != "brick" or f"| `{component}` | {weight} |" in text, component
     for option in find_task_class(name).Options.__dataclass_fields__:
         assert f"`--{option}`" in text, option
 
