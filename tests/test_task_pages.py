@@ -50,7 +50,12 @@ def test_the_page_has_what_a_reader_looks_for(name):
                     "Recipes", "Tools", "Limitations", "References"):  # fmt: skip
         assert f"\n## {section}\n" in text, section
     assert f"](../results/{name}.md)" in text and (ROOT / "docs" / "results" / f"{name}.md").is_file()
-    for component, weight in get_task(name).weights.items():
+    task = get_task(name)
+    for tool in getattr(task, "tools", ()):
+        assert f"trl-grpo-tasks task {name} {tool}" in text, tool
+    for editor in getattr(task, "editors", ()):
+        assert f"| `{editor}` |" in text, editor
+    for component, weight in task.weights.items():
         assert f"`{component}`" in text, component
         assert name != "brick" or f"| `{component}` | {weight} |" in text, component
     for option in find_task_class(name).Options.__dataclass_fields__:
