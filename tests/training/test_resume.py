@@ -47,7 +47,7 @@ ALL_ON = {
 }
 SCRIPT = """
 import json, sys
-from tests.training import parameters, toy_trainer
+from tests.support.training import parameters, toy_trainer
 from peft import LoraConfig
 model, output_dir, options, resume, peft = json.loads(sys.argv[1])
 config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None

@@ -173,7 +173,7 @@ def test_components_of_whole_groups(tiny_path, tmp_path):
     trainer = FixedTrainer(tiny_path, args=config(tmp_path), task=Novelty())
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
-    assert trainer._column("novelty").tolist() == [0.0, 0.0, 0.0, 0.5]
+    assert trainer._component("novelty").tolist() == [0.0, 0.0, 0.0, 0.5]
     assert trainer._metrics["train"]["rewards/novelty/mean"] == [0.125]
 
 
@@ -378,7 +378,7 @@ def test_evaluation_between_steps_does_not_disturb_training(tiny_path, tmp_path)
 def test_refusals(tiny_path, tmp_path):
     with pytest.raises(ValueError, match="no component 'mach'"):
         toy_trainer(tiny_path, tmp_path, component_weights={"mach": 1})
-    with pytest.raises(ValueError, match="brings its own rewards"):
+    with pytest.raises(ValueError, match="defines its own rewards"):
         TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path), task=ToyTask())
     with pytest.raises(ValueError, match="needs a constraint, but none was given"):
         TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path, constrain=True), PROMPTS)
