@@ -28,8 +28,8 @@ def svg(source: str) -> str:
         parts.append(f'<text x="24" y="{top + 21}" font-weight="bold">{number}. {file}</text>')
         parts.append(f'<text x="24" y="{top + 40}">{html.escape(what)}</text>')
         if fields:
-            parts.append(f'<path d="M {BOX + 10} {top + STAGE // 2} H {BOX + 48}" stroke="#475569" stroke-dasharray="4" '
-                         'marker-end="url(#tip)"/>')  # fmt: skip
+            arrow = f"M {BOX + 10} {top + STAGE // 2} H {BOX + 48}"
+            parts.append(f'<path d="{arrow}" stroke="#475569" stroke-dasharray="4" marker-end="url(#tip)"/>')
             rows = textwrap.wrap(fields, 30)
             for row, line in enumerate(rows):
                 y = top + STAGE // 2 + 5 + LINE * (row - (len(rows) - 1) / 2)
