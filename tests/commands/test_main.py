@@ -358,7 +358,7 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
         (["--config"], "--config needs a value"),
         (["--task", "prompts"], "--task is given 2 times; leave one"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
-        (["--eval_samples", "0"], "--eval_samples 0 must be at least 1"),
+        (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
         (["--num_generations", "0"], "num_generations=0 must be at least 2"),
         (["--per_device_train_batch_size", "0"], "per_device_train_batch_size=0 must be at least 1"),

@@ -394,7 +394,7 @@ def test_eval_says_what_decodings_there_are_before_anything_is_loaded(tmp_path, 
 def test_eval_with_a_decoding(careless_path, tmp_path, capsys):
     code, out, err = said(
         capsys, "eval", "--task", "brick", "--model_name_or_path", careless_path, "--output_dir", str(tmp_path),
-        "--use_cpu", "true", "--brick_levels", "stack", "--eval_rows", "2", "--eval_samples", "2", "--train_rows", "2",
+        "--use_cpu", "true", "--brick_levels", "stack", "--eval_rows", "2", "--num_samples", "2", "--train_rows", "2",
         "--max_completion_length", "40", "--decoding", "rejection+rollback", "--max_rollbacks", "3",
     )  # fmt: skip
     assert code == 0, err
