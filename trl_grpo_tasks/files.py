@@ -54,4 +54,5 @@ def check_local_path(text: str, option: str) -> None:
     names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = difflib.get_close_matches(missing.name, names, n=1)
     hint = f" (did you mean {str(parent / near[0])!r}?)" if near else ""
-    raise ValueError(f"{option} {text}: {missing} does not exist{hint}")
+    what = "this path" if missing == path else f"folder {str(missing)!r}"
+    raise ValueError(f"{option} {text}: {what} does not exist{hint}")

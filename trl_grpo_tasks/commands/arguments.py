@@ -213,9 +213,11 @@ def make_parser(*option_classes: type) -> Any:
 
 def refuse_value(message: str) -> None:
     """Raise ValueError for what argparse says of an option, in plain words."""
-    match = re.fullmatch(r"argument (--\w+)\S*: invalid (\w+) value: (.*)", message, re.DOTALL)
+    message = re.sub(r"^argument (--\w+)\S*:", r"argument \1:", message)
+    match = re.fullmatch(r"argument (--\w+): invalid (\w+) value: (.*)", message, re.DOTALL)
     if match is None:
-        raise ValueError(re.sub(r"^argument (--\w+)\S*:", r"\1:", message))
+        message = re.sub(r"^argument (--\w+): expected (one|at least one) argument$", r"\1 needs a value", message)
+        raise ValueError(message.removeprefix("argument "))
     kinds = {"int": "a whole number", "float": "a number"}
     raise ValueError(f"{match[1]} {match[3]} must be {kinds.get(match[2], f'a {match[2]}')}")
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import check_local_path, write_atomically
 from ..redact import redacted
 from ..report.run_folder import EVAL_ONLY_FILE
 from ..task import Row, Task, check_editor, rows_of
@@ -53,8 +53,10 @@ class Comparison:
 
         check_writable(args.output_dir)
         check_editor(task, run.editor, args.constrain)
-        rows = rows_of(task, "test", args.eval_rows, args.seed)
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
+        for candidate in found:
+            check_local_path(candidate.given, "--models" if run.models else "--model")
+        rows = rows_of(task, "test", args.eval_rows, args.seed)
         names = [candidate.name for candidate in found]
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
@@ -211,8 +213,6 @@ def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> 
 def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:
     """Completions and, where they are given, numbers of tokens, from lines of {"row": {...}, "completion": "..."}: in
     the order of `rows`, as many of each. ValueError in words for a file that is not so."""
-    if not Path(path).is_file():
-        raise ValueError(f"file of completions {path!r} does not exist")
     # Rows that are alike share what there is of them.
     keys = [json.dumps(row, sort_keys=True) for row in rows]
     written: dict[str, list[tuple[str, int | None]]] = {key: [] for key in keys}

@@ -39,16 +39,16 @@ RUN_OPTIONS = {
     "--resume_from_checkpoint": "resume the run in --output_dir; add auto to start if there is none",
 }
 EVAL_OPTIONS = {
-    "--models NAME=MODEL ...": "what to compare: anything --model takes, or a .jsonl file with completions",
+    "--models NAME=MODEL ...": "what to compare: whatever --model takes, or .jsonl files of completions",
     "--config RECIPE": "a recipe, whose options of the task and of sampling are used",
     "--output_dir DIR": "where evaluation.json and evaluation.md go (default: outputs/TASK)",
     "--eval_rows N": "held-out rows (default: 64)",
-    "--num_samples N": "completions per row (default: 4); pass@k and max@k are given for k = 1, 2, 4, ..., N",
+    "--num_samples N": "completions per row (default: 4); also the largest k of pass@k and max@k",
     "--temperature X": "sampling temperature; 0 takes the likeliest token",
     "--top_p X": "nucleus sampling; --top_k N and --min_p X are the other filters",
     "--max_completion_length N": "maximum number of tokens in a completion",
     "--constrain BOOL": "sample under the task's constraint",
-    "--editor NAME": "let an editor of the task delete generated text (brick: rejection, rollback)",
+    "--editor NAME": "an editor of the task, which may delete generated text (brick: rollback)",
     "--seed N": "seed of the rows and of sampling (default: 42)",
 }
 SWEEP_OPTIONS = {
@@ -79,7 +79,7 @@ SCREENS: dict[str, dict[str, Any]] = {
         "options": EVAL_OPTIONS,
         "examples": [
             "trl-grpo-tasks eval brick --models base=tiny trained=outputs/brick_demo --num_samples 8",
-            "trl-grpo-tasks eval brick --models outputs/brick_demo --constrain false --editor rejection+rollback",
+            "trl-grpo-tasks eval brick --models outputs/brick_demo --editor rollback",
             "accelerate launch train.py brick --eval_only true --models outputs/brick_demo",
         ],
     },
@@ -171,6 +171,8 @@ class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         shown = copy.copy(action)
         shown.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        if len(", ".join(map(str, action.choices or ()))) > WIDTH // 3:
+            shown.choices, shown.metavar = None, "NAME"
         *aliases, last = shown.option_strings or [""]
         shown.option_strings = [last]
         return ", ".join([*aliases, super()._format_action_invocation(shown)])
@@ -181,7 +183,9 @@ class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if isinstance(action, argparse._StoreFalseAction):  # its text describes the option that it turns off
             return f"Turn --{action.dest} off."
-        return action.help if action.default is None else super()._get_help_string(action)
+        text = action.help if action.default is None else super()._get_help_string(action)
+        choices = ", ".join(map(str, action.choices or ()))
+        return f"{text} Choices: {choices}." if len(choices) > WIDTH // 3 else text
 
 
 def group_options(parser: Any, titles: dict[str, type]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import model_file_in
+from ..files import check_local_path, model_file_in
 from ..models.checkpoints import is_checkpoint, is_of, newest_complete
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
@@ -131,6 +131,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
 
+    check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
     component_weights(task, args.component_weights)
     if args.temperature == 0:

@@ -27,7 +27,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Search over options."""
-    from .arguments import with_task_option
+    from .arguments import read_command_line, with_task_option
 
     words = with_task_option(arguments)
     if asks_for_help(words):
@@ -36,6 +36,7 @@ def sweep(arguments: Sequence[str]) -> int:
             return train([word for word in words if not word.startswith("--search")])
         print(command_screen("sweep"))
         return 0
+    read_command_line(words, "sweep")  # a missing task is reported before missing options
     from .sweep import sweep as search
 
     return search(words)

@@ -289,8 +289,18 @@ def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
 def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsys):
     def prepare(folder, *flags):
         code = command(
-            ["task", "infill", "prepare-judge", "--output_dir", str(folder), "--corpus", corpus, "--text_length", "16",
-             *flags]
+            [
+                "task",
+                "infill",
+                "prepare-judge",
+                "--output_dir",
+                str(folder),
+                "--corpus",
+                corpus,
+                "--text_length",
+                "16",
+                *flags,
+            ]
         )
         return code, capsys.readouterr().err
 
