@@ -58,7 +58,7 @@ class CheckpointLayer(GRPOTrainer):
 
     def _take_back_later(self, resumed: Path, step: int) -> None:
         """Checkpoints after the one that is resumed stay, but the newest to go on from is no longer one of them."""
-        if not checkpoints.is_of(resumed, self.args.output_dir) or not self.args.should_save:
+        if not checkpoints.belongs_to(resumed, self.args.output_dir) or not self.args.should_save:
             return
         for path in checkpoints.checkpoint_folders(resumed.parent):
             if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:

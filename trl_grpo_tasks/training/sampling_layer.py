@@ -29,10 +29,10 @@ from ..constraints.grammar import GrammarConstraint
 from ..constraints.head import MaskedHead
 from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.spelling import OneSpelling
-from ..constraints.table import FREE, MaskTables, padded, widened
+from ..constraints.table import FREE, MaskTables, pad_mask_numbers, widen_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
-from ..models.masked_policy import MaskedPolicy, is_masked_lm, ready
+from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
 from ..models.shared_prompts import SharedPrompts
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import without_adapter
@@ -64,7 +64,7 @@ class SamplingLayer(CheckpointLayer):
         fills = is_masked_lm(model) if task is None else task.policy == "masked"
         if fills:
             model = created(model, args, kwargs.pop("quantization_config", None))
-            model, peft_config = ready(model, args, peft_config)
+            model, peft_config = prepare_for_trl(model, args, peft_config)
         if peft_config is not None and args.reference_mode != "static":
             model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
@@ -204,7 +204,7 @@ class SamplingLayer(CheckpointLayer):
         with self._drawn_as({}), self._vllm_options(apply=True):  # nothing is recorded yet
             output = super()._generate_and_score_completions(inputs)
             if self._masks is not None:
-                output["mask_numbers"] = widened(self._masks, output["completion_ids"].shape[1])
+                output["mask_numbers"] = widen_mask_numbers(self._masks, output["completion_ids"].shape[1])
         if "mask_numbers" in output:
             self._log_masks(output)
         if self.args.loss_tokens == "decisions":
@@ -243,7 +243,7 @@ class SamplingLayer(CheckpointLayer):
             else:
                 completion_ids, masks, logps = self._generate_recorded(generate, recording)
         if masked:
-            self._masks = padded(masks)
+            self._masks = pad_mask_numbers(masks)
         return completion_ids, logps
 
     def _fill(self, policy: MaskedPolicy, prompt_ids: Any, **recording: Any) -> tuple[Any, Any, Any]:
@@ -327,7 +327,7 @@ class SamplingLayer(CheckpointLayer):
             logps, entropies = [], []
             for start in range(0, len(input_ids), batch_size):
                 rows = slice(start, start + batch_size)
-                masks = widened(self._masks, logits_to_keep)[rows]
+                masks = widen_mask_numbers(self._masks, logits_to_keep)[rows]
                 with (self._policy or self._head).masks(masks, self._tables[self._mode]):
                     scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
                 logps.append(scored[0])
