@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import model_file_in
-from ..models.checkpoints import is_checkpoint, is_of, newest_complete
+from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
 from ..task import Row, Task, check_decoding, is_constrained, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
@@ -103,7 +103,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     """The adapter that --use_peft asks for, once it was put on the model without its weights."""
     from trl import get_peft_config
 
-    from ..models.loading import is_adapter, without_weights
+    from ..models.loading import empty_model, is_adapter
 
     config = get_peft_config(model_args)
     if config is None or is_adapter(ready.path):
@@ -113,7 +113,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
 
     if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
         config.target_modules = {config.target_modules}  # TRL takes a single name for a pattern of whole paths
-    model = without_weights(ready.config, policy)
+    model = empty_model(ready.config, policy)
     names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
         get_peft_model(model, copy.deepcopy(config), low_cpu_mem_usage=True)
@@ -196,4 +196,4 @@ def _check_folder(args: Any) -> None:
 def _goes_on_there(args: Any) -> bool:
     """Whether what is resumed is the run in the output folder, not one that lies elsewhere."""
     asked = args.resume_from_checkpoint
-    return asked == NEWEST or (bool(asked) and is_of(asked, args.output_dir))
+    return asked == NEWEST or (bool(asked) and belongs_to(asked, args.output_dir))
