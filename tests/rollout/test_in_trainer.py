@@ -16,7 +16,7 @@ from trl_grpo_tasks.rollout import rollout
 def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypatch, options, peft):
     from peft import LoraConfig
 
-    from trl_grpo_tasks.training import sampling_layer
+    from trl_grpo_tasks.training import generation_layer
 
     rollouts = []
 
@@ -24,7 +24,7 @@ def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypat
         rollouts.append(rollout(*args, **kwargs))
         return rollouts[-1]
 
-    monkeypatch.setattr(sampling_layer, "rollout", recording_rollout)
+    monkeypatch.setattr(generation_layer, "rollout", recording_rollout)
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
     settings = {"rollout": "fast", "temperature": 0.8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 3}
     trainer = toy_trainer(tiny_path, tmp_path, peft_config=adapter, **settings, **options)
@@ -41,7 +41,7 @@ def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypat
 def test_unsupported_options_fall_back_to_trl_with_a_printed_reason(tiny_path, tmp_path, capsys, options):
     trainer = toy_trainer(tiny_path, tmp_path, rollout="fast", max_steps=1, **options)
     output = capsys.readouterr().out
-    assert output.count("rollouts are TRL's: ") == 1 and next(iter(options)) in output
+    assert output.count("TRL generates the completions, because ") == 1 and next(iter(options)) in output
     trainer.train()
 
 
@@ -68,7 +68,7 @@ class FakeVLLM:
 def with_fake_vllm(trainer, constraint):
     trainer.vllm_generation = FakeVLLM(trainer.model, trainer.processing_class)
     trainer.use_vllm, trainer._last_loaded_step = True, -1
-    trainer._set_up_constraint(constraint)
+    trainer._constraint = trainer._ready_constraint(constraint)
     return trainer
 
 
@@ -113,7 +113,7 @@ def test_grammar_for_vllm_is_equivalent(grammar):
 def test_constraints_that_vllm_cannot_apply_are_rejected(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
     by_row = GrammarConstraint(trainer.processing_class, lambda row: Grammar.regex(row["letter"]))
-    with pytest.raises(ValueError, match=r"from row to row.*leave use_vllm off"):
+    with pytest.raises(ValueError, match=r"from row to row.*set use_vllm=False"):
         with_fake_vllm(trainer, by_row)
     tree = ChoiceTreeConstraint(trainer.processing_class, lambda row: 0, lambda node: [("a", None)])
     with pytest.raises(ValueError, match="not a grammar"):
