@@ -178,7 +178,7 @@ def test_what_a_run_began_with_is_not_replaced_when_it_goes_on(whole_run, capsys
     weights, lines = (whole_run / folder / "model.safetensors").read_bytes(), metrics(whole_run)
     assert run.main([*words(whole_run, **WHOLE | {"max_steps": 4} | changed), "--resume_from_checkpoint"]) == 2
     said = capsys.readouterr()
-    assert f"began with {whole_run / folder}, which was made with another {other}" in said.err
+    assert f"started from {whole_run / folder}, which was built with a different {other}" in said.err
     assert "cold start 1" not in said.out and metrics(whole_run) == lines
     assert (whole_run / folder / "model.safetensors").read_bytes() == weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import check_local_path, model_file_in
-from ..models.checkpoints import is_checkpoint, is_of, newest_complete
+from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
@@ -106,7 +106,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     """The adapter configuration of --use_peft, after a trial on a copy of the model without weights."""
     from trl import get_peft_config
 
-    from ..models.loading import is_adapter, without_weights
+    from ..models.loading import empty_model, is_adapter
 
     config = get_peft_config(model_args)
     if config is None or is_adapter(ready.path):
@@ -116,7 +116,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
 
     if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
         config.target_modules = {config.target_modules}  # TRL would read a single name as a pattern
-    model = without_weights(ready.config, policy)
+    model = empty_model(ready.config, policy)
     names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
         get_peft_model(model, copy.deepcopy(config), low_cpu_mem_usage=True)
@@ -201,4 +201,4 @@ def _check_folder(args: Any) -> None:
 def _resumes_output_dir(args: Any) -> bool:
     """Whether the run in the output folder is resumed, rather than one in another folder."""
     asked = args.resume_from_checkpoint
-    return asked == NEWEST or (bool(asked) and is_of(asked, args.output_dir))
+    return asked == NEWEST or (bool(asked) and belongs_to(asked, args.output_dir))

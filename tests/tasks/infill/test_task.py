@@ -275,7 +275,7 @@ def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path,
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     words += ["--corpus", judged.options.corpus, "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
     assert command(["eval", "--task", "infill", "--model_name_or_path", tiny_path, *words]) == 2
-    assert "the task wants a masked language model" in capsys.readouterr().err
+    assert "the task needs a masked language model" in capsys.readouterr().err
 
 
 def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
