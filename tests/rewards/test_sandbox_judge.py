@@ -241,7 +241,7 @@ def test_the_code_cannot_look_into_the_tests_side():
             except ValueError as error:
                 return str(error)
     """
-    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not answered here\""])
+    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
     assert result.passed == 1, (result.failures, result.result)
 
 

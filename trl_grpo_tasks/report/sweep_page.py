@@ -28,7 +28,7 @@ def write_sweep_report(folder: str | Path) -> Path:
     state = f"{finished} of {sweep['wanted']} trials finished"
     body = [
         f"<header><span class=state>{state}</span><h1>{html.escape(title)}</h1></header>",
-        "<p class=note>No trial has finished yet.</p>" if best is None else _best(best, metric),
+        "<p class=note>No trial is finished yet.</p>" if best is None else _best(best, metric),
         _charts(done, metric, sweep["log"]),
         f"<section><h2>Trials</h2>{_table(trials, metric, folder)}</section>",
     ]
