@@ -65,11 +65,16 @@ def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
 
 
 def test_what_was_evaluated_is_not_evaluated_again(tiny_path, other_path, tmp_path, monkeypatch):
-    from trl_grpo_tasks.evaluation.sampler import Writer
+    from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 
     written = []
-    real = Writer.write
-    monkeypatch.setattr(Writer, "write", lambda self, rows, *a: (written.append(len(rows)), real(self, rows, *a))[1])
+    real = CompletionSampler.sample
+
+    def counted(self, rows, *more):
+        written.append(len(rows))
+        return real(self, rows, *more)
+
+    monkeypatch.setattr(CompletionSampler, "sample", counted)
     _, first = run(tmp_path, "--models", f"a={tiny_path}")
     assert written == [20]
     _, again = run(tmp_path, "--models", f"a={tiny_path}", f"b={other_path}")

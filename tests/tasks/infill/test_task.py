@@ -330,8 +330,8 @@ def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
 def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):
     given = judged.options.judge
     for source, words in (
-        (str(tmp_path / "none"), "no model in that folder; make one with trl-grpo-tasks task infill prepare-judge"),
-        (bert_path, "BertForMaskedLM, which classifies no texts"),
+        (str(tmp_path / "none"), "the folder contains no model; create one with trl-grpo-tasks task infill"),
+        (bert_path, "BertForMaskedLM, which does not classify text"),
     ):
         with pytest.raises(ValueError, match=words):
             check_judge(source)
@@ -339,7 +339,7 @@ def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):
             get_task("infill", {"judge": source}).prepare(0)
     with pytest.raises(ValueError, match="must be another one"):
         get_task("infill", {"judge": given, "held_out_judge": given}).prepare(0)
-    with pytest.raises(ValueError, match="'held_out' is only watched"):
+    with pytest.raises(ValueError, match="'held_out' is only logged"):
         component_weights(judged, {"held_out": 1.0})
 
 

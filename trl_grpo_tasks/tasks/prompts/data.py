@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...files import check_local_path
-from ...task import import_from_here, nearest, printable
+from ...task import add_current_folder_to_path, nearest, printable
 from .reward import REWARDS, read_number, validator
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def check_reward_name(name: str) -> None:
 def user_reward(name: str) -> Callable[..., Any]:
     """The callable behind `my_module:my_function` or `my_module.my_function`."""
     module_name, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-    import_from_here()
+    add_current_folder_to_path()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
