@@ -53,7 +53,7 @@ def from_hub(
         entries = [entry for file in files for entry in _read(file)]
     elif path.suffix in FILES:
         if not path.is_file():
-            raise ValueError(f"brick file {source!r} does not exist (resolved to {path.resolve()})")
+            raise ValueError(f"brick file {source!r} does not exist (looked at {path.resolve()})")
         found = _read(path)
         held_out = _held_out(found)
         entries = [entry for entry in found if (_object(entry) in held_out) == (split == "test")]

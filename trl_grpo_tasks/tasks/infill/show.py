@@ -1,6 +1,5 @@
-"""Show held-out texts of a run before and after GRPO, with fills coloured by the judge, below the original.
-
-It also prints both judges' mean scores of the originals, the level that a perfect generator would reach.
+"""Held-out texts of a run before and after GRPO, below the original, with fills coloured by the judge; and what both
+judges say of the originals, which is what a generator could reach.
 
 python -m trl_grpo_tasks.tasks.infill.show outputs/infill_tiny --output before_and_after.png
 """

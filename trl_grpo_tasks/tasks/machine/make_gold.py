@@ -1,8 +1,8 @@
-"""Search for the gold machines of every trial and level, and write them to gold.json.
+"""Searches for the gold machines of every trial and level, and writes them to gold.json.
 
 python -m trl_grpo_tasks.tasks.machine.make_gold
 
-This takes about five minutes on one core.
+Takes about five minutes of one core.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Simulate one machine: print its problems or its score, and write a picture, an animation or an MJCF file.
+"""Look at one machine: what is wrong with it, what it does, and files to see it in.
 
 python -m trl_grpo_tasks.tasks.machine.show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file contains model output; "-" reads from standard input, `gold` selects the best known machine, and the output
-folder of a run selects the best machine of its last evaluation. MuJoCo's viewer opens the XML file: python -m
-mujoco.viewer --mjcf=machine.xml
+The file holds what a model wrote; "-" reads it from the terminal, `gold` takes the best known machine, and the output
+folder of a run the best of its last evaluation. MuJoCo's own viewer opens the XML: python -m mujoco.viewer
+--mjcf=machine.xml
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Scores of the machines of one or more runs: mean and best score of every evaluation, by trial.
+"""What the machines of one or more runs do: mean and best score of every evaluation, by trial.
 
     python -m trl_grpo_tasks.tasks.machine.survey outputs/machine_grpo outputs/machine_maxk
 
-The samples are those in results.json: held-out prompts, before and after training.
+The samples are those of results.json: held-out prompts, before and after training.
 """
 
 from __future__ import annotations

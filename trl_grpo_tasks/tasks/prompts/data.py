@@ -34,7 +34,7 @@ def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES:
         if not path.is_file():
-            raise ValueError(f"prompts file {source!r} does not exist (resolved to {path.resolve()})")
+            raise ValueError(f"prompts file {source!r} does not exist (looked at {path.resolve()})")
         parts = {"all": _read_file(path, prompt_column)}
     elif path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", source):
         raise ValueError(

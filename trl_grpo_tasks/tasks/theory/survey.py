@@ -1,9 +1,9 @@
-"""Survey of theories: how many succeed, how many of those are distinct, and which known theories are among them.
+"""Surveys of theories: how many succeed, how many of those differ, and which named ones are among them.
 
-    python -m trl_grpo_tasks.tasks.theory.survey --samples 4000                       # random walks in the grammar
-    python -m trl_grpo_tasks.tasks.theory.survey --results outputs/theory_tiny        # compared with a run's samples
+    python -m trl_grpo_tasks.tasks.theory.survey --samples 4000                       # random walks of the grammar
+    python -m trl_grpo_tasks.tasks.theory.survey --results outputs/theory_tiny        # beside the samples of a run
 
-All columns have the same number of theories: that of the run's evaluations, or `--samples`.
+All columns are over the same number of theories: that of the run's evaluations, or `--samples`.
 """
 
 from __future__ import annotations
