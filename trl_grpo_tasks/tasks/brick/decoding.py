@@ -111,7 +111,7 @@ class BrickEditor:
         resting = loads_on(structure, row.get("loads") or ())
         if isinstance(resting, str):
             if right == len(lines):
-                return 0  # a weight has no brick below it, which is no single brick's fault: start again
+                return 0  # a weight has no brick below it; no single brick causes that, so start again
             resting = []
         count = len(structure)
         while count:

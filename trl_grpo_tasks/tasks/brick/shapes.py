@@ -112,7 +112,7 @@ def bookshelf(width: int, depth: int, shelves: int, gap: int) -> np.ndarray:
 
 
 def tower(width: int, height: int, base: int) -> np.ndarray:
-    """A square tower, hollow where it is wide, on a plinth `base` high and one cell wider all round."""
+    """A square tower, hollow if it is wide, on a plinth `base` high and one cell wider on all sides."""
     cells = blank(width + 2, width + 2, height)
     trunk = cells[1:-1, 1:-1]
     if width < 5:
@@ -137,7 +137,7 @@ def arch(length: int, width: int, height: int, pillar: int) -> np.ndarray:
 
 
 def bridge(length: int, width: int, height: int, pier: int) -> np.ndarray:
-    """A deck on piers at its ends, and a third pier where it is long, with a railing on both sides."""
+    """A deck on piers at its ends, with a third pier if it is long, and a railing on both sides."""
     cells = blank(length, width, height + 1)
     cells[:pier, :, : height - 1] = cells[-pier:, :, : height - 1] = True
     if length > 2 * pier + 8:

@@ -98,7 +98,7 @@ class MachineTree:
         return ((max_blocks, kinds), "")
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
-        """Return the next literals. There are no dead ends: kinds offered fit somewhere, and two blocks may end."""
+        """Return the next literals. No dead ends: every kind offered fits, and two blocks may end the text."""
         rules, text, *chosen = node
         if not text:
             return [(_OPENING, (rules, _OPENING))]
