@@ -6,7 +6,9 @@ import difflib
 from pathlib import Path
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # every model folder contains at least one of these
-FILE_SUFFIXES = tuple(".json .jsonl .csv .parquet .txt .yaml .yml .gguf .safetensors .bin .pt".split())
+FILE_SUFFIXES = tuple(
+    [".json", ".jsonl", ".csv", ".parquet", ".txt", ".yaml", ".yml", ".gguf", ".safetensors", ".bin", ".pt"]
+)
 
 
 def write_atomically(path: Path, text: str, errors: str = "strict") -> None:

@@ -165,7 +165,7 @@ def test_recipes_for_eight_gpus_make_whole_groups_there(recipe, monkeypatch):
     monkeypatch.setattr(TaskGRPOConfig, "world_size", property(lambda args: 8))
     options = HERE | {name: file for name, file in HUB_DATA.items() if name in recipe.read_text()}
     _, _, args, _ = parse(["--config", str(recipe), *flags(options)])
-    said = re.search(r"(\d+) \w+\s+(?:# )?x (\d+) \w+ a step", recipe.read_text())
+    said = re.search(r"(\d+) \w+\s+(?:# )?x (\d+) \w+ per step", recipe.read_text())
     if said:
         prompts, completions = map(int, said.groups())
         assert (args.num_generations, args.generation_batch_size) == (completions, prompts * completions)
