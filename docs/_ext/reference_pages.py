@@ -1,0 +1,120 @@
+"""Sphinx extension: the reference pages of commands, options and metrics, made from the code while the site is built.
+
+A page says where a part goes with a line such as `<!-- generated: commands -->`.
+"""
+
+import contextlib
+import inspect
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field
+from typing import Any
+from unittest.mock import patch
+
+import metric_meanings
+
+from trl_grpo_tasks.cli import main
+from trl_grpo_tasks.task import TASKS, find_task_class
+
+COMMANDS = 'tasks train eval report sweep check generate score prepare-judge new'.split()
+WIDTH = "100"  # of help texts, in characters
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+
+
+def commands() -> str:
+    """Each command with the text of its -h."""
+    return "\n".join(f"## {name}\n\n```text\n{help_text(name)}\n```\n" for name in COMMANDS)
+
+
+def help_text(command: str) -> str:
+    said = io.StringIO()
+    with patch.dict(os.environ, COLUMNS=WIDTH), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main([command, "-h"])
+    return said.getvalue().strip()
+
+
+def run_options() -> str:
+    from trl_grpo_tasks.arguments import RunArguments
+
+    return option_table(RunArguments.__dataclass_fields__.values())
+
+
+def task_options() -> str:
+    parts = []
+    for name in sorted(TASKS):
+        task = find_task_class(name)
+        fields = task.Options.__dataclass_fields__.values()
+        parts += [f"### {name}\n", option_table(fields) if fields else "This task has no options of its own.\n"]
+        if task.defaults:
+            parts.append("It changes these defaults of training options; recipes and flags override them.\n")
+            parts.append(table(("option", "default"), ((f"`--{key}`", code(v)) for key, v in task.defaults.items())))
+    return "\n".join(parts)
+
+
+def grpo_options() -> str:
+    """What TaskGRPOConfig adds to TRL's, under the headings that are comments in its source."""
+    from trl_grpo_tasks import TaskGRPOConfig
+
+    groups: dict[str, list[Field]] = {}
+    for line in inspect.getsource(TaskGRPOConfig).splitlines():
+        if heading := re.fullmatch(r"    # (.+)", line):
+            groups[heading[1]] = fields = []
+        elif (found := re.match(r"    (\w+): ", line)) and found[1] in TaskGRPOConfig.__annotations__:
+            fields.append(TaskGRPOConfig.__dataclass_fields__[found[1]])
+    return "\n".join(f"### {heading}\n\n{option_table(fields)}" for heading, fields in groups.items() if fields)
+
+
+def metrics(which: str) -> str:
+    return table(("metric", "meaning"), ((f"`{name}`", text) for name, text in getattr(metric_meanings, which).items()))
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "commands": commands,
+    "run_options": run_options,
+    "task_options": task_options,
+    "grpo_options": grpo_options,
+    "task_metrics": lambda: metrics("TRAINING"),
+    "trl_metrics": lambda: metrics("TRL"),
+    "evaluation_metrics": lambda: metrics("EVALUATION"),
+}
+
+
+def option_table(fields: Iterable[Field]) -> str:
+    rows = ((f"`--{field.name}`", default_of(field), escaped(field.metadata.get("help", ""))) for field in fields)
+    return table(("option", "default", "meaning"), rows)
+
+
+def default_of(field: Field) -> str:
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    return "required" if value is MISSING else code(value)
+
+
+def code(value: Any) -> str:
+    """A value as it is typed."""
+    if value is None or value in ("", [], ()):
+        return "none"
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return "`" + text.replace("|", r"\|") + "`"
+
+
+def escaped(text: str) -> str:
+    """Plain text as a cell of a Markdown table, with options set as code."""
+    text = re.sub(r"([|*<\[\\])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![\w`-])(--\w+)", r"`\1`", text)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(head)
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def fill_in(app: Any, page: str, source: list[str]) -> None:
+    source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", fill_in)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
