@@ -1,10 +1,9 @@
 """Settings of the documentation site: `make docs` builds it into docs/_build/html.
 
 Why Sphinx with MyST and furo: the reference is made from the code during the build, which needs hooks into the build
-and documentation of imported objects (help texts live in dataclass metadata); Sphinx has both, warns about every broken
-link or reference, and the pages need no network to be viewed. The alternative, Zensical, renders Markdown and
-docstrings well, but its 0.0.x releases have no build hooks, read docstrings from source text only, and install the
-unmaintained MkDocs 1.x with the API plugin.
+and documentation of imported objects (help texts live in dataclass metadata). Sphinx has both, its strict mode reports
+every broken link, and the pages need no network to be viewed. Zensical 0.0.73, the alternative, rendered docstrings
+well and quickly, but ran no build hooks and read source text only, so that options had no help texts.
 """
 
 import sys

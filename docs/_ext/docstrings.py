@@ -1,4 +1,4 @@
-"""Sphinx extension: docstrings and help texts, which are written as Markdown, for autodoc, which reads reStructuredText."""
+"""Sphinx extension: docstrings and help texts, which are Markdown, as reStructuredText, which autodoc expects."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Sphinx extension: formulas as MathML, which browsers show by themselves. Sphinx's default loads MathJax from a CDN."""
+"""Sphinx extension: formulas as MathML, which browsers render. Sphinx's default loads MathJax from the network."""
 
 from typing import Any
 

@@ -18,8 +18,8 @@ TRAINING = {
     "the worker died. They get advantage 0.",
     "constraint/allowed_tokens": "Mean number of tokens that the constraint allowed per position.",
     "constraint/forced_fraction": "Share of positions at which the constraint allowed only one token.",
-    "constraint/allowed_mass": "Probability that the model without the constraint gives to allowed tokens, on a sample "
-    "of positions. It approaches 1 as the model learns the format.",
+    "constraint/allowed_mass": "Probability that the model without the constraint gives to allowed tokens, on some of "
+    "the positions. It approaches 1 as the model learns the format.",
     "sampling/allowed_tokens": "Mean number of tokens that top_k, top_p and min_p left per position. Logged if one of "
     "them is set and there is no constraint.",
     "sampling/forced_fraction": "Share of positions at which these filters left one token.",

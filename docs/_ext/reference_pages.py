@@ -9,44 +9,53 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from typing import Any
 from unittest.mock import patch
 
 import metric_meanings
 
-from trl_grpo_tasks.cli import main
+from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.task import TASKS, find_task_class
 
-COMMANDS = 'tasks train eval report sweep check generate score prepare-judge new'.split()
 WIDTH = "100"  # of help texts, in characters
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def commands() -> str:
     """Each command with the text of its -h."""
-    return "\n".join(f"## {name}\n\n```text\n{help_text(name)}\n```\n" for name in COMMANDS)
+    return "\n".join(f"## {name}\n\n```text\n{said_by(name, '-h')}\n```\n" for name in command_names())
 
 
-def help_text(command: str) -> str:
+def command_names() -> list[str]:
+    """The commands, which are listed where there is no such command."""
+    return said_by("?").split("commands are: ")[1].split(", ")
+
+
+def said_by(*arguments: str) -> str:
     said = io.StringIO()
-    with patch.dict(os.environ, COLUMNS=WIDTH), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main([command, "-h"])
+    with (
+        patch.dict(os.environ, COLUMNS=WIDTH),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+        contextlib.suppress(SystemExit),
+    ):
+        main(arguments)
     return said.getvalue().strip()
 
 
 def run_options() -> str:
-    from trl_grpo_tasks.arguments import RunArguments
+    from trl_grpo_tasks.commands.arguments import RunArguments
 
-    return option_table(RunArguments.__dataclass_fields__.values())
+    return option_table(fields(RunArguments))
 
 
 def task_options() -> str:
     parts = []
     for name in sorted(TASKS):
         task = find_task_class(name)
-        fields = task.Options.__dataclass_fields__.values()
-        parts += [f"### {name}\n", option_table(fields) if fields else "This task has no options of its own.\n"]
+        own = fields(task.Options)
+        parts += [f"### {name}\n", option_table(own) if own else "This task has no options of its own.\n"]
         if task.defaults:
             parts.append("It changes these defaults of training options; recipes and flags override them.\n")
             parts.append(table(("option", "default"), ((f"`--{key}`", code(v)) for key, v in task.defaults.items())))
@@ -56,18 +65,24 @@ def task_options() -> str:
 def grpo_options() -> str:
     """What TaskGRPOConfig adds to TRL's, under the headings that are comments in its source."""
     from trl_grpo_tasks import TaskGRPOConfig
+    from trl_grpo_tasks.commands.arguments import parse
 
+    with patch.object(find_task_class("prompts"), "defaults", {}):
+        _, _, on_command_line, _ = parse(["--task", "prompts"])
     groups: dict[str, list[Field]] = {}
     for line in inspect.getsource(TaskGRPOConfig).splitlines():
         if heading := re.fullmatch(r"    # (.+)", line):
-            groups[heading[1]] = fields = []
+            groups[heading[1]] = group = []
         elif (found := re.match(r"    (\w+): ", line)) and found[1] in TaskGRPOConfig.__annotations__:
-            fields.append(TaskGRPOConfig.__dataclass_fields__[found[1]])
-    return "\n".join(f"### {heading}\n\n{option_table(fields)}" for heading, fields in groups.items() if fields)
+            group.append(TaskGRPOConfig.__dataclass_fields__[found[1]])
+    return "\n".join(
+        f"### {heading}\n\n{option_table(group, on_command_line)}" for heading, group in groups.items() if group
+    )
 
 
 def metrics(which: str) -> str:
-    return table(("metric", "meaning"), ((f"`{name}`", text) for name, text in getattr(metric_meanings, which).items()))
+    meanings: dict[str, str] = getattr(metric_meanings, which)
+    return table(("metric", "meaning"), ((f"`{name}`", text) for name, text in meanings.items()))
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
@@ -81,14 +96,16 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def option_table(fields: Iterable[Field]) -> str:
-    rows = ((f"`--{field.name}`", default_of(field), escaped(field.metadata.get("help", ""))) for field in fields)
+def option_table(options: Iterable[Field], on_command_line: object = None) -> str:
+    rows = ((f"`--{o.name}`", default_of(o, on_command_line), escaped(o.metadata["help"])) for o in options)
     return table(("option", "default", "meaning"), rows)
 
 
-def default_of(field: Field) -> str:
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
-    return "required" if value is MISSING else code(value)
+def default_of(option: Field, on_command_line: object) -> str:
+    """The default of an option; where the command line has another than the dataclass, both."""
+    default = option.default_factory() if option.default_factory is not MISSING else option.default
+    value = getattr(on_command_line, option.name, default)
+    return code(value) if value == default else f"{code(value)} (Python: {code(default)})"
 
 
 def code(value: Any) -> str:
