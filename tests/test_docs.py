@@ -169,3 +169,33 @@ def test_metrics_of_an_evaluation_have_a_meaning(meanings):
     generic = {re.sub(r"@\d+$", "@k", re.sub(r"^success/\w+", "success/LEVEL", name)) for name in metrics}
     generic = {"NAME" if name in task.weights else name for name in generic} | {"seconds"}
     assert generic - set(meanings.EVALUATION) == set()
+
+
+# ---- docstrings
+
+
+def test_docstrings_become_restructured_text(extension):
+    docstring = """A `name` and a_name_, *args | more.
+
+Class attributes:
+    name: The `task`'s name.
+    policy: One,
+        or another.
+
+Text after it:
+- one
+- two
+
+    an *indented* block
+
+```python
+x = "`"
+```"""
+    assert extension("docstrings").to_rst(docstring.splitlines()) == [
+        r"A ``name`` and a_name\_, \*args \| more.",
+        "",
+        *("Class attributes:", "", "- ``name``: The ``task``'s name.", "- ``policy``: One,", "  or another.", "", ""),
+        *("Text after it:", "", "- one", "- two", ""),
+        *("::", "", "    an *indented* block", ""),
+        *("", ".. code-block:: python", "", '    x = "`"', ""),
+    ]

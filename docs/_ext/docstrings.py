@@ -3,32 +3,41 @@
 import dataclasses
 import re
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 FENCE = "```"
+INDENT = "    "
 
 
 def to_rst(lines: list[str]) -> list[str]:
-    """Markdown as the docstrings use it: `code`, fenced and indented blocks, lists, text with any characters."""
-    converted: list[str] = []
-    is_fenced = False
-    for line in lines:
-        text = line.strip()
+    """Markdown as the docstrings use it: `code`, fenced and indented blocks, lists, sections such as `Args:`."""
+    rst: list[str] = []
+    state = "text"  # or "fence", "literal", "section": the kind of block that `line` may continue
+    for line, following in pairwise([*lines, ""]):
+        text, is_indented = line.strip(), line.startswith(INDENT)
         if text.startswith(FENCE):
-            is_fenced = not is_fenced
-            converted += ["", f".. code-block:: {text.removeprefix(FENCE) or 'text'}", ""] if is_fenced else [""]
-        elif is_fenced:
-            converted.append(f"    {line}")
-        elif line.startswith("    ") and converted and not converted[-1].strip():
-            converted += ["::", "", line]  # an indented block stays as it is
-        elif line.startswith("    ") and converted and converted[-1].startswith("    "):
-            converted.append(line)
+            rst += ["", f".. code-block:: {text.removeprefix(FENCE) or 'text'}", ""] if state != "fence" else [""]
+            state = "text" if state == "fence" else "fence"
+        elif state == "fence":
+            rst.append(INDENT + line)
+        elif state == "literal" and (is_indented or not text):
+            rst.append(line)
+        elif state == "section" and is_indented:
+            item = re.match(r"    (\S[^:`]*): (.*)", line)
+            rst.append(f"- ``{item[1]}``: {_inline(item[2])}" if item else f"  {_inline(text)}")
+        elif re.fullmatch(r"[A-Z][\w ]*:", line) and following.startswith(INDENT):
+            state = "section"
+            rst += [line, ""]
+        elif is_indented and (not rst or not rst[-1]):
+            state = "literal"
+            rst += ["::", "", line]
         else:
-            is_item = text.startswith(("- ", "* "))
-            if is_item and converted and converted[-1].strip() and not converted[-1].lstrip().startswith("- "):
-                converted.append("")
-            converted.append(_inline(line))
-    return converted
+            starts_list = text.startswith("- ") and rst and rst[-1] and not rst[-1].lstrip().startswith("- ")
+            rst += [""] if state != "text" or starts_list else []
+            state = "text"
+            rst.append(_inline(line))
+    return rst
 
 
 def _inline(line: str) -> str:
@@ -40,7 +49,7 @@ def _inline(line: str) -> str:
 
 
 def fill_in(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Take the text of a dataclass field from its help."""
+    """Convert a docstring; the text of a dataclass field is its help."""
     if kind == "attribute" and (text := help_of(name)):
         lines[:] = [text]
     lines[:] = to_rst(lines)
