@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 import metric_meanings
 
-from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.commands.arguments import ALIASES, RunArguments, parse
+from trl_grpo_tasks.commands.main import COMMANDS, main
 from trl_grpo_tasks.task import TASKS, find_task_class
 
 WIDTH = "100"  # of help texts, in characters
@@ -23,13 +24,17 @@ MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def commands() -> str:
-    """Each command with the text of its -h."""
-    return "\n".join(f"## {name}\n\n```text\n{said_by(name, '-h')}\n```\n" for name in command_names())
+    """Each command with the text of its -h, and the tools of the tasks."""
+    parts = [screen("-h"), *(f"## {name}\n\n{screen(name, '-h')}" for name in COMMANDS), "## Tools of tasks\n"]
+    for task in sorted(TASKS):
+        parts += [
+            f"### task {task} {tool}\n\n{screen('task', task, tool, '-h')}" for tool in find_task_class(task).tools
+        ]
+    return "\n".join(parts)
 
 
-def command_names() -> list[str]:
-    """The commands, which are listed where there is no such command."""
-    return said_by("?").split("commands are: ")[1].split(", ")
+def screen(*arguments: str) -> str:
+    return f"```text\n{said_by(*arguments)}\n```\n"
 
 
 def said_by(*arguments: str) -> str:
@@ -37,7 +42,6 @@ def said_by(*arguments: str) -> str:
     with (
         patch.dict(os.environ, COLUMNS=WIDTH),
         contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
         contextlib.suppress(SystemExit),
     ):
         main(arguments)
@@ -45,9 +49,11 @@ def said_by(*arguments: str) -> str:
 
 
 def run_options() -> str:
-    from trl_grpo_tasks.commands.arguments import RunArguments
-
     return option_table(fields(RunArguments))
+
+
+def aliases() -> str:
+    return table(("short name", "option"), ((f"`{short}`", f"`{option}`") for short, option in ALIASES.items()))
 
 
 def task_options() -> str:
@@ -65,7 +71,6 @@ def task_options() -> str:
 def grpo_options() -> str:
     """What TaskGRPOConfig adds to TRL's, under the headings that are comments in its source."""
     from trl_grpo_tasks import TaskGRPOConfig
-    from trl_grpo_tasks.commands.arguments import parse
 
     with patch.object(find_task_class("prompts"), "defaults", {}):
         _, _, on_command_line, _ = parse(["--task", "prompts"])
@@ -88,6 +93,7 @@ def metrics(which: str) -> str:
 PARTS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "run_options": run_options,
+    "aliases": aliases,
     "task_options": task_options,
     "grpo_options": grpo_options,
     "task_metrics": lambda: metrics("TRAINING"),
