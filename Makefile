@@ -23,7 +23,7 @@ install: $(STAMP)
 
 demo: $(STAMP)
 	rm -rf outputs/demo
-	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config recipes/demo.yaml
+	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config brick/demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 import sys
 
-from trl_grpo_tasks.run import main
+from trl_grpo_tasks.commands.train import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -43,7 +43,7 @@ def synthetic_tokenizer(size: int) -> Any:
     """Single characters, and enough longer strings of them to fill the vocabulary."""
     import itertools
 
-    from trl_grpo_tasks.models import make_tokenizer
+    from trl_grpo_tasks.models.tiny import make_tokenizer
 
     characters = [chr(c) for c in range(32, 127)]
     longer = ("".join(t) for n in (2, 3) for t in itertools.product(characters, repeat=n))

@@ -41,7 +41,7 @@ from transformers import (
 
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
-from trl_grpo_tasks.models import make_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PART = {"type": "object", "properties": {"kind": {"enum": ["wheel", "block", "hinge"]}, "parent": {"enum": [0, 1, 2]},

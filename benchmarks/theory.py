@@ -84,7 +84,7 @@ def main() -> None:
 def _mask_times(prompt: str, rng: random.Random) -> tuple[float, float]:
     """Microseconds a token once warm: ours (mask and accept), and the naive way on a few of the same places."""
     from trl_grpo_tasks.constraints import unpack
-    from trl_grpo_tasks.models import make_tokenizer
+    from trl_grpo_tasks.models.tiny import make_tokenizer
 
     spec = TheoryTask().tiny()
     tokenizer = make_tokenizer(spec.tokens, spec.context)

@@ -28,18 +28,19 @@ from matplotlib.ticker import PercentFormatter
 from PIL import Image, ImageDraw, ImageFont
 
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
-from trl_grpo_tasks.coldstart import cold_start
-from trl_grpo_tasks.models import save_tiny
-from trl_grpo_tasks.report import task_of
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.commands.train import quiet_third_party_logging
+from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.report.gallery import Pair, choose, pairs, prompt_of
-from trl_grpo_tasks.run import calm_down
-from trl_grpo_tasks.skeleton import MyTask
+from trl_grpo_tasks.report.page import task_of
 from trl_grpo_tasks.tasks.infill.render import picture
 from trl_grpo_tasks.tasks.machine import simulate
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
 from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.masses import fermion_sectors, scalar_sectors
 from trl_grpo_tasks.tasks.theory.render import draw_spectrum
+from trl_grpo_tasks.training.cold_start import cold_start
+from trl_grpo_tasks.training.record import RolloutRecord
 
 IMAGES = Path(__file__).parent / "images"
 # Pixels of a strip: a picture, the names of the rows, a line of text, what is between pictures.
@@ -182,11 +183,8 @@ class SamplingOnly(TaskGRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():  # for constraint/allowed_mass, which is measured while scoring under the masks
             super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        masks, self._masks = self._masks, None
-        try:
+        with self._scoring(RolloutRecord(self._mode)):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        finally:
-            self._masks = masks
 
 
 def constraints(steps: int = 120) -> None:
@@ -245,5 +243,5 @@ if __name__ == "__main__":
     parser.add_argument("picture", choices=["strip", "tasks", "constraints"])
     parser.add_argument("--run_dir", default="outputs/demo", help="for strip: the folder of a run")
     chosen = parser.parse_args()
-    calm_down()
+    quiet_third_party_logging()
     {"strip": lambda: strip(chosen.run_dir), "tasks": tasks, "constraints": constraints}[chosen.picture]()

@@ -137,7 +137,7 @@ import torch
 from IPython.display import HTML, Image, display
 
 from trl_grpo_tasks.arguments import parse
-from trl_grpo_tasks.cli import main
+from trl_grpo_tasks.commands.main import main
 
 recipe = "recipes/@TASK/" + ("colab_t4.yaml" if torch.cuda.is_available() else "tiny_cpu.yaml")
 run = "outputs/@TASK_notebook"

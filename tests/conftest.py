@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.isolation import SCRATCH
-from tests.sandboxed import children_of
-from tests.toy import ToyTask
-from tests.toy_fill import save_bert
-from tests.wild import TASK_FILE
-from trl_grpo_tasks.models import encoder_config, make_tokenizer, save_tiny
+from tests.support.isolation import SCRATCH
+from tests.support.sandboxed import children_of
+from tests.support.toy import ToyTask
+from tests.support.toy_fill import save_bert
+from tests.support.wild import TASK_FILE
+from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 from trl_grpo_tasks.task import get_task

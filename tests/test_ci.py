@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.isolation import SCRATCH
+from tests.support.isolation import SCRATCH
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FAKE_MAKE = """#!/bin/sh
 echo "$@"
 for name in HOME TMPDIR PIP_CONFIG_FILE PIP_CACHE_DIR HF_HOME; do printenv $name || echo "no $name"; done

@@ -7,13 +7,15 @@ import unicodedata
 import pytest
 import torch
 
-from tests.gguf_file import write_gguf
-from tests.prompt_files import make
-from tests.test_run import train, words
-from trl_grpo_tasks import cli, run
+from tests.commands.test_train import train, words
+from tests.support.gguf_file import write_gguf
+from tests.support.prompt_files import make
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.failures import known_failure
-from trl_grpo_tasks.models import convert_gguf, save_tiny
-from trl_grpo_tasks.skeleton import MyTask
+from trl_grpo_tasks.models.gguf import convert_gguf
+from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.tasks.brick import render
 
 
@@ -146,7 +148,7 @@ def test_a_pickle_in_a_model(tmp_path, capsys, monkeypatch, command):
     save_tiny(MyTask().tiny(), tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Planted(tmp_path / "it_ran")}, tmp_path / "model" / "pytorch_model.bin")
-    task = ["--task", "trl_grpo_tasks.skeleton", "--model_name_or_path", "model", "--output_dir", "out"]
+    task = ["--task", "trl_grpo_tasks.commands.task_template", "--model_name_or_path", "model", "--output_dir", "out"]
     more = {"eval": ["--use_cpu", "true", "--report_to", "none"], "generate": ["--text", "abc"]}
     assert cli.main([command, *task, *more[command]]) == 1
     assert "pytorch_model.bin is refused" in only_line(capsys) and not (tmp_path / "it_ran").exists()

@@ -5,8 +5,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.toy import LettersConstraint, ToyTask
-from tests.training import config
+from tests.support.toy import LettersConstraint, ToyTask
+from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.constraints import scoring
 from trl_grpo_tasks.constraints.base import pack, replay, unpack

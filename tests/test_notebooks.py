@@ -5,14 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.support.paths import ROOT
 from trl_grpo_tasks.task import TASKS
 
-ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Options that make a run of a minute one of seconds. Those of a task shrink its embedded model.
 SHORT = (
@@ -76,7 +75,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, judges_path, monkeyp
     """In a folder with the recipes, as in a clone, and two judges; a cell that raises fails the test."""
     from nbclient import NotebookClient
 
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "recipes").symlink_to(ROOT / "trl_grpo_tasks" / "recipes")
     (tmp_path / "judges").symlink_to(judges_path)
     monkeypatch.setenv("NOTEBOOK_OPTIONS", f"{SHORT} {OF_TASK.get(path.stem, '')}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

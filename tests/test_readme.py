@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.gguf_file import write_gguf
-from tests.test_infill import CORPUS
+from tests.commands.test_recipes import HUB_DATA, save_small
+from tests.support.gguf_file import write_gguf
+from tests.support.paths import ROOT
+from tests.tasks.infill.test_task import CORPUS
 from tests.test_notebooks import OF_TASK, SHORT
-from tests.test_recipes import HUB_DATA, save_small
-from trl_grpo_tasks import Task, TaskGRPOConfig, cli, run
-from trl_grpo_tasks.contract import check_task
+from trl_grpo_tasks import Task, TaskGRPOConfig
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.task import TASKS
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [ROOT / "trl_grpo_tasks" / "tasks" / name / "README.md" for name in sorted(TASKS)]
 README = PAGES[0].read_text()
@@ -60,7 +62,7 @@ def commands(path):
 @pytest.fixture
 def clone(tmp_path, judges_path, monkeypatch):
     """A folder like a clone of the repository, with the files that a reader of the READMEs has, and two judges."""
-    for name in ("recipes", "accelerate_configs", "train.py", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("accelerate_configs", "train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("my.json", "my_prompts.json"):
         shutil.copy(ROOT / "tests/data/word_problems.json", tmp_path / name)
@@ -148,7 +150,7 @@ def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "SEEDS", (0,))
     pictures.constraints(steps=8)
     for task in ("brick", "machine", "theory", "infill"):
-        words = f"--config {ROOT}/recipes/{task}/tiny_cpu.yaml --output_dir {tmp_path}/{task}_tiny"
+        words = f"--config {ROOT}/trl_grpo_tasks/recipes/{task}/tiny_cpu.yaml --output_dir {tmp_path}/{task}_tiny"
         assert run.main([*words.split(), *SHORT.split(), *OF_TASK[task].split()]) == 0
     pictures.strip(str(tmp_path / "brick_tiny"), columns=2)
     pictures.tasks(str(tmp_path))
@@ -161,10 +163,10 @@ def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
 
 
 NEEDED = """
-from tests.toy import ToyTask
+from tests.support.toy import ToyTask
 from trl_grpo_tasks import Task
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
-from trl_grpo_tasks.models import make_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.machine.data import gold_machines
 tokenizer = make_tokenizer(list("-0123456789"), 64)
 root, choices = "", lambda node: [("1", None)]
@@ -207,7 +209,7 @@ def test_links_lead_somewhere(page):
 def test_options_that_the_readme_names_exist():
     from trl import ModelConfig
 
-    from trl_grpo_tasks.arguments import RunArguments, make_parser
+    from trl_grpo_tasks.commands.arguments import RunArguments, make_parser
     from trl_grpo_tasks.task import find_task_class
 
     known = {"--config", "--text", "--input", "--num_samples", "--num_processes", "--config_file", "--search"}

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.test_run import ROOT, SMALL, train, words
-from tests.training import config
-from trl_grpo_tasks import redact, run
-from trl_grpo_tasks.arguments import parse
+from tests.commands.test_train import ROOT, SMALL, train, words
+from tests.support.training import config
+from trl_grpo_tasks import redact
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.redact import is_secret, redacted, redacted_words
 
 TOKEN, KEY, PASSWORD, FROM_ENVIRONMENT = "hf_planted" * 3, "key-planted-0123", "planted:pass/word", "env_planted_0123"
@@ -23,7 +24,7 @@ SECRETS = (TOKEN, KEY, PASSWORD, FROM_ENVIRONMENT)
 TASK = """
 from dataclasses import dataclass
 
-from trl_grpo_tasks.skeleton import MyTask as Base
+from trl_grpo_tasks.commands.task_template import MyTask as Base
 from trl_grpo_tasks.task import option
 
 
@@ -165,7 +166,7 @@ def test_what_is_no_secret_stays(monkeypatch):
 def test_a_sweep_keeps_no_secret(tmp_path, monkeypatch):
     """The journal, the page, and the files of its trials."""
     pytest.importorskip("optuna")
-    from trl_grpo_tasks.sweep import sweep
+    from trl_grpo_tasks.commands.sweep import sweep
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     options = {name: value for name, value in SMALL.items() if name != "output_dir"} | {

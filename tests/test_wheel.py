@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trl_grpo_tasks.task import TASKS
-
-ROOT = Path(__file__).parent.parent
 
 
 def done(*words, **settings):
@@ -37,7 +36,7 @@ def wheel(tmp_path_factory):
 def test_everything_the_package_reads_is_in_the_wheel(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "trl_grpo_tasks").rglob("*"):
-        if path.suffix in (".py", ".json", ".txt", ".md", ".typed") and "__pycache__" not in path.parts:
+        if path.suffix in (".py", ".json", ".txt", ".md", ".yaml", ".typed") and "__pycache__" not in path.parts:
             assert path.relative_to(ROOT).as_posix() in packed, path
     assert not [name for name in packed if name.startswith(("tests", "docs", "recipes", "notebooks"))]
 

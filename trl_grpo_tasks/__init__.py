@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .task import Score, Task, get_task
 
 if TYPE_CHECKING:
-    from .config import TaskGRPOConfig
-    from .trainer import TaskGRPOTrainer
+    from .training.config import TaskGRPOConfig
+    from .training.trainer import TaskGRPOTrainer
 
 __version__ = "0.1.0"
 __all__ = ["Score", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task"]
@@ -17,11 +17,11 @@ __all__ = ["Score", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task"]
 
 def __getattr__(name: str) -> Any:
     if name == "TaskGRPOTrainer":
-        from .trainer import TaskGRPOTrainer
+        from .training.trainer import TaskGRPOTrainer
 
         return TaskGRPOTrainer
     if name == "TaskGRPOConfig":
-        from .config import TaskGRPOConfig
+        from .training.config import TaskGRPOConfig
 
         return TaskGRPOConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

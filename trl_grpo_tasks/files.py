@@ -7,7 +7,7 @@ from pathlib import Path
 MODEL_FILES = ("config.json", "adapter_config.json")  # one of which lies in the folder of every model
 
 
-def write_whole(path: Path, text: str, errors: str = "strict") -> None:
+def write_atomically(path: Path, text: str, errors: str = "strict") -> None:
     """Write a file that is never seen half written, by a browser or by a run that is killed and resumed."""
     half_written = path.with_suffix(".tmp")
     half_written.write_text(text, encoding="utf-8", errors=errors)

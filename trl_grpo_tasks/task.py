@@ -74,7 +74,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def said_where(error: Exception, path: str | Path) -> str:
+def describe_error(error: Exception, path: str | Path) -> str:
     """An error of a task's own code in a line, with the last line of its file that had part in it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError):
@@ -319,7 +319,7 @@ def _load_module(spec: str) -> Any:
         except ImportError:
             raise  # it says itself what is missing
         except Exception as error:
-            raise ValueError(f"task file {spec!r} cannot be read: {said_where(error, path)}") from error
+            raise ValueError(f"task file {spec!r} cannot be read: {describe_error(error, path)}") from error
         return module
     if "." in spec:
         if importlib.util.find_spec(spec.split(".")[0]) is None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..task import Task
-from .folder import RunFolder, duration, is_number, shown_metrics
 from .gallery import (
     ROWS_SHOWN,
     Pair,
@@ -23,6 +22,7 @@ from .gallery import (
     typical_samples,
 )
 from .plots import chart
+from .run_folder import RunFolder, duration, is_number, shown_metrics
 
 EXTREMES_SHOWN = 4  # best, and as many worst
 SHARES = ("success", "valid", "unscored", "cut_off")  # metrics that are parts of one

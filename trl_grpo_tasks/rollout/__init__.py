@@ -5,6 +5,6 @@ support.py says where they are known to be right, batch.py writes completions, d
 
 from .batch import NO_FILTERS, Editor, Rollout, rollout
 from .decoder import Decoder
-from .support import why_not, why_not_in
+from .support import unsupported_reason, unsupported_reason_in
 
-__all__ = ["NO_FILTERS", "Decoder", "Editor", "Rollout", "rollout", "why_not", "why_not_in"]
+__all__ = ["NO_FILTERS", "Decoder", "Editor", "Rollout", "rollout", "unsupported_reason", "unsupported_reason_in"]

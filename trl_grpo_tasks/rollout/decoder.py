@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..attention import leave_cudnn_out
 from ..constraints.scoring import HeadScale
+from .attention import disable_cudnn_attention
 from .compiled import CompiledParts, can_compile
 from .support import without_adapter
 from .weights import CastWeights
@@ -48,7 +48,7 @@ class Decoder:
     """Feeds tokens to a model and keeps the logits after the last token of each row. Use it inside `running()`."""
 
     def __init__(self, model: Any, captures: bool | None = None, head_in_fp32: bool = False):
-        leave_cudnn_out()
+        disable_cudnn_attention()
         self._model = without_adapter(model)
         self._head = self._model.get_output_embeddings()
         self._head_in_fp32 = head_in_fp32

@@ -11,7 +11,7 @@ KNOWN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite")
 SHARED_ATTENTION = "trl_grpo_tasks_shared"  # what a model that shares prompts has instead of "sdpa"
 
 
-def why_not(model: Any) -> str | None:
+def unsupported_reason(model: Any) -> str | None:
     """Why this model cannot be rolled out here; None if it can."""
     config = model.config.get_text_config()
     if config.model_type not in KNOWN_FAMILIES:
@@ -27,7 +27,7 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-def why_not_in(trainer: Any) -> str | None:
+def unsupported_reason_in(trainer: Any) -> str | None:
     """Why this trainer's completions cannot be rolled out here; None if they can."""
     args = trainer.args
     for name in ("use_vllm", "use_transformers_continuous_batching"):
@@ -39,7 +39,7 @@ def why_not_in(trainer: Any) -> str | None:
         return "tools, rollout_func and vision-language models are TRL's own"
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         return "sharded weights are gathered by TRL"
-    return why_not(without_adapter(trainer.accelerator.unwrap_model(trainer.model)))
+    return unsupported_reason(without_adapter(trainer.accelerator.unwrap_model(trainer.model)))
 
 
 def without_adapter(model: Any) -> Any:

@@ -10,8 +10,6 @@ TYPE_CHECKING = False  # the typing module takes a while to load
 if TYPE_CHECKING:
     from typing import Any
 
-    from .channel import Channel
-
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 ORDER = ("lt", "le", "gt", "ge")
 COPY_CLASSES: dict[type, Any] = {}
@@ -24,7 +22,7 @@ class Remote:
     """An object of the other side. It never equals a plain value, whatever its own `__eq__` says; where its class is
     also a list, a dict or the like, it equals what it holds."""
 
-    def __init__(self, channel: Channel, number: int):
+    def __init__(self, channel: Any, number: int):  # a Channel, which imports this module
         object.__setattr__(self, "_channel", channel)
         object.__setattr__(self, "_number", number)
 

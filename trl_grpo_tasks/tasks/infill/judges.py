@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...models import encoder_config, is_made_from, make_tokenizer, making, origin_of
+from ...models.loading import building, is_made_from, origin_of
+from ...models.tiny import encoder_config, make_tokenizer
 from ...rewards.judge import REAL
 from ...task import TinySpec
 from .data import window
@@ -158,7 +159,7 @@ def train_judge(
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with making(partial, origin):
+    with building(partial, origin):
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     if folder.is_dir():

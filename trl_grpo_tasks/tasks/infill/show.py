@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...report import task_of
+from ...report.page import task_of
 from . import fills
 from .render import UNJUDGED, picture, to_html
 from .task import InfillTask

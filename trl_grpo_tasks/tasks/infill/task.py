@@ -242,7 +242,7 @@ class InfillTask(Task):
     def _tokenizer(self) -> Any:
         if self.options.tokens_of is None:
             return None
-        from ...models import load_tokenizer
+        from ...models.loading import load_tokenizer
 
         return load_tokenizer(self.options.tokens_of)
 

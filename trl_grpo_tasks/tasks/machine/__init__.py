@@ -1,7 +1,8 @@
 """The machine pack: cars and catapults as construction trees, judged by physics."""
 
+from .results import Result
 from .scene import to_xml
-from .simulator import Result, simulate
+from .simulator import simulate
 from .task import MachineOptions, MachineTask
 from .tree import ConstructionTree
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .painter import SKY, Camera, Image, ImageDraw, paint, paint_path, shrunk
-from .simulator import Result
+from .results import Result
 from .trials import Trial, get_trial
 
 INK, WARNING, PATH = (40, 44, 52), (170, 40, 30), (200, 60, 40)

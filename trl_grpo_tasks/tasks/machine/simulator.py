@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from .results import Frames, Result, Throw
 from .scene import MOTOR_SPEED, WHEEL_SPEED, to_xml
 from .tree import ConstructionTree
 from .trials import Trial, get_trial
@@ -28,49 +28,6 @@ _FLYING = 0.5  # a boulder has left the ground when it is this far above it
 # The load at which a block breaks off its seat: newtons, newton metres. Rods bear a fifth.
 STRENGTH = (8000.0, 8000.0)
 _FRAGILE = {"41": 0.2}
-
-
-@dataclass(frozen=True)
-class Throw:
-    """How a boulder flew: highest point, rise above its own start, how far it landed, how far it was at the end."""
-
-    height: float
-    rise: float
-    distance: float
-    final_distance: float
-    landed: bool
-    landing: tuple[float, float]  # right, forward of where it started
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a run. Paths are (samples, 3) in metres: right, forward, up. `timed_out` means that nothing is
-    known of the machine, because the run took too long by the clock."""
-
-    valid: bool
-    reason: str = ""
-    timed_out: bool = False
-    distance: float = 0.0
-    forward: float = 0.0
-    seconds: float = 0.0
-    throws: tuple[Throw, ...] = ()
-    broken: str = ""
-    loads: dict[int, tuple[float, float]] = field(default_factory=dict)
-    times: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
-    path: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)), compare=False)
-    boulder_paths: tuple[np.ndarray, ...] = field(default=(), compare=False)
-    frames: Any = field(default=None, compare=False, repr=False)  # poses for pictures, with record=True
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The poses of all geoms over a run, for pictures."""
-
-    model: Any
-    times: np.ndarray
-    positions: np.ndarray
-    matrices: np.ndarray
-    sites: np.ndarray
 
 
 def simulate(

@@ -12,7 +12,8 @@ from . import data
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import VARIANTS, manual, question
-from .simulator import Result, simulate
+from .results import Result
+from .simulator import simulate
 from .tree import ROOT, Block, ConstructionTree, block_json
 from .trials import SCORINGS, TRIALS, get_trial, task_score
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...task import nearest
+from .results import Result, Throw
 from .scene import Scene
-
-if TYPE_CHECKING:
-    from .simulator import Result, Throw
 
 SCORINGS = ("paper", "authors")
 GATE = 3.0  # metres a boulder must rise

@@ -1,0 +1,133 @@
+"""Every pack keeps the contract, and a task that does not is told so in a sentence."""
+
+import dataclasses
+import random
+
+import pytest
+
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.task import TASKS, Score, Task, TinySpec, get_task
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("seed", [0, 7])
+def test_every_pack_keeps_the_contract(name, seed):
+    check_task(get_task(name), seed=seed)
+
+
+def test_the_toy_task_keeps_it_with_its_constraint():
+    check_task(ToyTask())
+
+
+class Echo(Task):
+    """Answer with the number of the prompt: the smallest task that keeps the contract."""
+
+    name, version, description = "echo", "1", "say the number again"
+    weights = {"right": 2.0}
+    levels = ("even", "odd")
+
+    def dataset(self, split, size, seed):
+        start = 0 if split == "train" else 1000
+        numbers = [start + random.Random(f"{seed}-{split}").randrange(100) + i for i in range(size)]
+        return [{"prompt": f"say {n}", "n": n, "level": self.levels[n % 2]} for n in numbers]
+
+    def score(self, row, completion):
+        right = completion == str(row["n"])
+        return self.make_score({"right": float(right)}, valid=completion.isdecimal(), success=right)
+
+    def gold(self, row):
+        return str(row["n"])
+
+    def bad(self, row):
+        return "no"
+
+    def tiny(self):
+        return TinySpec(["say ", *"0123456789"])
+
+
+def test_the_smallest_task_keeps_it():
+    check_task(Echo())
+
+
+def changed(**members):
+    return type("Changed", (Echo,), members)()
+
+
+def row_with(**columns):
+    return lambda self, split, size, seed: [{**row, **columns} for row in Echo.dataset(self, split, size, seed)]
+
+
+def scored(**fields):
+    return lambda self, row, completion: dataclasses.replace(Echo.score(self, row, completion), **fields)
+
+
+class Refusing:
+    def start(self, row):
+        return self
+
+    def accept(self, token):
+        raise ValueError("nothing is allowed")
+
+
+def change_row(self, row, completion):
+    row["seen"] = True
+    return Echo.score(self, row, completion)
+
+
+BROKEN = {
+    "needs a version": {"version": ""},
+    "description must be one line": {"description": "two\nlines"},
+    "weights must name": {"weights": {}},
+    "weight of component 'right'": {"weights": {"right": float("nan")}},
+    "Options must be a dataclass": {"Options": dict},
+    "levels must differ": {"levels": ("odd", "odd")},
+    "judges": {"judges": lambda self: {"taste": "some/model"}},
+    "gave 0 rows": {"dataset": lambda self, split, size, seed: []},
+    "JSON cannot hold": {"dataset": row_with(extra={1, 2})},
+    "changes on its way through JSON": {"dataset": row_with(extra=(1, 2))},
+    "needs a prompt": {"dataset": row_with(prompt=[{"role": "user"}])},
+    "gave other rows": {"dataset": lambda self, split, size, seed: Echo.dataset(self, split, size, random.random())},
+    "share a row": {"dataset": lambda self, split, size, seed: Echo.dataset(self, "train", size, seed)},
+    "level is": {"dataset": row_with(level="strange")},
+    "no row of level odd": {"dataset": row_with(level="even")},
+    "is not valid": {"score": scored(valid=False)},
+    "does not succeed": {"gold": lambda self, row: "1234567"},
+    "could not be scored": {"score": lambda self, row, completion: None},
+    "the bad answer": {"bad": lambda self, row: str(row["n"])},
+    "weighted sum": {"score": scored(total=0.7)},
+    "not among the weights": {"score": scored(components={"wrong": 1.0})},
+    "finite number": {"score": scored(components={"right": float("inf")})},
+    "must be bools": {"score": scored(valid=1)},
+    "score must give a Score": {"score": lambda self, row, completion: 1.0},
+    "score raised UnicodeEncodeError": {
+        "score": lambda self, row, completion: (completion.encode(), Echo.score(self, row, completion))[1]
+    },
+    "and then": {
+        "score": lambda self, row, completion: Echo.make_score(
+            self,
+            {"right": float(completion == str(row["n"]))},
+            True,
+            completion == str(row["n"]),
+            str(random.random()),
+        )
+    },
+    "changed the row": {"score": change_row},
+    "render must give": {"render": lambda self, row, completion: None},
+    "group component 'new'": {"group_components": lambda self, rows, completions, scores: {"new": [0.0] * len(rows)}},
+    "values for": {"group_components": lambda self, rows, completions, scores: {"right": [0.0]}},
+    "cannot spell": {"tiny": lambda self: TinySpec(["say ", *"012345678"])},
+    "tokens of tiny() must differ": {"tiny": lambda self: TinySpec(["say ", *"01234567899"])},
+    "constraint refuses the gold": {"constraint": lambda self, tokenizer: Refusing()},
+}
+
+
+@pytest.mark.parametrize("sentence", BROKEN)
+def test_a_broken_task_is_told_what_is_wrong(sentence):
+    with pytest.raises(AssertionError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
+        check_task(changed(**BROKEN[sentence]), size=30)
+
+
+def test_a_score_is_what_the_contract_says():
+    score = Echo().score({"n": 5}, "5")
+    assert score == Score({"right": 1.0}, 2.0, True, True)

@@ -1,0 +1,83 @@
+"""Pushing to the Hub, with the real client and a server on this machine."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_train import LORA, ROOT, words
+from tests.support.hub_server import Hub
+
+SECRET = "hf_verysecretverysecret"
+
+
+def environment(endpoint, cwd):
+    """HF_ENDPOINT is read when the client is imported, so each run has a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_XET": "1"}
+
+
+def train(endpoint, cwd, token=SECRET, **options):
+    hub = {"push_to_hub": True, "hub_model_id": "user/letters"} | ({"hub_token": token} if token else {})
+    command = [sys.executable, str(ROOT / "train.py"), *words(cwd / "run", **hub, **LORA, **options)]
+    done = subprocess.run(
+        command, env=environment(endpoint, cwd), cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+    files = [path for path in (cwd / "run").rglob("*") if path.is_file()]
+    return done, {path.relative_to(cwd / "run").as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_an_adapter_arrives_intact_merged_too_and_at_the_second_try(tmp_path):
+    """The Hub fails for a moment, when the files are uploaded and only the commit is left."""
+    with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
+        done, files = train(hub.url, tmp_path, save_merged=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trying again in 2 s") == 1
+    pushed = hub.repos["user/letters"]
+    for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
+                 "chat_template.jinja", "README.md", "report.html", "results.json", "settings.json",
+                 "merged/model.safetensors", "merged/config.json", "merged/tokenizer.json"):  # fmt: skip
+        assert pushed[name] == files[name], name
+    assert not [name for name in pushed if name.startswith("checkpoint-")]
+    assert "pushed to user/letters" in done.stdout
+    card = pushed["README.md"].decode()
+    assert "library_name: peft" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
+    for name, content in {**files, **pushed}.items():
+        assert SECRET.encode() not in content, f"{name} gives the token away"
+    assert 'subfolder="merged"' in card
+    assert hub.requests.count("POST /api/models/user/letters/commit/main") == 2, "it is pushed once, at the end"
+
+
+@pytest.mark.slow
+def test_a_push_that_fails_loses_nothing(tmp_path):
+    with Hub(SECRET, refuse="/commit/") as hub:
+        done, files = train(hub.url, tmp_path)
+        assert hub.repos["user/letters"] == {}
+        hub.refuse = None
+        hf = f"{Path(sys.executable).parent / 'hf'}"
+        retry = [hf, *shlex.split(done.stderr.split("to try again: hf ")[1])]
+        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET}
+        subprocess.run(retry, env=again, check=True, capture_output=True, timeout=120)
+    assert hub.repos["user/letters"]["adapter_model.safetensors"] == files["adapter_model.safetensors"]
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "the push to the Hub failed" in line
+    assert f"hf upload user/letters {tmp_path / 'run'} . --exclude 'checkpoint-*'" in line
+    assert "Traceback" not in done.stderr
+    assert {"adapter_model.safetensors", "results.json", "report.html", "training_metrics.jsonl"} <= set(files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", ["nobody listens", "wrong token", "no token"])
+def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
+    with Hub("another token") as hub:
+        endpoint = "http://127.0.0.1:9" if problem == "nobody listens" else hub.url
+        done, files = train(endpoint, tmp_path, token=None if problem == "no token" else SECRET)
+    assert done.returncode == 2 and files == {}
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --push_to_hub: the Hub does not take 'user/letters' (")
+    assert "HF_TOKEN" in line and "train without --push_to_hub" in line

@@ -1,0 +1,520 @@
+"""The command line: what a person types, and what is said when it was mistyped."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import plan
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import AUTO, NEWEST, parse
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.models import checkpoints
+from trl_grpo_tasks.task import TASKS, get_task
+
+
+def command(*words, cwd, stdin=""):
+    """`trl-grpo-tasks ...` in a process of its own, as the console script does it: without its folder on the path."""
+    script = "import sys; from trl_grpo_tasks.commands.main import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=cwd, input=stdin, env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def said(capsys, main, *words):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def my_task(tmp_path, monkeypatch, capsys):
+    """The skeleton that `new` writes, in an empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert said(capsys, cli.main, "new", "my_task")[0] == 0
+    return tmp_path / "my_task.py"
+
+
+def test_importing_the_package_is_fast():
+    script = (
+        "import sys, trl_grpo_tasks; print(sorted({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_tasks_lists_names_versions_and_descriptions(capsys):
+    code, out, _ = said(capsys, cli.main, "tasks")
+    assert code == 0 and len(out.splitlines()) == len(TASKS)
+    for line, name in zip(out.splitlines(), sorted(TASKS), strict=True):
+        task = get_task(name)
+        assert line.split()[:2] == [name, task.version] and task.description in line
+
+
+def test_usage_and_unknown_commands(capsys):
+    for words in ([], ["--help"], ["-h"]):
+        code, out, _ = said(capsys, cli.main, *words)
+        assert code == 0 and all(f"  {name}" in out for name in ("tasks", "train", "eval", "score", "check", "new"))
+    code, _, err = said(capsys, cli.main, "trian")
+    assert code == 2 and "unknown command 'trian'" in err and "train" in err
+
+
+# ---- score
+
+
+ROW = {"prompt": [{"role": "user", "content": "abc"}], "word": "abc", "level": "long"}
+
+
+def lines(*entries):
+    return "".join(entry if isinstance(entry, str) else json.dumps(entry) + "\n" for entry in entries)
+
+
+def test_score_prints_a_line_each_and_reports_bad_ones_by_number(my_task, capsys):
+    Path("in.jsonl").write_text(
+        lines(
+            {"row": ROW, "completion": "cba"},
+            "{not json\n",
+            {"row": ROW, "completion": "cab"},
+            "\n",
+            {"completion": "no row"},
+            {"row": ROW, "completion": 3},
+            "[" * 100_000 + "\n",
+            {"row": {}, "completion": "a row that lacks what the task needs"},
+            {"row": ROW, "completion": "\ud800 é"},
+        )
+    )
+    code, out, err = said(capsys, cli.main, "score", "--task", "my_task.py", "--input", "in.jsonl")
+    right, partly, unscored, strange = (json.loads(line) for line in out.splitlines())
+    assert code == 1
+    assert right == {
+        "total": pytest.approx(1.3),
+        "valid": True,
+        "success": True,
+        "components": {"letters": 1.0, "exact": 1.0},
+        "reason": "",
+        "info": {},
+    }
+    assert (partly["total"], partly["success"]) == (pytest.approx(0.1), False) and "cba" in partly["reason"]
+    assert unscored["total"] is None and not unscored["success"] and "KeyError" in unscored["reason"]
+    assert set(unscored) == set(right) and strange["valid"] is False
+    assert [line.split(":")[0] for line in err.splitlines()] == ["line 2", "line 5", "line 6", "line 7"]
+
+
+def test_score_reads_standard_input_and_needs_no_torch(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
+    )
+    row = {"prompt": "1+1=", "rewards": {"exact": 1.0}, "answer": "2"}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "trl_grpo_tasks.commands.main", "score", "--task", "prompts", "--input", "-"],
+        input=lines({"row": row, "completion": "2"}), env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "False" and "total" in json.loads(done.stdout)
+
+
+def test_score_takes_the_options_of_the_task(my_task, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines({"row": ROW, "completion": "cba"})))
+    words = ["score", "--task", "my_task.py", "--input", "-"]
+    assert said(capsys, cli.main, *words, "--word_length", "6")[0] == 0
+    code, _, err = said(capsys, cli.main, *words, "--word_lenght", "6")
+    assert code == 2 and "did you mean --word_length?" in err
+    code, _, err = said(capsys, cli.main, *words, "--word_length", "60")
+    assert code == 2 and "between 2 and 8" in err
+
+
+def test_score_ends_what_takes_too_long(task_file, tmp_path):
+    words = ["score", "--task", task_file, "--input", "-", "--reward_timeout", "1.5"]
+    given = lines(*({"row": {"prompt": "?", "x": 2}, "completion": text} for text in ("hang", "exit", "well")))
+    code, out, err = command(*words, cwd=tmp_path, stdin=given)
+    hung, gone, well = (json.loads(line) for line in out.splitlines())
+    assert code == 0, err
+    assert hung["total"] is None and hung["reason"] == "timed out after 1.5 s"
+    assert gone["total"] is None and gone["reason"] == "the worker exited with status 7"
+    assert well["total"] == 2
+
+
+def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
+    schema = {"type": "object", "required": ["a"]}
+    given = [
+        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "2"),
+        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "3"),
+        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"json": 0.5}}, "[]"),
+        ({"prompt": "two words", "answer": "7", "target_length": 2, "rewards": "numeric=2 length"}, "it's 7"),
+        ({"prompt": "JSON", "schema": schema, "reward": ["schema"]}, '{"a": 1}'),
+        ({"prompt": "no reward", "answer": "1"}, "1"),
+        ({"prompt": "no column", "rewards": ["exact"]}, "1"),
+        ({"prompt": "code", "tests": ["assert True"], "rewards": ["tests"]}, "x = 1"),
+        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"os:getcwd": 1.0}}, "1"),
+    ]
+    text = lines(*({"row": row, "completion": completion} for row, completion in given))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    code, out, err = said(capsys, cli.main, "score", "--task", "prompts", "--input", "-")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and err == ""
+    assert [one["total"] for one in told] == [1, 0, 0.5, 3, 1, None, None, None, None]
+    assert [one["success"] for one in told[:5]] == [True, False, True, True, True]
+    assert told[3]["components"] == {"numeric": 2, "length": 1}
+    for one, reason in zip(
+        told[5:], ["no reward", "needs a column", "--allow_code", "name it in --rewards"], strict=True
+    ):
+        assert reason in one["reason"]
+
+
+def test_score_of_what_is_not_there(my_task, capsys):
+    code, _, err = said(capsys, cli.main, "score", "--task", "my_task.py", "--input", "none.jsonl")
+    assert code == 2 and "none.jsonl: there is no such file" in err
+    code, _, err = said(capsys, cli.main, "score", "--task", "promts", "--input", "none.jsonl")
+    assert code == 2 and "did you mean 'prompts'?" in err
+    code, _, err = said(capsys, cli.main, "score", "--task", "none.py", "--input", "none.jsonl")
+    assert code == 2 and "task file 'none.py' does not exist" in err
+    code, _, err = said(capsys, cli.main, "score", "--task", "none.such", "--input", "none.jsonl")
+    assert code == 2 and "task module 'none.such' cannot be found" in err
+
+
+# ---- new and check
+
+
+def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
+    check_task(get_task("my_task.py"))
+    task = get_task("my_task.py")
+    assert (task.name, type(task).__name__, type(task.options).__name__) == ("my_task", "MyTaskTask", "MyTaskOptions")
+    code, out, _ = said(capsys, cli.main, "check", "--task", "my_task.py")
+    assert code == 0 and "'my_task' keeps the contract" in out
+    assert said(capsys, cli.main, "new", "other_word")[0] == 0
+    assert "class OtherWordTask" in Path("other_word.py").read_text()
+
+
+def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
+    prepare = "\n    def prepare(self, seed, say=print):\n        say(f'seed {seed}')\n"
+    my_task.write_text(my_task.read_text() + prepare)
+    # In a worker: what a score does to its process does not end the command.
+    scored = 'wanted, given = row["word"]'
+    my_task.write_text(
+        my_task.read_text().replace(scored, f"open('scored_by', 'w').write(str(os.getpid()))\n        {scored}")
+    )
+    my_task.write_text("import os\n" + my_task.read_text())
+    words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
+    code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
+    written = Path("generated/sample_1.txt").read_text()
+    assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+    assert int(Path("scored_by").read_text()) != os.getpid()
+    run_dir = Path("generated/base_model")  # with what a run leaves beside its model
+    settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
+    settings["training"] = {"seed": 7}
+    words[1] = str(run_dir)
+    code, _, err = said(capsys, cli.main, "generate", *words)
+    assert code == 2 and "is not the folder of a run: give --task too" in err
+    (run_dir / "settings.json").write_text(json.dumps(settings))
+    out = said(capsys, cli.main, "generate", *words, "--task", "my_task.py")[1]
+    assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
+    code, _, err = said(capsys, cli.main, "generate", *words, "--word_length", "4")
+    assert code == 2 and "--word_length: options of a task need --task" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--output_dir", "my_task.py"], "--output_dir my_task.py: "),
+        (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
+        (["--reward_timeout", "0"], "--reward_timeout 0 must be more than 0"),
+        (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
+    ],
+)
+def test_generate_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
+    words = ["--task", "my_task.py", "--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
+    code, _, err = said(capsys, cli.main, "generate", *words, *given)
+    assert code == 2 and message in err and not Path("generated").exists()
+
+
+def test_what_the_disk_refuses_is_one_line(my_task, capsys):
+    Path("run/report.html").mkdir(parents=True)
+    Path("run/training_metrics.jsonl").write_text('{"step": 1}')
+    code, _, err = said(capsys, cli.main, "report", "run", "--task", "my_task.py")
+    assert code == 2 and "report.html" in err and len(err.splitlines()) == 1
+
+
+def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
+    for name in ("my-task", "3d", "class", "a/b", ""):
+        code, _, err = said(capsys, cli.main, "new", name)
+        assert code == 2 and "cannot be a module's name" in err
+    my_task.write_text("mine")
+    code, _, err = said(capsys, cli.main, "new", "my_task")
+    assert code == 2 and "is there already" in err and my_task.read_text() == "mine"
+
+
+def test_check_says_what_is_wrong(my_task, capsys):
+    my_task.write_text(my_task.read_text().replace('return "?"', 'return row["word"][::-1]'))
+    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
+    assert code == 1 and "does not keep the contract: the bad answer" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("import random", "import random; class", "'my_task.py' cannot be read: SyntaxError: invalid syntax"),
+        ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
+        ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
+        ('    name = "my_task"\n', "", "class MyTaskTask needs a name"),
+        ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
+        ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
+        ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_said_with_its_place(my_task, capsys, old, new, message):
+    assert old in my_task.read_text()
+    my_task.write_text(my_task.read_text().replace(old, new))
+    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
+    assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_defaults_of_a_task_go_together(name):
+    assert parse(["--task", name, "--use_cpu", "true"])[2].num_generations > 1
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--task", "brick", "--help"])
+    out = capsys.readouterr().out
+    assert "  --cold_start_steps N  Supervised" in out and "--max-steps" not in out and "task brick:" in out
+    assert "  --no_attach           Turn --attach off." in out  # not what --attach does
+
+
+def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
+    file = tmp_path / "half.py"
+    file.write_text(
+        "from trl_grpo_tasks import Task\n\n\nclass Half(Task):\n"
+        "    name, version, description, weights = 'half', '1', 'No gold yet.', {'a': 1.0}\n\n"
+        "    def dataset(self, split, size, seed):\n        return [{'prompt': split}]\n"
+    )
+    code, _, err = said(capsys, cli.main, "check", "--task", str(file))
+    assert code == 2 and err == "error: task 'half' must define gold(row)\n"
+
+
+def test_a_task_in_a_package_of_the_current_folder(my_task):
+    """The console script does not have the current folder on its path; reward workers need it too."""
+    (package := my_task.parent / "my_package").mkdir()
+    my_task.rename(package / "letters.py")
+    (package / "__init__.py").touch()
+    code, out, err = command("check", "--task", "my_package.letters", cwd=my_task.parent)
+    assert code == 0 and "keeps the contract" in out, err
+    code, _, err = command("check", "--task", "my_package.none", cwd=my_task.parent)
+    assert code == 2 and err.strip() == "error: No module named 'my_package.none'"
+
+
+# ---- options of a run
+
+
+def parsed(*words):
+    task, arguments, args, model = parse(["--use_cpu", "true", *words])
+    return task, arguments, args, model
+
+
+def test_precedence_of_options(my_task):
+    """TRL's default < the toolkit's < the task's < the recipe's < the flag's."""
+    Path("recipe.yaml").write_text("task: my_task.py\nlearning_rate: 3e-4\nmax_steps: 7\nword_length: 5\nbeta: 0.01\n")
+    task, arguments, args, _ = parsed("--config", "recipe.yaml", "--max_steps", "9", "--beta", "0.5")
+    assert (args.max_steps, args.beta) == (9, 0.5)
+    assert (args.learning_rate, task.options.word_length, arguments.task) == (3e-4, 5, "my_task.py")
+    assert (args.max_completion_length, arguments.cold_start_steps) == (12, 150)
+    assert (args.save_steps, args.output_dir) == (50, "outputs/my_task")
+    assert (args.epsilon, args.loss_type) == (0.2, type(args)(use_cpu=True, bf16=False).loss_type)
+    assert parsed("--task=my_task.py")[2].learning_rate == 5e-4
+
+
+def test_a_flag_chooses_another_task_than_the_recipe(my_task):
+    Path("recipe.yaml").write_text("task: prompts\nmax_steps: 7\n")
+    task, _, args, _ = parsed("--config=recipe.yaml", "--task=my_task.py")
+    assert (task.name, args.max_steps) == ("my_task", 7)
+
+
+def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
+    args = parsed("--task", "my_task.py")[2]
+    assert (args.bf16, args.gradient_checkpointing, args.dataloader_pin_memory) == (False, False, False)
+    assert parsed("--task", "my_task.py", "--bf16", "true")[2].bf16 is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_stepz", "3"], "unknown option --max_stepz; did you mean --max_steps?"),
+        (["--zzzzzzzzzzzz=3"], "unknown option --zzzzzzzzzzzz; --help lists all of them"),
+        (["stray"], "'stray' does not belong to any option"),
+        (["--max_steps", "three"], "--max_steps/--max-steps: invalid int value: 'three'"),
+        (["--constrain", "perhaps"], "constrain"),
+        (["--max_steps"], "expected one argument"),
+        (["--config", "none.yaml"], "--config none.yaml: No such file"),
+        (["--config"], "--config needs a value"),
+        (["--task", "prompts"], "--task is given 2 times; leave one"),
+        (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
+        (["--eval_samples", "0"], "--eval_samples 0 must be at least 1"),
+        (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
+        (["--num_generations", "0"], "num_generations=0 must be at least 2"),
+        (["--per_device_train_batch_size", "0"], "per_device_train_batch_size=0 must be at least 1"),
+        (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps=0 must be at least 1"),
+        (["--max_completion_length", "0"], "max_completion_length=0 must be at least 1"),
+        (["--eval_rows", "-1"], "eval_rows=-1 must be at least 1"),
+        (["--learning_rate", "-1"], "learning_rate=-1.0 must be at least 0"),
+        (["--learning_rate", "nan"], "learning_rate=nan must be at least 0"),
+        (["--cold_start_learning_rate", "-1"], "--cold_start_learning_rate -1.0 must be above 0"),
+        (["--reward_memory_mb", "-5"], "reward_memory_mb=-5 must be above 0"),
+        (["--temperature", "0"], "--temperature 0 always samples the same"),
+        (["--temperature", "-1"], "temperature=-1.0 must be at least 0"),
+        (["--loss_type", "grop"], "unknown loss_type 'grop'; choose one of: grpo, "),
+        (["--scale_rewards", "groups"], "unknown scale_rewards 'groups'; choose one of: group, "),
+        (["--importance_sampling_level", "word"], "unknown importance_sampling_level 'word'; choose one of: token, "),
+        (["--use_liger_kernel", "true"], "--use_liger_kernel: liger_kernel is not installed"),
+        (["--component_weights", '{"success": NaN}'], "the weight of 'success' must be a number, got nan"),
+        (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
+        (["--output_dir", "my_task.py/out"], "my_task.py is not a folder that can be written to; choose another"),
+        (["--output_dir", ""], "--output_dir is empty"),
+        (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: there is no such folder"),
+        (
+            ["--resume_from_checkpoint", "."],
+            "--resume_from_checkpoint . is not a checkpoint: give a folder checkpoint-N",
+        ),
+        (["--resume_from_checkpoint"], "no complete checkpoint in outputs/my_task; start without it"),
+        (["--component_weights", '{"taste": 1}'], "task 'my_task' has no component 'taste'"),
+        (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
+        (["--model_name_or_path", "none/such"], "model 'none/such' cannot be loaded: there is no such folder here"),
+        (["--load_in_4bit", "true"], "a cold start merges its adapter"),
+    ],
+)
+def test_mistakes_are_one_line(my_task, capsys, words, message):
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", *words)
+    assert code == 2 and message in err, err
+    assert len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lora_target_modules", "c_attn"], "'c_attn'} not found in the base model"),
+        (["--lora_target_modules", "c_attn"], "(modules of this model: down_proj, gate_proj, "),
+        (["--lora_r", "0"], "--use_peft: `r` should be a positive integer"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_found_first(my_task, capsys, words, message):
+    code, out, err = said(capsys, run.main, "--task", "my_task.py", "--use_peft", "true", *words)
+    assert code == 2 and message in err and len(err.splitlines()) == 1 and "GRPO" not in out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("max_stepz: 3", "unknown option --max_stepz; did you mean --max_steps?"),
+        ("max_steps: three", "--max_steps/--max-steps: invalid int value: 'three'"),
+        ("max_steps: 2.5", "max_steps: 2.5 must be a whole number"),
+        ("learning_rate: [1]", "learning_rate: [1] must be a number"),
+        ("constrain: 3", "constrain: 3 must be a bool"),
+        ("lora_target_modules: q_proj", "lora_target_modules: 'q_proj' must be a list"),
+        ("max_steps: 3\nlogging_steps: 1\nmax_steps: 4", "recipe.yaml: max_steps is there 2 times; leave one"),
+        ("3: 4", "must hold options as 'name: value' lines"),
+        ("a: [", "recipe.yaml is not YAML"),
+        ("- just\n- words", "must hold options as 'name: value' lines"),
+        ("task: promts", "did you mean 'prompts'?"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_said(my_task, capsys, recipe, message):
+    Path("recipe.yaml").write_text(recipe)
+    words = [] if "task" in recipe else ["--task", "my_task.py"]
+    code, _, err = said(capsys, run.main, *words, "--config", "recipe.yaml")
+    assert code == 2 and message in err, err
+
+
+def test_resuming_without_a_value_is_the_newest_checkpoint(my_task):
+    for words in (["--resume_from_checkpoint"], ["--resume_from_checkpoint", "--max_steps", "3"],
+                  ["--resume_from_checkpoint", "true"]):  # fmt: skip
+        assert parsed("--task", "my_task.py", *words)[2].resume_from_checkpoint == NEWEST
+    Path("recipe.yaml").write_text("resume_from_checkpoint: true")
+    assert parsed("--task", "my_task.py", "--config", "recipe.yaml")[2].resume_from_checkpoint == NEWEST
+    for value in ("x", AUTO):
+        assert parsed("--task", "my_task.py", "--resume_from_checkpoint", value)[2].resume_from_checkpoint == value
+
+
+def test_an_earlier_run_is_not_overwritten(my_task, capsys):
+    Path("out/checkpoint-5").mkdir(parents=True)
+    words = ["--task", "my_task.py", "--output_dir", "out"]
+    code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint")
+    assert code == 2 and "no complete checkpoint in out" in err  # this one is half-written, and starting is allowed
+    started = parsed(*words, "--resume_from_checkpoint", "auto")
+    plan.prepare(*started)
+    assert started[2].resume_from_checkpoint is None
+    assert "no complete checkpoint in out to resume from: this run starts" in capsys.readouterr().out
+    checkpoints.mark_complete("out/checkpoint-5")
+    started = parsed(*words, "--resume_from_checkpoint", "auto")
+    plan.prepare(*started)
+    assert started[2].resume_from_checkpoint == NEWEST
+    code, _, err = said(capsys, run.main, *words)
+    assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
+    assert "--resume_from_checkpoint" in err and "another --output_dir" in err
+    Path("other/checkpoint-2").mkdir(parents=True)
+    Path("other/checkpoint-2/trainer_state.json").write_text("{}")
+    code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint", "other/checkpoint-2")
+    assert code == 2 and "out holds an earlier run (checkpoint-5)" in err  # which is not the one that would go on
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_a_model_is_not_overwritten(my_task, capsys, name):
+    """Of the user's, given as --model_name_or_path perhaps; or of a run with --save_strategy no."""
+    Path("mine").mkdir()
+    Path("mine", name).write_text("{}")
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine")
+    assert code == 2 and f"mine holds a model ({name})" in err and "another --output_dir" in err
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine", "--resume_from_checkpoint",
+                        "auto")  # fmt: skip
+    assert code == 2 and f"mine holds a model ({name})" in err  # there is no checkpoint, so the run would start
+    assert [path.name for path in Path("mine").iterdir()] == [name]
+
+
+def test_constraints_are_asked_for_where_there_are_some(my_task, capsys):
+    text = my_task.read_text()
+    start = text.index("    def constraint(")
+    my_task.write_text(text[:start] + text[text.index("    def tiny(") :])
+    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--constrain", "true")
+    assert code == 2 and "task 'my_task' has no constraint" in err
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_decoding_that_these_options_have_not_is_said_at_once(my_task, capsys, command):
+    """The task has constraints, but none now; some have one for a part of their options only."""
+    none = "    def constraint(self, tokenizer):\n        return None\n\n"
+    text = my_task.read_text()
+    start = text.index("    def constraint(")
+    my_task.write_text(text[:start] + none + text[text.index("    def tiny(") :])
+    code, out, err = said(capsys, cli.main, command, "--task", "my_task.py", "--decoding", "constrained")
+    assert code == 2 and "task 'my_task' has no constraint with these options" in err and "cold start" not in out
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_rows_is_said_at_once(my_task, capsys, split):
+    my_task.write_text(my_task.read_text().replace("return rows\n", f"return [] if split == {split!r} else rows\n"))
+    code, _, err = said(capsys, run.main, "--task", "my_task.py")
+    assert code == 2 and f"task 'my_task' has no rows in its {split!r} split" in err
+
+
+def test_defaults_of_a_task_are_checked(my_task, capsys):
+    my_task.write_text(my_task.read_text().replace('"temperature"', '"temprature"'))
+    code, _, err = said(capsys, run.main, "--task", "my_task.py")
+    assert code == 2 and "temprature" in err
+
+
+def test_help_shows_the_options_of_the_task(my_task, capsys):
+    for task, option in (("prompts", "--generator_levels"), ("my_task.py", "--word_length")):
+        with pytest.raises(SystemExit) as exit:
+            run.main(["--task", task, "--help"])
+        out = capsys.readouterr().out
+        assert exit.value.code == 0
+        assert option in out and "--advantage_estimator" in out and "--use_peft" in out

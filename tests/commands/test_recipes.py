@@ -1,0 +1,352 @@
+"""Recipes, accelerate_configs/ and slurm/: each file is read by what will read it; each recipe's trainer is built."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertForMaskedLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tests.commands.test_train import bitsandbytes_works
+from tests.support.gguf_file import byte_letters
+from tests.support.paths import RECIPES, ROOT
+from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer
+from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.task import TASKS
+
+ALL_RECIPES = sorted(RECIPES.rglob("*.yaml"))
+FAMILIES = {"Qwen/Qwen2": (Qwen2Config, Qwen2ForCausalLM), "": (LlamaConfig, LlamaForCausalLM)}
+# What a recipe takes from the Hub, and a file that stands for it here.
+HUB_DATA = {
+    "brick_data": str(ROOT / "tests/data/stabletext2brick.jsonl"),
+    "prompts_file": str(ROOT / "tests/data/word_problems.json"),
+}
+# This machine has no GPU, and what comes before the trainer has tests of its own.
+HERE = {
+    "use_cpu": True,
+    "bf16": False,
+    "fp16": False,
+    "report_to": "none",
+    "train_rows": 8,
+    "cold_start_steps": 0,
+    "eval_before_and_after": False,
+    "reward_workers": 0,
+}
+
+
+def name_of(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+def flags(options):
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def family_of(model_name):
+    return next(classes for prefix, classes in FAMILIES.items() if model_name.startswith(prefix))
+
+
+def save_small(model_name, folder):
+    """A one-layer model of the same family, which reads bytes."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    backend = Tokenizer(BPE({token: i for i, token in enumerate([*byte_letters(), "<eos>"])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+    config_class, model_class = family_of(model_name)
+    config = config_class(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model_class(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_task_has_every_recipe(task):
+    names = {path.stem for path in (RECIPES / task).glob("*.yaml")}
+    assert names >= {"tiny_cpu", "colab_t4", "single_gpu", "multi_gpu", "paper"}
+
+
+@pytest.mark.parametrize("recipe", ALL_RECIPES, ids=name_of)
+def test_the_trainer_of_every_recipe_is_built(recipe, tmp_path, judges_path, monkeypatch):
+    """As a run builds it, up to its first step; large models are small ones of the same family."""
+    asked = yaml.safe_load(recipe.read_text())
+    options = HERE | {"output_dir": tmp_path / "run"}
+    options |= {name: file for name, file in HUB_DATA.items() if name in asked}
+    if asked["task"] == "infill":
+        options |= {"judge": judges_path / "judge", "held_out_judge": judges_path / "held_out"}
+    if "model_name_or_path" in asked:
+        options["model_name_or_path"] = save_small(asked["model_name_or_path"], tmp_path / "model")
+    if not bitsandbytes_works():
+        options |= {"load_in_4bit": False}
+    built = []
+    monkeypatch.setattr(TaskGRPOTrainer, "train", lambda trainer, **_: built.append(trainer))
+    assert run.main(["--config", str(recipe), *flags(options)]) == 0
+    (trainer,) = built
+    for name, value in asked.items():
+        if hasattr(trainer.args, name) and name not in options:
+            assert getattr(trainer.args, name) == value, name
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if "model_name_or_path" in asked:
+        base = model.get_base_model() if asked.get("use_peft") else model
+        assert isinstance(base, family_of(asked["model_name_or_path"])[1])
+    trained = [name for name, weights in model.named_parameters() if weights.requires_grad]
+    if asked.get("use_peft"):
+        assert {name.split(".lora_")[0].split(".")[-1] for name in trained} == set(asked["lora_target_modules"])
+    assert trained and (trainer._constraint is not None) == trainer.args.constrain
+
+
+# What the requirement documents say, in the names of our options. Where a `paper` recipe differs, it says so.
+DOCUMENTS = {
+    "machine": {
+        "model_name_or_path": "Qwen/Qwen2.5-14B-Instruct", "num_generations": 64, "generation_batch_size": 64,
+        "advantage_estimator": "mean", "advantage_clip": 0.2, "beta": 0.001, "epsilon": 0.2, "entropy_coef": 0.0,
+        "max_grad_norm": 0.5, "learning_rate": 5e-6, "weight_decay": 0.01, "optim": "adamw_8bit", "lora_r": 64,
+        "gradient_accumulation_steps": 8, "max_steps": 400,
+    },
+    "brick": {
+        "text_form": "pivot", "max_offset_distance": 5, "max_bricks": 100, "num_generations": 8, "learning_rate": 1e-5,
+        "beta": 0.1, "epsilon": 0.2, "num_train_epochs": 10, "gradient_accumulation_steps": 4, "warmup_steps": 100,
+        "save_steps": 500, "logging_steps": 50, "stability_weight": 1.0, "connectivity_weight": 0.5,
+    },
+    "theory": {
+        "num_generations": 64, "learning_rate": 1e-4, "beta": 0.05, "epsilon": 0.2, "entropy_coef": 0.01,
+        "temperature": 1.0, "max_steps": 1000, "max_words": 512, "goals": ["length", "exotics", "anomalies"],
+        "curriculum": True, "replay_size": 1000, "logging_steps": 10, "save_steps": 100, "advantage_estimator": "grpo",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_paper_recipe_has_the_settings_of_its_document(name):
+    recipe = RECIPES / name / "paper.yaml"
+    options = {"use_cpu": True, "bf16": False} | {key: f for key, f in HUB_DATA.items() if key in recipe.read_text()}
+    task, run_args, args, model = parse(["--config", str(recipe), *flags(options)])
+    for key, value in DOCUMENTS[name].items():
+        owner = next(one for one in (args, task.options, model, run_args) if hasattr(one, key))
+        assert getattr(owner, key) == value, key
+    if name == "machine":
+        assert run_args.cold_start_steps > 0 and args.pass_k is None
+    if name == "brick":  # what the largest offset is for
+        lines = task.gold(task.dataset("train", 1, 0)[0]).splitlines()
+        assert all(re.fullmatch(r"\d+x\d+ @\d+ \(-?[0-5],-?[0-5],-?[0-5]\)", line) for line in lines)
+    if name == "theory":  # the total of the document is another sum, which the recipe's comment gives
+        said = json.loads(re.search(r"--component_weights '(.*)'", recipe.read_text())[1])
+        assert {key for key, value in component_weights(task, said).items() if value} == {
+            "anomalies", "exotics", "length",
+        }  # fmt: skip
+        assert args.component_weights is None
+
+
+@pytest.mark.parametrize(
+    "recipe", [path for path in ALL_RECIPES if re.search(r"\b(8|eight) GPUs", path.read_text())], ids=name_of
+)
+def test_recipes_for_eight_gpus_make_whole_groups_there(recipe, monkeypatch):
+    """TRL checks it for the processes there are; here there is one, so it is told of eight."""
+    monkeypatch.setattr(TaskGRPOConfig, "world_size", property(lambda args: 8))
+    options = HERE | {name: file for name, file in HUB_DATA.items() if name in recipe.read_text()}
+    _, _, args, _ = parse(["--config", str(recipe), *flags(options)])
+    said = re.search(r"(\d+) \w+\s+(?:# )?x (\d+) \w+ a step", recipe.read_text())
+    if said:
+        prompts, completions = map(int, said.groups())
+        assert (args.num_generations, args.generation_batch_size) == (completions, prompts * completions)
+    assert args.generation_batch_size % args.num_generations == 0
+
+
+# ---- a card with 15 GB and without bf16
+
+
+SHAPES = {
+    "HuggingFaceTB/SmolLM2-135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                                   "num_attention_heads": 9, "num_key_value_heads": 3},
+    "HuggingFaceTB/SmolLM2-360M": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+                                   "num_attention_heads": 15, "num_key_value_heads": 5},
+}  # fmt: skip
+LONGEST_PROMPT = 512  # tokens, of the generated rows of these recipes
+
+
+def estimated_bytes(asked):
+    """What the largest moment of a LoRA run needs, with nothing shared and nothing freed early: an upper estimate."""
+    config = LlamaConfig(
+        **SHAPES[asked["model_name_or_path"].removesuffix("-Instruct")], vocab_size=49152, tie_word_embeddings=True
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    weights = sum(weight.numel() for weight in model.parameters())
+    linear = {n: m for n, m in model.named_modules() if n.split(".")[-1] in asked["lora_target_modules"]}
+    adapter = sum(asked["lora_r"] * (m.in_features + m.out_features) for m in linear.values())
+    packed = sum(m.weight.numel() for m in linear.values()) if asked.get("load_in_4bit") else 0
+    held = (weights - packed) * (2 if asked["dtype"] == "float16" else 4) + 0.6 * packed
+    held += 2 * weights  # the fp16 copies that autocast keeps during a pass
+    held += 16 * adapter  # fp32 weights, gradients, and two averages
+    rows, tokens = asked["per_device_train_batch_size"], LONGEST_PROMPT + asked["max_completion_length"]
+    heads = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    cache = 4 * 2 * config.num_hidden_layers * heads * rows * asked["gradient_accumulation_steps"] * tokens
+    kept = 4 * rows * tokens * config.hidden_size * config.num_hidden_layers  # the inputs of checkpointed layers
+    one_layer = 4 * rows * tokens * (14 * config.hidden_size + 5 * config.intermediate_size)
+    scores = 2 * 4 * rows * config.num_attention_heads * tokens**2
+    logits = 2 * 4 * rows * asked["max_completion_length"] * config.vocab_size
+    return held + max(cache, kept + one_layer + scores + logits)
+
+
+def estimated_bytes_of_encoder(recipe):
+    """The same for an embedded encoder, all of which is trained in fp32, without checkpointing."""
+    task, _, args, _ = parse(["--config", str(recipe), *flags(HERE)])
+    spec = task.tiny()
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(encoder_config(spec, make_tokenizer(spec.tokens, spec.context, fills=True)))
+    held = 20 * sum(weight.numel() for weight in model.parameters())  # and gradients, two averages, the reference
+    rows, sizes = args.per_device_train_batch_size, model.config
+    one_layer = 4 * rows * spec.context * (14 * sizes.hidden_size + 5 * sizes.intermediate_size)
+    scores = 2 * 4 * rows * sizes.num_attention_heads * spec.context**2
+    logits = 2 * 4 * rows * spec.context * sizes.vocab_size
+    return held + sizes.num_hidden_layers * (one_layer + scores) + logits
+
+
+@pytest.mark.parametrize("recipe", [path for path in ALL_RECIPES if path.stem == "colab_t4"], ids=name_of)
+def test_a_t4_can_run_its_recipes(recipe):
+    asked = yaml.safe_load(recipe.read_text())
+    assert asked["bf16"] is False and asked.get("dtype") != "bfloat16"
+    if "model_name_or_path" in asked:
+        assert asked["fp16"] is True and asked["use_peft"] and asked["gradient_checkpointing"]
+        needed = estimated_bytes(asked)
+    else:
+        needed = estimated_bytes_of_encoder(recipe)
+    assert 1e9 < needed < 14e9, f"{needed / 1e9:.1f} GB, beside about 1 GB of CUDA"
+
+
+# ---- accelerate_configs/
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_launch_understands_its_configuration(path, monkeypatch):
+    from accelerate.commands import launch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_")):
+            monkeypatch.delenv(name)
+    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    args, _, _ = launch._validate_launch_command(args)
+    name = path.stem
+    assert args.num_processes == (1 if name in ("cpu", "single_gpu") else 8)
+    assert args.mixed_precision == ("no" if name == "cpu" else "bf16")
+    assert bool(args.use_cpu) == (name == "cpu") and bool(args.multi_gpu) == (name == "multi_gpu")
+    assert bool(args.use_deepspeed) == name.startswith("zero") and bool(args.use_fsdp) == (name == "fsdp2")
+    if args.use_deepspeed:
+        assert args.zero_stage == int(name.removeprefix("zero"))
+    if args.use_fsdp:
+        for key, value in launch.prepare_multi_gpu_env(args).items():
+            monkeypatch.setenv(key, value)
+        plugin = FullyShardedDataParallelPlugin()
+        assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
+
+
+def test_there_is_a_configuration_for_each_kind_of_machine():
+    names = {path.stem for path in (ROOT / "accelerate_configs").glob("*.yaml")}
+    assert names == {"cpu", "single_gpu", "multi_gpu", "zero2", "zero3", "fsdp2"}
+
+
+# ---- slurm/
+
+
+SCRIPT = ROOT / "slurm" / "train.sbatch"
+# Slurm's commands, as far as the script needs them: two nodes, which are this machine.
+SCONTROL = 'test "$*" = "show hostnames node[1-2]" && printf "127.0.0.1\\nnode2\\n"\n'
+SRUN = """test "$1" = --kill-on-bad-exit=1 || exit 2
+shift
+SLURM_NODEID=1 "$@" > node1.txt 2>&1 &
+SLURM_NODEID=0 "$@" > node0.txt 2>&1 || exit 1
+wait $!
+"""
+
+
+def submitted(folder, *words, commands, **variables):
+    """The script as Slurm starts it, with `commands` on the path."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name, text in commands.items():
+        (tools / name).write_text("#!/bin/bash\n" + text)
+        (tools / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": str(10_000 + os.getpid() % 10_000),
+        "SLURM_GPUS_ON_NODE": "1", **variables,
+    }  # fmt: skip
+    return subprocess.run(
+        ["bash", str(SCRIPT), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_slurm_script_starts_accelerate_once_a_node(tmp_path):
+    from accelerate.commands.launch import launch_command_parser
+
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+    accelerate = 'printf "%s\\n" "$@"\n'
+    done = submitted(tmp_path, "brick/multi_gpu", "--run_name", "two words",
+                     commands={"scontrol": SCONTROL, "srun": SRUN, "accelerate": accelerate},
+                     SLURM_GPUS_ON_NODE="4")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        command, *words = (tmp_path / f"node{rank}.txt").read_text().splitlines()
+        args = launch_command_parser().parse_args(words)
+        assert command == "launch" and (args.machine_rank, args.num_machines, args.num_processes) == (rank, 2, 8)
+        assert args.main_process_ip == "127.0.0.1" and 20_000 <= args.main_process_port < 30_000
+        assert (ROOT / args.config_file).is_file() and args.training_script == "train.py"
+        assert args.training_script_args == [
+            "--config", "brick/multi_gpu", "--resume_from_checkpoint", "auto", "--run_name", "two words",
+        ]  # fmt: skip
+
+
+def test_the_slurm_script_needs_a_recipe(tmp_path):
+    done = submitted(tmp_path, commands={"scontrol": SCONTROL, "srun": SRUN})
+    assert done.returncode != 0 and "usage: sbatch slurm/train.sbatch RECIPE.yaml" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_slurm_script_trains_on_two_nodes(tmp_path):
+    """Two nodes of one process each, on this machine's CPU: the processes find each other and train together."""
+    shutil.copy(ROOT / "train.py", tmp_path)
+    shutil.copytree(ROOT / "accelerate_configs", tmp_path / "accelerate_configs")
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "task": str(ROOT / "trl_grpo_tasks" / "commands" / "task_template.py"),
+                "use_cpu": True,
+                "bf16": False,
+                "max_steps": 2,
+                "num_generations": 4,
+                "per_device_train_batch_size": 4,
+                "cold_start_steps": 0,
+                "reward_workers": 0,
+                "eval_before_and_after": False,
+                "output_dir": "run",
+                "train_rows": 16,
+                "logging_steps": 1,
+            }
+        )
+    )
+    accelerate = f'exec {sys.executable} -m accelerate.commands.accelerate_cli "$@"\n'
+    done = submitted(tmp_path, "recipe.yaml", commands={"scontrol": SCONTROL, "srun": SRUN, "accelerate": accelerate})
+    assert done.returncode == 0, "".join(file.read_text()[-2000:] for file in tmp_path.glob("node*.txt"))
+    assert len((tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()) == 2
+    assert "2 processes" in json.loads((tmp_path / "run" / "settings.json").read_text())["machine"]

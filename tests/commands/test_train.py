@@ -1,0 +1,341 @@
+"""Whole runs: cold start, evaluation, GRPO, report; resumed, with adapters, quantised, in two processes."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.gguf_file import write_gguf
+from tests.support.paths import ROOT
+from tests.support.training import toy_trainer
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.evaluation import evaluate
+from trl_grpo_tasks.models.loading import load_model, save_merged
+
+TASK = str(ROOT / "trl_grpo_tasks" / "commands" / "task_template.py")
+SMALL = {
+    "task": TASK,
+    "use_cpu": True,
+    "max_steps": 3,
+    "save_steps": 1,
+    "logging_steps": 1,
+    "cold_start_steps": 0,
+    "eval_rows": 4,
+    "eval_samples": 2,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "reward_workers": 0,
+    "train_rows": 64,
+    "report_to": "none",
+}
+LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2}
+
+
+def words(output_dir, **options):
+    options = SMALL | {"output_dir": str(output_dir)} | options
+    return [word for name, value in options.items() for word in (f"--{name}", *str(value).split(" "))]
+
+
+def train(output_dir, resume=False, **options):
+    assert run.main([*words(output_dir, **options), *(["--resume_from_checkpoint"] if resume else [])]) == 0
+
+
+def results(folder, name="results.json"):
+    return {one["name"]: one for one in json.loads((Path(folder) / name).read_text())["evaluations"]}
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (Path(folder) / "training_metrics.jsonl").read_text().splitlines()]
+
+
+WHOLE = {"cold_start_steps": 12, "constrain": True, "beta": 0.02, "eval_samples": 4, "eval_rows": 6}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run as a user starts it; other tests look at it and leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(folder, **WHOLE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "adapter"
+    train(folder, **LORA)
+    return folder
+
+
+def test_a_whole_run_leaves_everything_a_person_needs(whole_run, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(whole_run)
+    model = AutoModelForCausalLM.from_pretrained(whole_run)
+    assert model(**tokenizer("ab", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
+    lines = metrics(whole_run)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert line["rewards/valid/mean"] == 1 and 0 < line["constraint/allowed_mass"] < 1
+        assert line["reward"] == pytest.approx(
+            0.3 * line["rewards/letters/mean"] + line["rewards/exact/mean"], abs=1e-5
+        )
+    evaluations = results(whole_run)
+    assert list(evaluations) == ["cold start", "GRPO"]
+    for evaluation in evaluations.values():
+        assert evaluation["metrics"]["valid"] == 1 and len(evaluation["samples"]) == 24
+    settings = json.loads((whole_run / "settings.json").read_text())
+    assert settings["task"]["name"] == "my_task" and settings["run"]["cold_start_steps"] == 12
+    assert settings["training"]["beta"] == 0.02 and settings["training"]["constrain"] is True
+    cold, trained = (load_file(folder / "model.safetensors") for folder in (whole_run / "cold_start", whole_run))
+    assert any(not value.equal(trained[name]) for name, value in cold.items()), "GRPO moved nothing"
+
+
+def test_the_report_opens_from_disk(whole_run):
+    page = (whole_run / "report.html").read_text()
+    assert not re.search(r"""(src|href)\s*=\s*['"]?(?!data:)|https?://|@import|url\(""", page)
+    assert "cold start" in page and "GRPO" in page and page.count("<polyline") >= 3
+    assert page.count("<div class=pair>") == 6 and "constraint/allowed_mass" in page
+    metrics_after = results(whole_run)["GRPO"]["metrics"]
+    for name in metrics_after.keys() - {"pass@1", "max@1", "unscored"}:  # the first two are success and reward again
+        assert name in page and f"{metrics_after[name]:.3f}" in page
+
+
+def test_resuming_repeats_neither_cold_start_nor_the_first_evaluation(whole_run, tmp_path, capsys, monkeypatch):
+    """The run is stopped in its second step, which has been logged but not saved."""
+    stopped = tmp_path / "stopped"
+    monkeypatch.setattr(run, "CONSOLE_METRICS", _StopAt(step=2))
+    assert run.main(words(stopped, **WHOLE)) == 130
+    err = capsys.readouterr().err
+    assert err.startswith(f"stopped; {stopped / 'checkpoint-1'} is complete; to go on:\n") and "Traceback" not in err
+    monkeypatch.undo()
+    assert list(results(stopped)) == ["cold start"] and (stopped / "checkpoint-1" / "complete").is_file()
+    evaluated = []
+    real = evaluate.evaluate
+    monkeypatch.setattr(evaluate, "evaluate", lambda name, *a, **k: (evaluated.append(name), real(name, *a, **k))[1])
+    capsys.readouterr()
+    train(stopped, resume=True, **WHOLE)
+    assert "cold start 1" not in (out := capsys.readouterr().out) and "resuming from" in out
+    assert evaluated == ["GRPO"]
+    assert _timeless(results(stopped)) == _timeless(results(whole_run))
+    assert metrics(stopped) == metrics(whole_run)
+    again, wanted = (load_file(folder / "model.safetensors") for folder in (stopped, whole_run))
+    assert all(value.equal(again[name]) for name, value in wanted.items())
+
+
+class _StopAt(tuple):
+    """Metric names for the console that, asked for at some step, stop the run: Ctrl-C, at a known moment."""
+
+    def __new__(cls, step):
+        stop = super().__new__(cls, run.CONSOLE_METRICS)
+        stop.left = step
+        return stop
+
+    def __iter__(self):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().__iter__()
+
+
+def _timeless(evaluations):
+    for evaluation in evaluations.values():
+        evaluation["metrics"].pop("seconds")
+    return evaluations
+
+
+def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
+    before, lines = load_file(whole_run / "model.safetensors"), metrics(whole_run)
+    train(whole_run, resume=True, **WHOLE)
+    after = load_file(whole_run / "model.safetensors")
+    assert all(value.equal(after[name]) for name, value in before.items()) and metrics(whole_run) == lines
+    assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
+
+
+def test_before_and_after_are_of_the_same_rows(whole_run, tmp_path):
+    shutil.copytree(whole_run, tmp_path / "run")
+    train(tmp_path / "run", resume=True, **WHOLE | {"eval_rows": 4, "eval_samples": 2})
+    before, after = ([sample["row"] for sample in one["samples"]] for one in results(tmp_path / "run").values())
+    assert before == after and len(before) == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "folder", "other"),
+    [
+        ({"seed": 43}, "base_model", "seed"),
+        ({"task": "tests.support.toy"}, "base_model", "task"),
+        ({"cold_start_steps": 13}, "cold_start", "steps"),
+        ({"train_rows": 63}, "cold_start", "answers"),
+    ],
+)
+def test_what_a_run_began_with_is_not_replaced_when_it_goes_on(whole_run, capsys, changed, folder, other):
+    weights, lines = (whole_run / folder / "model.safetensors").read_bytes(), metrics(whole_run)
+    assert run.main([*words(whole_run, **WHOLE | {"max_steps": 4} | changed), "--resume_from_checkpoint"]) == 2
+    said = capsys.readouterr()
+    assert f"began with {whole_run / folder}, which was made with another {other}" in said.err
+    assert "cold start 1" not in said.out and metrics(whole_run) == lines
+    assert (whole_run / folder / "model.safetensors").read_bytes() == weights
+
+
+def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, capsys):
+    kept = (whole_run / "results.json").read_bytes()
+    train(
+        whole_run,
+        eval_only=True,
+        model_name_or_path=str(whole_run),
+        **{k: v for k, v in WHOLE.items() if "cold" not in k},
+    )
+    (evaluation,) = results(whole_run, "evaluation.json").values()
+    assert evaluation["name"] == "model" and (whole_run / "results.json").read_bytes() == kept
+    expected = results(whole_run)["GRPO"]
+    assert [s["completion"] for s in evaluation["samples"]] == [s["completion"] for s in expected["samples"]]
+    assert "GRPO 1/3" not in capsys.readouterr().out
+
+
+# ---- adapters
+
+
+def test_a_lora_run_saves_an_adapter(adapter):
+    weights = load_file(adapter / "adapter_model.safetensors")
+    adapted = {word for name in weights for word in name.split(".") if word.endswith("_proj")}
+    assert not (adapter / "model.safetensors").exists()
+    assert adapted == {"q_proj"}, "a single name, of which TRL makes a pattern"
+    assert any(value.any() for name, value in weights.items() if "lora_B" in name), "the adapter learned nothing"
+
+
+def test_merged_weights_are_those_of_the_adapter(adapter, tmp_path, capsys):
+    save_merged(adapter, tmp_path)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    merged, whole = AutoModelForCausalLM.from_pretrained(tmp_path), load_model(str(adapter))
+    base = whole.get_base_model().state_dict()
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, whole(ids).logits, atol=1e-5)
+    assert not (tmp_path / "adapter_config.json").exists() and AutoTokenizer.from_pretrained(tmp_path)
+    moved = merged.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+    assert not moved.equal(base["model.layers.0.self_attn.q_proj.base_layer.weight"]), "nothing was merged"
+    assert run.main(words(tmp_path / "none", save_merged=True)) == 2
+    assert "--save_merged: there is no adapter to merge" in capsys.readouterr().err
+
+
+def test_the_card_of_a_checkpoint_is_ours(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path / "run", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "trained with GRPO on the task **toy** (version 1)" in card and "trl-grpo-tasks" in card
+
+
+def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):
+    train(tmp_path / "eval", eval_only=True, model_name_or_path=str(adapter))
+    evaluated = results(tmp_path / "eval", "evaluation.json")["model"]
+    expected = results(adapter)["GRPO"]
+    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+    train(tmp_path / "on", model_name_or_path=str(adapter), beta=0.1, constrain=True, **LORA)
+    first, second = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, tmp_path / "on"))
+    assert first.keys() == second.keys() and any(not value.equal(second[name]) for name, value in first.items())
+    assert list(results(tmp_path / "on")) == ["before", "GRPO"]
+
+
+def test_a_cold_start_of_an_adapter_is_refused(adapter, tmp_path, capsys):
+    assert run.main(words(tmp_path, model_name_or_path=str(adapter), cold_start_steps=5)) == 2
+    assert "is an adapter: give --cold_start_steps 0" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error:.*base_model_name_or_path. was renamed")
+def test_an_adapter_on_top_of_a_cold_start(tmp_path):
+    train(tmp_path, cold_start_steps=3, **LORA)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "cold_start")
+    train(tmp_path / "eval", eval_only=True, model_name_or_path=str(tmp_path))
+
+
+# ---- bitsandbytes
+
+
+def bitsandbytes_works():
+    try:
+        import bitsandbytes
+
+        bitsandbytes.functional.quantize_4bit(torch.ones(64, 64))
+    except (ImportError, RuntimeError, AttributeError):
+        return False
+    return True
+
+
+needs_bitsandbytes = pytest.mark.skipif(not bitsandbytes_works(), reason="bitsandbytes cannot run on this CPU")
+
+
+@needs_bitsandbytes
+def test_an_eight_bit_optimizer(tmp_path):
+    train(tmp_path, optim="adamw_8bit", eval_before_and_after=False)
+    state = torch.load(tmp_path / "checkpoint-3" / "optimizer.pt", weights_only=True)
+    assert state["state"] and not (tmp_path / "results.json").exists()
+    base, trained = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base_model", tmp_path))
+    assert any(not value.equal(trained[name]) for name, value in base.items())
+
+
+@needs_bitsandbytes
+def test_qlora_with_a_constraint(tmp_path, monkeypatch):
+    from transformers.quantizers import quantizer_bnb_4bit
+
+    quantized = []
+    kind = quantizer_bnb_4bit.Bnb4BitHfQuantizer
+    real = kind._process_model_before_weight_loading
+    monkeypatch.setattr(
+        kind,
+        "_process_model_before_weight_loading",
+        lambda self, model, *a, **k: (quantized.append(type(model).__name__), real(self, model, *a, **k))[1],
+    )
+    train(tmp_path / "q", load_in_4bit=True, constrain=True, **LORA)
+    assert quantized == ["LlamaForCausalLM"] * 2, "once to evaluate, once to train"
+    assert any(
+        value.any() for n, value in load_file(tmp_path / "q" / "adapter_model.safetensors").items() if "lora_B" in n
+    )
+    assert all(line["rewards/valid/mean"] == 1 for line in metrics(tmp_path / "q"))
+    train(tmp_path / "on", load_in_4bit=True, constrain=True, model_name_or_path=str(tmp_path / "q"), **LORA)
+    assert len(quantized) == 4
+
+
+# ---- others
+
+
+def test_a_run_from_a_gguf_file(tmp_path):
+    write_gguf(tmp_path / "small.gguf")
+    train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.vocab_size == 261
+    assert all("kl" in line for line in metrics(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_wandb_gets_the_components_by_name(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    command = [sys.executable, str(ROOT / "train.py"),
+               *words(tmp_path / "run", report_to="wandb", eval_before_and_after=False, constrain=True)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    logged = file.read_bytes()
+    for name in [*MyTask.weights, "valid", "success"]:
+        assert f"train/rewards/{name}/mean".encode() in logged, name
+    assert b"train/constraint/allowed_mass" in logged and b"train/pass@4" in logged
+
+
+@pytest.mark.slow
+def test_two_processes_of_accelerate(tmp_path):
+    """--multi_gpu is how accelerate is told to start more than one process; --use_cpu has them talk through gloo."""
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    options = words(tmp_path / "run", cold_start_steps=3, constrain=True, per_device_train_batch_size=4)
+    done = subprocess.run([sys.executable, *launch, str(ROOT / "train.py"), *options],
+                          capture_output=True, text=True, cwd=tmp_path, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("report: ") == 1 and done.stdout.count("task my_task 1") == 1
+    assert list(results(tmp_path / "run")) == ["cold start", "GRPO"]
+    assert (tmp_path / "run" / "checkpoint-3" / "task_state_1.pt").is_file(), "there was one process only"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run")

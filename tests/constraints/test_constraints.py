@@ -1,0 +1,334 @@
+"""Masks of both kinds against trying every token of the vocabulary, for tokenizers of every common make.
+
+The oracle is a finite set of texts: a token is allowed if and only if some text begins with what is written then.
+"""
+
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.tokenizer_makes import (
+    LINES,
+    MAKES,
+    byte_level,
+    constraints_for,
+    every_make,
+    lines_tree,
+    walk,
+    word_level,
+)
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, Vocabulary, replay, unpack
+from trl_grpo_tasks.constraints.base import FORCED_LIMIT, pack
+from trl_grpo_tasks.constraints.vocabulary import token_bytes
+
+# Vocabularies
+
+
+@every_make
+def test_token_bytes_join_to_what_decode_gives(tokenizer):
+    spelled, chance = token_bytes(tokenizer), random.Random(0)
+    texts = [id for id, spelling in enumerate(spelled) if spelling]
+    assert all(spelled[id] is None for id in tokenizer.all_special_ids)
+    for _ in range(300):
+        ids = chance.choices(texts, k=chance.randint(1, 6))
+        if ids[0] not in Vocabulary.of(tokenizer).not_first:
+            joined = b"".join(spelled[id] for id in ids)
+            if Vocabulary.of(tokenizer).strips_leading_space:
+                joined = joined.removeprefix(b" ")
+            if b"\xff" in joined or "�" in joined.decode(errors="replace"):
+                continue  # cut characters; decoders differ in how many marks they put
+            assert tokenizer.decode(ids, skip_special_tokens=True) == joined.decode()
+
+
+@pytest.mark.parametrize("make", ["byte_level", "sentencepiece"])
+def test_token_bytes_agree_with_xgrammar(make):
+    import xgrammar
+
+    theirs = xgrammar.TokenizerInfo.from_huggingface(MAKES[make]).decoded_vocab
+    for id, ours in enumerate(token_bytes(MAKES[make])):
+        if ours is not None and MAKES[make].convert_ids_to_tokens(id) != "é 1":  # not spelled in the byte alphabet
+            assert ours == theirs[id]
+
+
+def test_vocabularies_are_remembered_and_bad_tokenizers_refused():
+    tokenizer = byte_level()
+    assert Vocabulary.of(tokenizer) is Vocabulary.of(tokenizer)
+    before = Vocabulary.of(tokenizer)
+    tokenizer.add_tokens(["<more>"])
+    assert Vocabulary.of(tokenizer).size == before.size + 1
+    assert MAKES["metaspace"].decode([18]) == "1" and 18 in Vocabulary.of(MAKES["metaspace"]).not_first
+    with pytest.raises(ValueError, match=r"decoders.Fuse"):
+        Vocabulary.of(word_level(fuse=False))
+    tokenizer = word_level()
+    tokenizer.backend_tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="WordPiece"):
+        Vocabulary.of(tokenizer)
+    tokenizer = word_level()
+    tokenizer.clean_up_tokenization_spaces = True
+    with pytest.raises(ValueError, match="clean up"):
+        Vocabulary.of(tokenizer)
+    with pytest.raises(ValueError, match="no eos_token"):
+        Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=word_level().backend_tokenizer))
+
+
+# Both kinds, every make of tokenizer
+
+
+@every_make
+def test_masks_are_exact_and_walks_end_in_allowed_texts(tokenizer):
+    kinds = {**constraints_for(tokenizer, LINES), "lines": lines_tree(tokenizer)}
+    for kind, constraint in kinds.items():
+        chance = random.Random(1)
+        for _ in range(4):
+            tokens = walk(constraint, LINES, chance.choice)
+            assert tokenizer.decode(tokens, skip_special_tokens=True) in LINES, kind
+
+
+@every_make
+def test_every_text_can_be_written_in_its_natural_tokenisation(tokenizer):
+    for constraint in (lines_tree(tokenizer), constraints_for(tokenizer, LINES)["ebnf"]):
+        for text in sorted(LINES):
+            natural = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+            state = constraint.start({})
+            for token, mask in zip(natural, replay(constraint, {}, natural), strict=True):
+                assert np.array_equal(state.mask(), mask)
+                state.accept(token)
+            assert state.finished
+
+
+@pytest.mark.parametrize("make", ["sentencepiece", "metaspace"])
+def test_texts_that_begin_with_a_space_keep_it(make):
+    texts = {" 1", " 10,1", " (1)"}
+    tokenizer = MAKES[make]
+    for kind, constraint in constraints_for(tokenizer, texts).items():
+        chance = random.Random(2)
+        for _ in range(20):
+            state, tokens = constraint.start({}), []
+            while not state.finished:
+                tokens.append(chance.choice(np.flatnonzero(unpack(state.mask(), constraint.vocab_size)).tolist()))
+                state.accept(tokens[-1])
+            assert tokenizer.decode(tokens, skip_special_tokens=True) in texts, kind
+
+
+LITERALS = ["", "0", "1", "10", "11", "1,", ",", "é", "€0", "€", "a", "ab", "abc", "ba"]
+
+
+@st.composite
+def trees(draw):
+    """A finite tree with shared nodes: node i leads to later nodes or to the end. Ambiguity is common."""
+    size = draw(st.integers(1, 4))
+    later = [[None, *range(node + 1, size)] for node in range(size)]
+    pairs = [st.tuples(st.sampled_from(LITERALS), st.sampled_from(options)) for options in later]
+    return [draw(st.lists(pairs[node], min_size=1, max_size=4)) for node in range(size)]
+
+
+@st.composite
+def vocabularies(draw):
+    """All single bytes of the alphabet (so that anything can be written), and pieces cut anywhere from texts."""
+    singles = sorted({bytes([byte]) for text in LITERALS for byte in text.encode()})
+    joined = st.lists(st.sampled_from(LITERALS), min_size=1, max_size=4).map(lambda texts: "".join(texts).encode())
+    cuts = st.tuples(joined, st.integers(0, 3), st.integers(1, 9)).map(lambda cut: cut[0][cut[1] :][: cut[2]])
+    pieces = draw(st.lists(cuts, max_size=30))
+    return Vocabulary([*singles, None, b"", *pieces, None], eos=len(singles))
+
+
+def language(tree, node=0):
+    if node is None:
+        return {""}
+    return {text + rest for text, after in tree[node] for rest in language(tree, after)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), vocabularies(), st.data())
+def test_any_tree_under_any_vocabulary(tree, vocabulary, data):
+    constraint = ChoiceTreeConstraint(vocabulary, lambda row: 0, tree.__getitem__, look_ahead=data.draw(st.booleans()))
+    walk(constraint, language(tree), lambda allowed: data.draw(st.sampled_from(allowed)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees(), vocabularies(), st.data())
+def test_any_finite_grammar_under_any_vocabulary(tree, vocabulary, data):
+    texts = language(tree)
+    constraint = constraints_for(vocabulary, texts)["ebnf"]
+    walk(constraint, texts, lambda allowed: data.draw(st.sampled_from(allowed)))
+
+
+# Grammars
+
+
+def test_a_regular_expression_against_python():
+    pattern = r"(1?[0-9]|20)x[24](,-?1)?"
+    texts = {
+        text
+        for length in range(8)
+        for text in map("".join, itertools.product("0124x,-", repeat=length))
+        if re.fullmatch(pattern, text)
+    }
+    digits = {f"{left}x{right}{tail}" for left in range(21) for right in (2, 4) for tail in ("", ",1", ",-1")}
+    assert {text for text in digits if not re.search("[356789]", text)} == texts
+    for tokenizer in (MAKES["byte_level"], MAKES["byte_level_digits_apart"]):
+        constraint = GrammarConstraint(tokenizer, Grammar.regex(pattern))
+        chance = random.Random(3)
+        for _ in range(5):
+            walk(constraint, digits, chance.choice)
+
+
+def test_a_json_schema_against_its_instances():
+    fields = {"a": ["pé", 'q"'], "n": list(range(8, 13)), "b": [True, False]}
+    properties = {"a": {"enum": fields["a"]}, "n": {"type": "integer", "minimum": 8, "maximum": 12}}
+    properties["b"] = {"type": "boolean"}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    values = [dict(zip(fields, each, strict=True)) for each in itertools.product(*fields.values())]
+    for separators in ((", ", ": "), (",", ":")):
+        texts = {json.dumps(value, separators=separators, ensure_ascii=False) for value in values}
+        constraint = GrammarConstraint(MAKES["byte_level"], Grammar.json_schema(schema, separators=separators))
+        chance = random.Random(4)
+        for _ in range(4):
+            walk(constraint, texts, chance.choice)
+    loose = GrammarConstraint(MAKES["byte_level"], Grammar.json_schema(schema, any_whitespace=True)).start({})
+    for token in MAKES["byte_level"].encode('{\n  "a"  :'):
+        loose.accept(token)
+
+
+def test_a_grammar_for_each_row_and_rows_without_one():
+    def grammar(row):
+        return Grammar.regex(row["pattern"]) if row["pattern"] else None
+
+    constraint = GrammarConstraint(MAKES["word_level"], grammar)
+    assert constraint.start({"pattern": None}) is None
+    assert replay(constraint, {"pattern": None}, [3, 4]) == [None, None]
+    walk(constraint, {"1", "10"}, max, {"pattern": "10?"})
+    walk(constraint, {"2x"}, max, {"pattern": "2x"})
+    with pytest.raises(ValueError, match="bad regex"):
+        constraint.start({"pattern": "("})
+    with pytest.raises(TypeError, match="Grammar or None"):
+        GrammarConstraint(MAKES["word_level"], lambda row: "1").start({})
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar.regex("(1"), "parenthesis"),
+        (Grammar.ebnf('root ::= "a" other'), '"other" is not defined'),
+        (Grammar.json_schema({"type": "number of bricks"}), "number of bricks"),
+        (Grammar.json_schema("{"), "JSON"),
+        (Grammar("lark", "x"), "kinds are: ebnf"),
+    ],
+)
+def test_bad_grammars_say_what_is_wrong_at_once(grammar, reason):
+    with pytest.raises(ValueError, match=reason):
+        GrammarConstraint(object(), grammar)  # before the tokenizer is even looked at
+
+
+def test_text_without_a_token_is_an_error_not_an_empty_mask():
+    with pytest.raises(RuntimeError, match="no token"):
+        GrammarConstraint(MAKES["word_level"], Grammar.regex("q")).start({}).mask()
+    tree = ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, lambda node: [("qq", None)])
+    with pytest.raises(RuntimeError, match=r"no token for what may follow: expected 'qq'"):
+        tree.start({}).mask()
+
+
+def test_a_grammar_of_any_text_allows_all_text_and_nothing_else():
+    for tokenizer in (MAKES["word_level"], MAKES["sentencepiece_unstripped"]):
+        constraint = GrammarConstraint(tokenizer, Grammar.regex(r"(.|\n)*"))
+        spelled = [b.decode(errors="ignore") if b else "" for b in constraint.vocabulary.bytes_of]
+        mask = constraint.start({}).mask()
+        allowed = unpack(mask, constraint.vocab_size)
+        assert np.array_equal(mask, pack(allowed)), "spare bits are set"
+        assert allowed[tokenizer.eos_token_id]
+        assert all(allowed[id] for id, text in enumerate(spelled) if text)
+        assert sum(allowed[id] for id in tokenizer.all_special_ids) == 1
+
+
+# Choice trees
+
+
+def test_one_token_that_reaches_the_same_node_at_two_places():
+    tree = [[("1", 1), ("11", 1)], [("x", None), ("1", 2)], [("y", None)]]
+    vocabulary = Vocabulary([None, b"1", b"11", b"x", b"y", b"1x"], eos=0)
+    constraint = ChoiceTreeConstraint(vocabulary, lambda row: 0, tree.__getitem__)
+    for seed in range(20):
+        walk(constraint, {"1x", "11y", "11x", "111y"}, random.Random(seed).choice)
+
+
+def test_nodes_without_choices_are_left_out_or_named():
+    tree = {"root": [("1", "dead"), ("10", "alive"), ("2", "doomed")], "dead": [], "alive": [("x", None)]}
+    tree["doomed"] = [("x", "dead")]
+    careful = ChoiceTreeConstraint(MAKES["word_level"], lambda row: row["node"], tree.__getitem__)
+    state = careful.start({"node": "root"})
+    ids = MAKES["word_level"].convert_tokens_to_ids(["1", "10", "2"])
+    assert set(np.flatnonzero(unpack(state.mask(), careful.vocab_size))) == set(ids)
+    with pytest.raises(RuntimeError, match="node 'doomed'"):
+        state.accept(ids[2])
+    state.accept(ids[0])  # "1" may still become "10x", but may not be all
+    assert MAKES["word_level"].decode(state.forced()) == "0x</s>"
+    with pytest.raises(RuntimeError, match="node 'dead'"):
+        careful.start({"node": "dead"})
+    quick = ChoiceTreeConstraint(MAKES["word_level"], lambda row: "doomed", tree.__getitem__, look_ahead=False)
+    with pytest.raises(RuntimeError, match="node 'dead'"):
+        quick.start({}).accept(MAKES["word_level"].convert_tokens_to_ids("x"))
+
+
+def test_choices_that_write_nothing_for_ever_are_an_error():
+    circle = {0: [("", 1), ("1", None)], 1: [("", 0)]}
+    with pytest.raises(ValueError, match="node 0 back to it"):
+        ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, circle.__getitem__).start({})
+    with pytest.raises(ValueError, match="write nothing"):
+        ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, lambda node: [("", node + 1)]).start({})
+
+
+def test_forced_tokens_stop_at_the_end_and_at_the_limit():
+    tokenizer = MAKES["word_level"]
+    for constraint in constraints_for(tokenizer, {"1x2 (1,1)\n"}).values():
+        state = constraint.start({})
+        mask = state.mask().copy()
+        assert tokenizer.decode(state.forced()) == "1x2 (1,1)\n</s>"
+        assert np.array_equal(state.mask(), mask) and not state.finished
+    endless = ChoiceTreeConstraint(tokenizer, lambda row: 0, lambda node: [("1x", node + 1)])
+    assert len(endless.start({}).forced()) == FORCED_LIMIT
+    assert len(GrammarConstraint(tokenizer, Grammar.ebnf('root ::= "1x" root')).start({}).forced()) == FORCED_LIMIT
+
+
+def test_fresh_nodes_share_masks_and_memory_is_bounded():
+    tree = ChoiceTreeConstraint(
+        MAKES["word_level"], lambda row: (), lambda node: [("1x", (*node, 1)), ("2", (*node, 2))]
+    )
+    state, masks = tree.start({}), set()
+    for token in MAKES["word_level"].encode("1x2" * 100):
+        masks.add(id(state.mask()))
+        state.accept(token)
+    assert len(masks) == 2
+    for cache in (tree.expand, tree.packed, tree.vocabulary.along):
+        assert cache.cache_info().maxsize is not None
+    with pytest.raises(ValueError, match="read-only"):
+        state.mask()[0] = 0
+
+
+def test_unconstrained_rows_of_a_tree():
+    assert lines_tree(MAKES["word_level"]).start({"on": False}) is None
+
+
+# The interface
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=100))
+def test_packing(allowed):
+    words = pack(np.array(allowed))
+    assert unpack(words, len(allowed)).tolist() == allowed
+    assert [bool(words[id // 32] >> (id % 32) & 1) for id in range(len(allowed))] == allowed
+
+
+def test_importing_constraints_is_cheap():
+    code = "import sys, trl_grpo_tasks.constraints; print({'torch', 'xgrammar', 'transformers'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"

@@ -1,0 +1,223 @@
+"""Masked log-probs, entropies and gradients against the reference step and a dense float64 softmax."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.paths import DATA
+from trl_grpo_tasks.constraints import scoring
+from trl_grpo_tasks.constraints.base import pack, unpack
+from trl_grpo_tasks.constraints.head import MaskedHead
+from trl_grpo_tasks.constraints.scoring import Head, HeadScale, masked_logps_and_entropies
+from trl_grpo_tasks.constraints.table import FREE, MaskTable
+
+STEP = json.loads((DATA / "masked_policy.json").read_text())["single_step"]
+
+
+def dense(hidden, weight, bias, targets, allowed, scale: HeadScale):
+    """The definition, in float64, over the whole vocabulary."""
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    logits = logits * scale.logit_scale
+    if scale.softcap is not None:
+        logits = torch.tanh(logits / scale.softcap) * scale.softcap
+    logps = (logits / scale.temperature).masked_fill(~allowed, -torch.inf).log_softmax(1)
+    entropy = -(logps.exp() * logps.masked_fill(~allowed, 0)).sum(1)
+    return logps.gather(1, targets[:, None])[:, 0], entropy
+
+
+def problem(seed, positions=40, vocab=70, hidden=12, counts=(1, 2, 5, 30, 69, 70), dtype=torch.float64, bias=False):
+    """Random hidden states, a head, and masks with between one and all tokens allowed."""
+    rng = np.random.default_rng(seed)
+    table = MaskTable(vocab)
+    masks = []
+    for count in counts:
+        allowed = np.zeros(vocab, dtype=bool)
+        allowed[rng.choice(vocab, count, replace=False)] = True
+        masks.append(allowed)
+    chosen = rng.integers(len(masks), size=positions)
+    allowed = np.stack([masks[i] for i in chosen])
+    numbers = np.array([table.number_of(pack(masks[i])) for i in chosen])
+    targets = torch.tensor([rng.choice(np.flatnonzero(row)) for row in allowed])
+    make = torch.Generator().manual_seed(seed)
+    h = torch.randn(positions, hidden, generator=make, dtype=dtype, requires_grad=True)
+    w = torch.randn(vocab, hidden, generator=make, dtype=dtype, requires_grad=True)
+    b = torch.randn(vocab, generator=make, dtype=dtype, requires_grad=True) if bias else None
+    return h, w, b, targets, numbers, table, torch.from_numpy(allowed)
+
+
+@pytest.mark.parametrize("as_wide", [False, True])
+def test_the_reference_step(as_wide, monkeypatch):
+    """One step worked out elsewhere: log-probs, entropy and both gradients, with the logits as an identity head."""
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0 if as_wide else 100)
+    monkeypatch.setattr(scoring, "WIDE", 0.0)
+    table = MaskTable(6)
+    numbers = np.array([table.number_of(pack(np.array(STEP["mask"])))])
+    logits = torch.tensor([STEP["logits"]], dtype=torch.float64, requires_grad=True)
+    scale = HeadScale(temperature=STEP["temperature"])
+    head = torch.eye(6, dtype=torch.float64)
+    action = torch.tensor([STEP["action"]])
+    logp, entropy = masked_logps_and_entropies(logits, Head(head, None, scale), action, numbers, table)
+    assert logp.item() == pytest.approx(STEP["masked_logp"][STEP["action"]], abs=1e-12)
+    assert entropy.item() == pytest.approx(STEP["masked_entropy"], abs=1e-12)
+    gradient = torch.autograd.grad(logp.sum(), logits, retain_graph=True)[0][0]
+    torch.testing.assert_close(
+        gradient, torch.tensor(STEP["grad_masked_logp"], dtype=torch.float64), atol=1e-7, rtol=0
+    )
+    gradient = torch.autograd.grad(entropy.sum(), logits)[0][0]
+    expected = torch.tensor(STEP["grad_entropy_masked"], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, atol=1e-7, rtol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([HeadScale(), HeadScale(0.7), HeadScale(1.3, 0.5), HeadScale(0.9, 2.0, 3.0)]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.25, 1.0]),
+    st.sampled_from([64, 2**20]),
+)
+def test_against_a_dense_softmax(seed, scale, bias, wide, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "WIDE", wide)
+        patch.setattr(scoring, "WIDE_TOKENS", 0)
+        patch.setattr(scoring, "CHUNK_ELEMENTS", chunk)
+        h, w, b, targets, numbers, table, allowed = problem(seed, bias=bias, counts=(1, 2, 5, 30, 69))
+        actual = masked_logps_and_entropies(h, Head(w, b, scale), targets, numbers, table)
+    expected = dense(h, w, b, targets, allowed, scale)
+    leaves = [h, w] + ([b] if bias else [])
+    mix = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    for got, want in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, want)
+    got_grads = torch.autograd.grad((actual[0] * mix + 0.3 * actual[1] * mix).sum(), leaves)
+    want_grads = torch.autograd.grad((expected[0] * mix + 0.3 * expected[1] * mix).sum(), leaves)
+    for got, want in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_paths_in_low_precision(dtype, monkeypatch):
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
+    h, w, _, targets, numbers, table, allowed = problem(3, dtype=dtype)
+    logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale(0.8)), targets, numbers, table)
+    expected = dense(h, w, None, targets, allowed, HeadScale(0.8))
+    tolerance = 2e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(logps.double(), expected[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(entropies.double(), expected[1], atol=tolerance, rtol=tolerance)
+    got = torch.autograd.grad((logps - entropies).sum(), [h, w])
+    want = torch.autograd.grad((expected[0] - expected[1]).sum(), [h, w])
+    for g, e in zip(got, want, strict=True):
+        torch.testing.assert_close(g.double(), e.double(), atol=4 * tolerance, rtol=4 * tolerance)
+
+
+def test_what_is_never_allowed_gets_exactly_zero_gradient(monkeypatch):
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
+    h, w, _, targets, numbers, table, allowed = problem(5, counts=(1, 3, 40), dtype=torch.float32)
+    logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale()), targets, numbers, table)
+    (gradient,) = torch.autograd.grad((logps + entropies).sum(), w)
+    never = ~allowed[allowed.sum(1) > 1].any(0)
+    assert never.any() and (gradient[never] == 0).all() and (gradient[~never] != 0).any()
+
+
+def test_forced_tokens_are_certain_and_move_nothing():
+    h, w, _, targets, numbers, table, _ = problem(1, counts=(1,))
+    logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale()), targets, numbers, table)
+    assert (logps == 0).all() and (entropies == 0).all()
+    gradients = torch.autograd.grad((logps + entropies).sum(), [h, w], allow_unused=True)
+    assert all(g is None or (g == 0).all() for g in gradients)
+
+
+def test_the_table_keeps_each_mask_once_and_survives_saving():
+    table = MaskTable(70)
+    mask = np.zeros(60, dtype=bool)  # a tokenizer with fewer tokens than the model has outputs
+    mask[[0, 31, 32, 59]] = True
+    number = table.number_of(pack(mask))
+    assert table.number_of(pack(mask).copy()) == number and len(table) == 2
+    assert table.number_of(None) == FREE and table.counts(np.array([number, FREE])).tolist() == [4, 70]
+    again = MaskTable.from_state_dict(table.state_dict())
+    wide = np.zeros(70, dtype=bool)
+    wide[:60] = mask
+    assert (unpack(again.words(np.array([number]))[0], 70) == wide).all()
+    assert again.number_of(pack(np.ones(70, dtype=bool))) == FREE
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [HeadScale(), HeadScale(0.7, 0.5), HeadScale(0.9, 2.0, 3.0)], ids=repr)
+@pytest.mark.parametrize("positions", [0, 1, 40])
+@pytest.mark.parametrize("route", ["free", "narrow", "wide", "forced", "all"])
+def test_each_route_at_its_edges(route, positions, scale, dtype, monkeypatch):
+    """No input, one token, many; every dtype; logits that are scaled and capped. Outputs and gradients are finite, of
+    the right shape, and those of a dense float64 softmax. A vocabulary of 70 is padded to 96 bits in a mask."""
+    monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
+    counts = {"free": (70,), "narrow": (2, 5), "wide": (30, 69), "forced": (1,), "all": (1, 2, 30, 70)}[route]
+    h, w, b, targets, numbers, table, allowed = problem(2, positions or 1, counts=counts, dtype=dtype, bias=True)
+    if not positions:
+        h, targets, numbers, allowed = h[:0].detach().requires_grad_(), targets[:0], numbers[:0], allowed[:0]
+    actual = masked_logps_and_entropies(h, Head(w, b, scale), targets, numbers, table)
+    got = torch.autograd.grad((actual[0] - 0.5 * actual[1]).sum(), [h, w, b])
+    expected = dense(h, w, b, targets, allowed, scale)
+    want = torch.autograd.grad((expected[0] - 0.5 * expected[1]).sum(), [h, w, b], allow_unused=True)
+    # TRL's kernel, which scores free positions, computes in float32 at most.
+    near = {
+        torch.float64: 1e-6 if 70 in counts else 1e-9,
+        torch.float32: 5e-5,
+        torch.bfloat16: 0.2,
+        torch.float16: 0.03,
+    }[dtype]
+    for one, other in zip((*actual, *got), (*expected, *want), strict=True):
+        other = torch.zeros_like(one) if other is None else other
+        assert one.shape == other.shape and one.isfinite().all()
+        torch.testing.assert_close(one.double(), other.double(), atol=4 * near, rtol=4 * near)
+    if route == "forced" or not positions:
+        assert all((g == 0).all() for g in got), "connected, so that DDP finds a gradient, but without effect"
+
+
+def tiny(config_class, **special):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}  # fmt: skip
+    return AutoModelForCausalLM.from_config(config_class(**sizes, **special)).double()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "cohere", "granite"])
+def test_what_a_family_does_to_its_logits_is_mirrored(family):
+    """The head as TRL calls it, against a masked softmax of the logits that the model itself gives."""
+    from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = {
+        "llama": lambda: tiny(LlamaConfig),
+        "qwen2": lambda: tiny(Qwen2Config),
+        "gemma2": lambda: tiny(Gemma2Config, final_logit_softcapping=0.3),
+        "cohere": lambda: tiny(CohereConfig, logit_scale=0.25),
+        "granite": lambda: tiny(GraniteConfig, logits_scaling=3.0),
+    }[family]()
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    head = MaskedHead(temperature=0.7)
+    head.add_to(model)
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(1, 60, size=(2, 9)))
+    kept = 5
+    allowed = rng.random((2, kept, 60)) < 0.4
+    np.put_along_axis(allowed, ids[:, -kept:, None].numpy(), True, axis=2)
+    table = MaskTable(60)
+    numbers = torch.tensor([[table.number_of(pack(mask)) for mask in row] for row in allowed], dtype=torch.int32)
+    labels = ids.clone()
+    labels[:, :-kept] = -100
+    attention = torch.ones_like(ids)
+    with head.masks(numbers, table), head.measuring():
+        scored = model(input_ids=ids, attention_mask=attention, labels=labels, fused_lm_head=True)
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, -kept - 1 : -1] / 0.7
+    shut = ~torch.from_numpy(allowed)
+    logps = logits.masked_fill(shut, -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(scored.log_probs, logps.gather(2, ids[:, -kept:, None])[..., 0])
+    torch.testing.assert_close(scored.entropy, -(logps.exp() * logps.masked_fill(shut, 0)).sum(-1))
+    mass = (logits.softmax(-1) * ~shut).sum(-1).mean().item()
+    assert head.allowed_mass == pytest.approx(mass)

@@ -1,0 +1,79 @@
+"""Forced text in the tokenizer's own spelling: the same texts, in fewer ways."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.tokenizer_makes import LINES, MAKES, constraints_for
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint, OneSpelling, unpack
+
+
+def written_ways(constraint):
+    """Every sequence of tokens that may be written, by following all of every mask."""
+    ways, todo = [], [[]]
+    while todo:
+        tokens = todo.pop()
+        state = constraint.start({})
+        for token in tokens:
+            state.accept(token)
+        if state.finished:
+            ways.append(tokens)
+        else:
+            todo += [[*tokens, int(id)] for id in np.flatnonzero(unpack(state.mask(), constraint.vocab_size))]
+    return ways
+
+
+@pytest.mark.parametrize("kind", ["tree", "ebnf"])
+@pytest.mark.parametrize("make", ["byte_level", "byte_level_digits_apart", "sentencepiece", "word_level"])
+def test_one_spelling_writes_the_same_texts_in_fewer_ways(make, kind):
+    tokenizer = MAKES[make]
+    texts = {"12 (1", "12 (0,", "12 (0,1)\n", "2x4 (3,0,1)\n"} if make != "word_level" else {"10 (1", "10 (10)"}
+    inner = constraints_for(tokenizer, texts)[kind]
+    ways, all_ways = written_ways(OneSpelling(tokenizer, inner)), written_ways(inner)
+    assert {tokenizer.decode(way, skip_special_tokens=True) for way in ways} == texts
+    assert set(map(tuple, ways)) <= set(map(tuple, all_ways))
+    if make.startswith("byte_level"):
+        natural = {(*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id) for text in texts}
+        assert natural <= set(map(tuple, ways)), "the tokenizer's own spelling is one of them"
+        assert len(ways) <= len(all_ways) / 2
+
+
+@pytest.mark.parametrize("kind", ["tree", "ebnf", "regex"])
+def test_forced_text_is_what_all_texts_have_in_common(kind):
+    constraint, chance = constraints_for(MAKES["byte_level"], LINES)[kind], random.Random(3)
+    for _ in range(6):
+        state, written = constraint.start({}), b""
+        while not state.finished:
+            rests = [text.encode()[len(written) :] for text in LINES if text.encode().startswith(written)]
+            common = next(
+                rests[0][:n] for n in range(len(rests[0]), -1, -1) if all(r.startswith(rests[0][:n]) for r in rests)
+            )
+            forced = state.forced_text()
+            assert common.startswith(forced) and (kind != "tree" or forced == common)
+            assert bool(forced) == bool(common)
+            token = chance.choice(np.flatnonzero(unpack(state.mask(), constraint.vocab_size)).tolist())
+            state.accept(token)
+            written += constraint.vocabulary.bytes_of[token] or b""
+        assert state.forced_text() == b""
+
+
+def test_one_spelling_forces_most_of_a_json_object_and_says_what_it_refuses():
+    tokenizer = MAKES["byte_level"]
+    schema = {"type": "object", "properties": {"n": {"enum": [10, 11]}, "b": {"enum": [True]}}, "required": ["n", "b"]}
+    constraint = OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(schema)))
+    state, tokens, chosen = constraint.start({}), [], 0
+    while not state.finished:
+        forced = state.forced()
+        allowed = np.flatnonzero(unpack(state.mask(), constraint.vocab_size))
+        assert bool(forced) == (len(allowed) == 1) and (not forced or forced[0] == allowed[0])
+        refused = next(id for id in range(constraint.vocab_size) if id not in allowed)
+        with pytest.raises(ValueError, match="not allowed here"):
+            state.accept(refused)
+        chosen += not forced
+        for token in forced or [int(allowed[-1])]:
+            state.accept(token)
+            tokens.append(token)
+    assert json.loads(tokenizer.decode(tokens, skip_special_tokens=True))["n"] in (10, 11)
+    assert chosen <= 2 < len(tokens)

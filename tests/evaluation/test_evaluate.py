@@ -1,0 +1,247 @@
+"""Evaluation: the numbers by hand, the sampling it promises, and the random state it leaves alone."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM
+
+from tests.support.toy import LETTERS, ToyTask
+from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
+from trl_grpo_tasks.evaluation.samples import Evaluation, Sample
+from trl_grpo_tasks.evaluation.summary import summarise, table
+from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.report.page import write_report
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import get_task
+
+TASK = ToyTask()
+ROWS = TASK.dataset("train", None, 0)
+
+
+def sample(success, total=0.0, tokens=3, **components):
+    score = {"success": success, "valid": True, "total": total, "components": components, "reason": "", "info": {}}
+    return Sample({"prompt": "p"}, "text", tokens, score)
+
+
+def test_metrics_of_samples_made_by_hand():
+    unscored = Sample({"prompt": "p"}, "text", 8, None, "the worker died")
+    samples = [
+        *(
+            sample(True, 1.0, 2, match=1.0),
+            sample(False, 0.5, 4, match=0.5),
+            sample(False, 0.0, 8, match=0.0),
+            unscored,
+        ),
+        *(sample(False, 0.0, 2, match=0.0, extra=2.0) for _ in range(4)),
+    ]
+    metrics, _ = summarise(samples, num_samples=4, max_completion_length=8)
+    assert metrics["success"] == pytest.approx(1 / 7) and metrics["valid"] == 1
+    assert metrics["reward"] == pytest.approx(1.5 / 7) and metrics["match"] == pytest.approx(1.5 / 7)
+    assert metrics["extra"] == 2 and metrics["unscored"] == 1 / 8
+    assert metrics["tokens"] == (2 + 4 + 8 + 8 + 4 * 2) / 8 and metrics["cut_off"] == 2 / 8
+
+
+def test_success_is_told_by_level_where_there_are_several():
+    marks = {"easy": [(True, True), (True, False)], "hard": [(False, True)]}
+    samples = []
+    for level, rows in marks.items():
+        for row in rows:
+            samples += [Sample({"prompt": "p", "level": level}, "text", 3, sample(mark).score) for mark in row]
+    metrics, intervals = summarise(samples, num_samples=2, max_completion_length=8)
+    assert metrics["success"] == pytest.approx(4 / 6)
+    assert metrics["success/easy"] == pytest.approx(3 / 4) and intervals["success/easy"] == [0.5, 1.0]
+    assert metrics["success/hard"] == pytest.approx(1 / 2)
+    assert not any("/" in name for name in summarise(samples[:4], 2, 8)[0])
+
+
+def test_nothing_scored_is_not_a_number_and_no_crash():
+    metrics, _ = summarise([Sample({}, "", 1, None)] * 4, 2, 8)
+    assert metrics["unscored"] == 1 and metrics["success"] != metrics["success"]
+
+
+@pytest.mark.parametrize("successes", [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
+def test_pass_at_k_is_the_mean_over_all_subsets(successes):
+    metrics, _ = summarise([sample(bool(one)) for one in successes], 4, 8)
+    for k in (1, 2, 4):
+        subsets = list(itertools.combinations(successes, k))
+        assert metrics[f"pass@{k}"] == pytest.approx(sum(map(any, subsets)) / len(subsets)), k
+
+
+@pytest.mark.parametrize("rewards", [[0.1, 0.7, 0.7, -1.0], [3.0, 0.0, 1.0, 2.0]])
+def test_max_at_k_is_the_mean_over_all_subsets(rewards):
+    metrics, _ = summarise([sample(False, total=one) for one in rewards], 4, 8, ks=[1, 3, 4])
+    assert {name for name in metrics if "@" in name} == {f"{kind}@{k}" for kind in ("pass", "max") for k in (1, 3, 4)}
+    for k in (1, 3, 4):
+        subsets = list(itertools.combinations(rewards, k))
+        assert metrics[f"max@{k}"] == pytest.approx(sum(map(max, subsets)) / len(subsets)), k
+
+
+def test_intervals_are_those_of_scipy():
+    """Rows are resampled whole: success of a row's samples hangs together. scipy's bootstrap draws its own resamples,
+    so that ends agree up to the noise of 2,000 of them."""
+    rng = np.random.default_rng(3)
+    success_P_G = rng.random((60, 4)) < rng.beta(0.4, 0.6, size=(60, 1))
+    reward_P_G = rng.normal(size=(60, 4)) + 3 * success_P_G
+    samples = [sample(bool(s), total=float(r)) for s, r in zip(success_P_G.flat, reward_P_G.flat, strict=True)]
+    metrics, intervals = summarise(samples, 4, 8)
+    per_row = {"success": success_P_G.mean(1), "reward": reward_P_G.mean(1), "pass@4": success_P_G.any(1),
+               "max@4": reward_P_G.max(1)}  # fmt: skip
+    for name, values in per_row.items():
+        found = stats.bootstrap((values.astype(float),), np.mean, n_resamples=2000, method="percentile", rng=1)
+        width = found.confidence_interval.high - found.confidence_interval.low
+        assert intervals[name] == pytest.approx(list(found.confidence_interval), abs=0.08 * width), name
+        assert intervals[name][0] < metrics[name] < intervals[name][1]
+    alone = (success_P_G.mean() * (1 - success_P_G.mean()) / 240) ** 0.5
+    assert intervals["success"][1] - intervals["success"][0] > 1.3 * 3.92 * alone, "samples of a row were torn apart"
+
+
+def test_different_answers_are_counted_by_the_tasks_own_form():
+    texts = [("a b c d", "1"), ("a b c d", "2"), (" a  b c d", "1"), ("e", "3")]
+    samples = [sample(True) for _ in texts]
+    for one, (text, form) in zip(samples, texts, strict=True):
+        one.completion, one.form = text, form
+    samples[3].score["valid"] = False
+    metrics, _ = summarise(samples, 4, 8)
+    assert metrics["distinct_answers"] == 2 / 4  # 1 and 2; 3 is not valid
+    assert metrics["distinct_ngrams"] == 3 / 7  # abc and bcd three times each, and e
+
+
+def test_equal_structures_of_bricks_are_one_answer():
+    task, row = get_task("brick"), {"world": 8}
+    assert task.canonical(row, "2x4 (0,0,0)\n2x4 (0,0,1)\n") == task.canonical(row, "2x4 (0,0,1)\n2x4 (0,0,0)")
+    assert task.canonical(row, "2x4 (0,0,0)\n") != task.canonical(row, "2x4 (0,0,1)\n")
+    assert task.canonical(row, "2x4 (0,0,0)\nwell") == "2x4 (0,0,0)\nwell"
+
+
+def chat_rows():
+    return [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+
+
+def run(model, tokenizer, rows=ROWS, **options):
+    with RewardExecutor(TASK) as executor:
+        options = {"max_completion_length": 5, "num_samples": 4, **options}
+        return evaluate("a name", model, tokenizer, TASK, rows, executor=executor, **options)
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_path):
+    return AutoModelForCausalLM.from_pretrained(tiny_path), load_tokenizer(tiny_path)
+
+
+def test_the_random_state_outside_is_left_alone(loaded):
+    model, tokenizer = loaded
+    model.train()
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    first = run(model, tokenizer, seed=1)
+    assert torch.equal(torch.rand(3), wanted) and model.training
+    torch.rand(7)
+    assert [s.completion for s in run(model, tokenizer, seed=1).samples] == [s.completion for s in first.samples]
+    assert [s.completion for s in run(model, tokenizer, seed=2).samples] != [s.completion for s in first.samples]
+
+
+class StopsAfter:
+    """An executor that is interrupted when it is given its n-th batch."""
+
+    def __init__(self, executor, batches):
+        self.executor, self.left = executor, batches
+
+    def submit(self, *args):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.executor.submit(*args)
+
+
+def test_an_evaluation_goes_on_where_it_was_stopped(loaded, tmp_path):
+    """24 samples in batches of 5: two batches are kept, and the line that was being written is not."""
+    model, tokenizer = loaded
+    options = {"max_completion_length": 5, "num_samples": 4, "batch_size": 5, "seed": 3}
+    file, settings = tmp_path / "kept" / "samples.jsonl", {"seed": 3}
+    with RewardExecutor(TASK) as executor:
+        whole = evaluate("a", model, tokenizer, TASK, ROWS, executor=executor, **options)
+        for stop in (3, 1):
+            with pytest.raises(KeyboardInterrupt):
+                evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, stop),
+                         kept=KeptSamples(file, settings), **options)  # fmt: skip
+            assert len(file.read_text().splitlines()) == 10
+            file.write_text(file.read_text() + '{"row": {"prompt"')
+        counted = StopsAfter(executor, 99)
+        again = evaluate(
+            "a", model, tokenizer, TASK, ROWS, executor=counted, kept=KeptSamples(file, settings), **options
+        )
+        assert counted.left == 96 and again.samples == whole.samples
+        drop = ("seconds",)
+        assert {k: v for k, v in again.metrics.items() if k not in drop} == {
+            k: v for k, v in whole.metrics.items() if k not in drop
+        }
+        evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0), kept=KeptSamples(file, settings),
+                 **options)  # fmt: skip
+        with pytest.raises(KeyboardInterrupt):  # other settings: nothing that is there is taken
+            evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0),
+                     kept=KeptSamples(file, {"seed": 4}), **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'{"row": {}, "unheard_of": 1}', b"\xff\xfe"])
+def test_samples_that_cannot_be_read_are_made_again(tmp_path, line):
+    file = tmp_path / "samples.jsonl"
+    file.write_bytes(line + b"\n")
+    assert KeptSamples(file, {}).read() == ([], 0.0) and file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("rows", [ROWS, chat_rows()], ids=["text", "chat"])
+def test_each_row_is_sampled_and_scored(loaded, rows):
+    result = run(*loaded, rows=rows, batch_size=5)
+    assert [s.row["prompt"] for s in result.samples] == [row["prompt"] for row in rows for _ in range(4)]
+    for one in result.samples:
+        assert one.score == TASK.score(one.row, one.completion).as_dict()
+        assert one.reason == one.score["reason"] and 1 <= one.tokens <= 5
+        assert "<eos>" not in one.completion and "<pad>" not in one.completion
+    assert result.metrics["success"] == pytest.approx(sum(s.score["success"] for s in result.samples) / 24)
+
+
+def test_temperature_zero_is_greedy(loaded):
+    model, tokenizer = loaded
+    result = run(model, tokenizer, temperature=0, batch_size=7)
+    for place, row in enumerate(ROWS):
+        ids = tokenizer(row["prompt"])["input_ids"]
+        for _ in range(5):
+            with torch.no_grad():
+                ids = [*ids, model(torch.tensor([ids])).logits[0, -1].argmax().item()]
+            if ids[-1] == tokenizer.eos_token_id:
+                break
+        written = tokenizer.decode(ids[len(tokenizer(row["prompt"])["input_ids"]) :], skip_special_tokens=True)
+        assert {s.completion for s in result.samples[4 * place : 4 * place + 4]} == {written}
+
+
+def test_a_constrained_evaluation_is_always_valid(loaded):
+    model, tokenizer = loaded
+    assert run(model, tokenizer).metrics["valid"] < 1
+    result = run(model, tokenizer, constraint=TASK.constraint(tokenizer))
+    assert result.metrics["valid"] == 1 and result.metrics["cut_off"] == 0
+    assert all(1 <= len(s.completion) <= 3 and set(s.completion) <= set(LETTERS) for s in result.samples)
+
+
+def test_an_evaluation_goes_through_json_and_into_a_table_and_a_report(loaded, tmp_path):
+    first = run(*loaded)
+    again = Evaluation.from_dict(json.loads(json.dumps(first.as_dict())))
+    assert again == first
+    again.name = "a much longer name"
+    text = table([first, again])
+    assert all(len(line) == len(text.splitlines()[0]) for line in text.splitlines())
+    assert text.splitlines()[0].split("  ")[-1] == "a much longer name" and "unscored" not in text
+    head, rule, success, *_ = table([first, again], markdown=True).splitlines()
+    assert head.count("|") == rule.count("|") == success.count("|") == 4 and rule.startswith("|---|---:|")
+    low, high = first.intervals["success"]
+    assert f"| {first.metrics['success']:.3f} [{low:.3f}, {high:.3f}] |" in success
+    results = {"evaluations": [first.as_dict(), again.as_dict()]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    page = write_report(tmp_path, TASK).read_text()
+    assert page.count("<div class=pair>") == len(ROWS) and f"{first.metrics['success']:.3f}" in page
+    (tmp_path / "results.json").unlink()
+    assert "No evaluation" in write_report(tmp_path, TASK).read_text()

@@ -1,0 +1,93 @@
+"""Several processes (gloo) share an evaluation, and its samples are those of a single process, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_train import results, words
+from tests.evaluation.test_evaluate import ROWS, TASK
+from tests.support.training import launch
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
+from trl_grpo_tasks.models.loading import load_model, load_tokenizer
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+
+OPTIONS = {"num_samples": 4, "max_completion_length": 5, "batch_size": 5, "seed": 3}
+
+# 24 samples in batches of 5, then the 14 that are not among the kept ones.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from accelerate import PartialState
+from tests.evaluation.test_evaluate_distributed import evaluated
+model, folder = json.loads(sys.argv[1])
+state = PartialState(cpu=True)
+for name, kept in (("anew", None), ("kept", folder + "/samples.jsonl")):
+    evaluation, written = evaluated(model, kept)
+    Path(folder, f"{name}-{state.process_index}.json").write_text(json.dumps([evaluation.as_dict(), written]))
+"""
+
+RUN = """
+import json, sys
+from pathlib import Path
+from trl_grpo_tasks import run
+from trl_grpo_tasks.evaluation.sampler import Writer
+words, folder = json.loads(sys.argv[1])
+write, written = Writer.write, []
+def counted(self, rows, editor=None):
+    written.append(len(rows))
+    return write(self, rows, editor)
+Writer.write = counted
+code = run.main(words)
+from accelerate import PartialState
+Path(folder, f"written-{PartialState().process_index}.json").write_text(json.dumps(written))
+sys.exit(code)
+"""
+
+
+def evaluated(model_path, kept=None):
+    """An evaluation of the toy task, and how many completions this process scored."""
+    written = []
+
+    class Counting(RewardExecutor):
+        def submit(self, rows, completions):
+            written.append(len(completions))
+            return super().submit(rows, completions)
+
+    model, tokenizer = load_model(model_path), load_tokenizer(model_path)
+    with Counting(TASK) as executor:
+        kept = None if kept is None else KeptSamples(Path(kept), {"seed": 3})
+        return evaluate("a", model, tokenizer, TASK, ROWS, executor=executor, kept=kept, **OPTIONS), sum(written)
+
+
+def timeless(evaluation):
+    return evaluation | {"metrics": {k: v for k, v in evaluation["metrics"].items() if k != "seconds"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, processes):
+    file = tmp_path / "samples.jsonl"
+    whole, written = evaluated(tiny_path, file)
+    assert written == 24
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:10]))  # two batches of a single process, which several now go on from
+    launch(SCRIPT, processes, [tiny_path, str(tmp_path)], tmp_path / "launched")
+    for name, total in (("anew", 24), ("kept", 14)):
+        done = [json.loads((tmp_path / f"{name}-{i}.json").read_text()) for i in range(processes)]
+        assert sum(count for _, count in done) == total and all(4 <= count < total for _, count in done)
+        for evaluation, _ in done:
+            assert timeless(evaluation) == timeless(json.loads(json.dumps(whole.as_dict())))
+    assert len(file.read_text().splitlines()) == 24
+
+
+@pytest.mark.slow
+def test_the_eval_command_shares_the_rows(tmp_path):
+    """160 samples in batches of 64 of an untrained model, which both folders have the same of."""
+    options = {"eval_rows": 40, "eval_samples": 4, "eval_only": True}
+    assert run.main(words(tmp_path / "one", **options)) == 0
+    launch(RUN, 2, [words(tmp_path / "two", **options), str(tmp_path)], tmp_path / "launched")
+    assert [json.loads((tmp_path / f"written-{i}.json").read_text()) for i in range(2)] == [[64, 32], [64]]
+    one, two = (results(tmp_path / name, "evaluation.json")["model"] for name in ("one", "two"))
+    assert timeless(one) == timeless(two)

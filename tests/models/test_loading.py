@@ -1,0 +1,286 @@
+"""Models from nothing, from folders and from GGUF files, and the cold start."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.gguf_file import write_gguf
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.constraints.vocabulary import Vocabulary
+from trl_grpo_tasks.evaluation.evaluate import evaluate
+from trl_grpo_tasks.models.loading import end_of_answer, load_tokenizer, prepare_model
+from trl_grpo_tasks.models.precision import is_bf16_fast
+from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import Task, TinySpec
+from trl_grpo_tasks.training.cold_start import cold_start, gold_dataset
+
+TOKENS = [*"abcrik", "ab", "abc", " ", "  ", "brick", ".", "*", "(", "é", "\\", "\U0001f9f1"]
+TOKENIZER = make_tokenizer(TOKENS, context=32)
+
+
+# ---- the tokenizer of a tiny model
+
+
+def longest_matches(text: str) -> list[str]:
+    """What the tokenizer promises, said slowly."""
+    pieces = []
+    while text:
+        pieces.append(max((token for token in [*TOKENS, "\n"] if text.startswith(token)), key=len))
+        text = text[len(pieces[-1]) :]
+    return pieces
+
+
+@given(st.lists(st.sampled_from([*TOKENS, "\n"]), max_size=30).map("".join))
+@settings(max_examples=200, deadline=None)
+def test_text_over_its_tokens_comes_back_exactly(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.convert_ids_to_tokens(ids) == longest_matches(text)
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.decode([*ids, TOKENIZER.eos_token_id], skip_special_tokens=True) == text
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_what_it_cannot_spell_is_unknown_and_nothing_worse(text):
+    ids = TOKENIZER.encode(text)
+    assert all(0 <= i < len(TOKENIZER) for i in ids)
+    known = "".join(token for token in TOKENIZER.convert_ids_to_tokens(ids) if token != "<unk>")
+    assert len(known) <= len(text)
+
+
+def test_unknown_characters_stand_where_they_were():
+    ids = TOKENIZER.encode("a??b")
+    assert ids[0] == TOKENIZER.convert_tokens_to_ids("a") and ids[-1] == TOKENIZER.convert_tokens_to_ids("b")
+    assert set(ids[1:-1]) == {TOKENIZER.unk_token_id}
+
+
+@pytest.mark.parametrize("tokens", [["a", ""], ["a", "<eos>"], ["<pad>"]])
+def test_tokens_that_cannot_be(tokens):
+    with pytest.raises(ValueError, match="must not be empty or one of"):
+        make_tokenizer(tokens, 8)
+
+
+def test_the_tokenizer_is_the_same_after_saving(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("abcab  brick.*(é\\", "a? b", ""):
+        assert again.encode(text) == TOKENIZER.encode(text)
+        assert again.decode(again.encode(text)) == TOKENIZER.decode(TOKENIZER.encode(text))
+    assert (again.padding_side, again.model_max_length, again.get_vocab()) == ("left", 32, TOKENIZER.get_vocab())
+
+
+def test_the_chat_template_ends_answers():
+    question = [{"role": "user", "content": "ab"}]
+    answer = [{"role": "assistant", "content": "b"}]
+    asked = TOKENIZER.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
+    whole = TOKENIZER.apply_chat_template(question + answer, return_dict=True)["input_ids"]
+    assert whole[: len(asked)] == asked and TOKENIZER.decode(asked) == "ab\n"
+    assert whole[len(asked) :] == [TOKENIZER.convert_tokens_to_ids("b"), TOKENIZER.eos_token_id]
+
+
+def test_special_tokens_in_text_are_not_special_to_the_vocabulary():
+    assert len(TOKENIZER) == len(TOKENS) + 4  # pad, eos, unk, newline
+
+
+# ---- where models come from
+
+
+def test_tiny_is_made_once_and_again_when_it_would_differ(tmp_path):
+    folder = prepare_model(None, ToyTask(), tmp_path, seed=3)
+    weights = (Path(folder) / "model.safetensors").read_bytes()
+    assert prepare_model("tiny", ToyTask(), tmp_path, seed=3) == folder
+    assert (Path(folder) / "model.safetensors").read_bytes() == weights
+    prepare_model("tiny", ToyTask(), tmp_path, seed=4)
+    assert (Path(folder) / "model.safetensors").read_bytes() != weights
+    prepare_model("tiny", MyTask(), tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 64
+
+
+CHAT = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+
+
+def test_answers_end_as_the_chat_template_ends_them(tmp_path):
+    """Base models, and some GGUF files, name another token than the one their chats end with."""
+    tokenizer = make_tokenizer(TOKENS, context=32)
+    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
+    tokenizer.chat_template = CHAT
+    tokenizer.eos_token = "<|start|>"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.eos_token == "<|end|>" and loaded.pad_token == tokenizer.pad_token
+    assert Vocabulary.of(loaded).eos == loaded.convert_tokens_to_ids("<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHAT, "<|end|>"),
+        (CHAT.replace("<|end|>", " <|end|>|"), "<|end|>"),
+        (CHAT.replace("<|end|>", ""), None),
+        ("{{ raise_exception('roles must alternate') }}", None),
+        (None, None),
+    ],
+)
+def test_what_a_chat_template_ends_an_answer_with(template, end):
+    tokenizer = make_tokenizer(TOKENS, context=32)
+    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
+    tokenizer.chat_template = template
+    assert end_of_answer(tokenizer) == end
+
+
+def test_half_made_models_are_made_again(tmp_path):
+    folder = Path(prepare_model(None, ToyTask(), tmp_path))
+    (folder / "made_from.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"half")
+    prepare_model(None, ToyTask(), tmp_path)
+    AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_models_that_are_not_there(tmp_path):
+    class Large(Task):
+        name = "large"
+
+    for name in ("./none", "/none/such", "~/none/such", "a/b/c"):
+        with pytest.raises(ValueError, match="does not exist; give a folder"):
+            prepare_model(name, ToyTask(), tmp_path)
+    with pytest.raises(ValueError, match=r"holds neither config[.]json nor adapter_config[.]json"):
+        prepare_model(str(tmp_path), ToyTask(), tmp_path)
+    with pytest.raises(ValueError, match=r"model file 'none.gguf' does not exist"):
+        prepare_model("none.gguf", ToyTask(), tmp_path)
+    with pytest.raises(ValueError, match="has no embedded tiny model; give --model_name_or_path"):
+        prepare_model(None, Large(), tmp_path)
+    assert prepare_model("owner/name", ToyTask(), tmp_path) == "owner/name"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gguf_file_becomes_a_folder_with_the_same_logits(tmp_path):
+    write_gguf(tmp_path / "small.gguf")
+    folder = prepare_model(str(tmp_path / "small.gguf"), ToyTask(), tmp_path / "run")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
+    direct = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32)
+    text = "abcd é a ab"
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[0]) == text and tokenizer.tokenize("abcd a") == ["abcd", "Ġa"]
+    assert torch.equal(model(ids).logits, direct(ids).logits) and model(ids).logits.std() > 0.1
+    assert model.config._name_or_path == folder, "TRL loads the reference model from there"
+    assert (tokenizer.eos_token_id, tokenizer.pad_token) == (260, "<|endoftext|>") and tokenizer.chat_template
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    write_gguf(tmp_path / "other.gguf", seed=1)
+    prepare_model(str(tmp_path / "other.gguf"), ToyTask(), tmp_path / "run")
+    assert not torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model(ids).logits)
+
+
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tmp_path, tiny_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": tiny_path}))
+    assert load_tokenizer(str(tmp_path)).get_vocab() == load_tokenizer(tiny_path).get_vocab()
+
+
+def test_bf16_is_not_for_cpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not is_bf16_fast()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, fast in (((7, 5), False), ((8, 0), True), ((9, 0), True)):  # T4, A100, H100
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert is_bf16_fast() is fast
+
+
+# ---- cold start
+
+SETTINGS = {"bf16": False, "use_cpu": True, "dataloader_pin_memory": False, "gradient_checkpointing": False, "seed": 0}
+
+
+def success_of(folder, task, rows):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
+    with RewardExecutor(task) as executor:
+        return evaluate("", model, tokenizer, task, rows, executor=executor, max_completion_length=6).metrics
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
+def test_the_cold_start_teaches_the_answers_and_to_end_them(tmp_path, chat, capsys):
+    task = ToyTask()
+    rows = task.dataset("train", None, 0)
+    if chat:
+        rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    save_tiny(TinySpec(task.tiny().tokens, hidden_size=32, layers=1, heads=2, context=64), tmp_path / "base", seed=1)
+    before = success_of(tmp_path / "base", task, rows)
+    options = {"steps": 40, "learning_rate": 1e-2, "batch_size": 12, **SETTINGS}
+    folder = cold_start(str(tmp_path / "base"), task, rows, tmp_path / "cold", **options)
+    lines = capsys.readouterr().out.splitlines()
+    losses = [float(line.split("loss ")[1].split()[0]) for line in lines if line.startswith("cold start")]
+    after = success_of(folder, task, rows)
+    assert losses[-1] < 0.3 * losses[0]
+    assert before["success"] < 0.5 and after["success"] > 0.9
+    assert after["tokens"] == pytest.approx(2, abs=0.2) and after["cut_off"] == 0, "a letter and the end"
+    weights = (Path(folder) / "model.safetensors").read_bytes()
+    assert cold_start(str(tmp_path / "base"), task, rows, folder, **options) == folder
+    assert (Path(folder) / "model.safetensors").read_bytes() == weights and not capsys.readouterr().out
+    cold_start(str(tmp_path / "base"), task, rows, folder, **(options | {"steps": 2}))
+    assert (Path(folder) / "model.safetensors").read_bytes() != weights, "made in another way, it is made again"
+
+
+def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
+    from trl import SFTConfig, SFTTrainer
+
+    task = ToyTask()
+    rows = task.dataset("train", 4, 0)
+    args = SFTConfig(output_dir=str(tmp_path), report_to="none", per_device_train_batch_size=4, **SETTINGS)
+    trainer = SFTTrainer(tiny_path, args=args, train_dataset=gold_dataset(task, rows))
+    batch = next(iter(trainer.get_train_dataloader()))
+    tokenizer = trainer.processing_class
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        counted = ids[labels != -100].tolist()
+        assert len(counted) == 2 and counted[-1] == tokenizer.eos_token_id
+        prompt = ids[(labels == -100) & (ids != tokenizer.pad_token_id)].tolist()
+        assert tokenizer.decode(prompt)[0] == tokenizer.decode(counted[:1]), "the letter of the prompt is the answer"
+        assert labels[labels != -100].tolist() == counted
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_the_trainer_saves_a_cold_start(tiny_path, tmp_path, monkeypatch, peft):
+    """A process may hold a part of the weights: what is saved is what the trainer gathers, not what this model has."""
+    from peft import LoraConfig
+    from transformers import Trainer
+
+    task, save = ToyTask(), Trainer.save_model
+
+    def save_gathered(trainer, *args, **kwargs):
+        for p in trainer.model.parameters():
+            p.data.add_(1.0 if p.requires_grad else 0.0)
+        save(trainer, *args, **kwargs)
+        for p in trainer.model.parameters():  # as if this process had not even these
+            p.data.zero_()
+
+    monkeypatch.setattr(Trainer, "save_model", save_gathered)
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM") if peft else None
+    folder = cold_start(tiny_path, task, task.dataset("train", None, 0), tmp_path / "cold", peft_config=config,
+                        steps=1, learning_rate=1e-9, batch_size=6, **SETTINGS)  # fmt: skip
+    saved, base = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, tiny_path))
+    for name, value in base.items():
+        moved = saved[name] - value
+        if not peft:
+            assert torch.allclose(moved, torch.ones_like(moved), atol=1e-5), name
+        else:
+            assert bool(moved.abs().max() > 0.1) == ("q_proj" in name), name
+
+
+def test_a_cold_start_with_an_adapter_is_merged(tiny_path, tmp_path):
+    from peft import LoraConfig
+
+    task = ToyTask()
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    folder = cold_start(tiny_path, task, task.dataset("train", None, 0), tmp_path / "cold", peft_config=config,
+                        steps=4, learning_rate=1e-2, batch_size=6, **SETTINGS)  # fmt: skip
+    merged, base = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(tiny_path)
+    assert not list(Path(folder).rglob("adapter*")) and not (Path(folder) / "training_args.bin").exists()
+    assert merged.state_dict().keys() == base.state_dict().keys()
+    moved = [name for name, value in merged.state_dict().items() if not value.equal(base.state_dict()[name])]
+    assert any("q_proj" in name for name in moved) and not any("embed" in name for name in moved)

@@ -1,0 +1,288 @@
+"""Masked language models as policies: exact against a dense float64 computation, and trained like causal ones."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig
+
+from tests.support.toy_fill import LETTERS, MASK, FillTask
+from tests.support.training import parameters, toy_trainer
+from trl_grpo_tasks.constraints.filters import SamplingFilters
+from trl_grpo_tasks.constraints.table import MaskTable, padded
+from trl_grpo_tasks.models.loading import check_policy, load_model, load_tokenizer
+from trl_grpo_tasks.models.masked_policy import MaskedPolicy
+
+FIRST_LETTER = 5  # ids 0 to 4 are special tokens
+
+
+@pytest.fixture(scope="session")
+def bert(bert_path):
+    """Its tokenizer and the model in float64, twice: to be scored with, and to be asked by the oracle."""
+    models = [load_model(bert_path, policy="masked").double().eval() for _ in range(2)]
+    return load_tokenizer(bert_path), *models
+
+
+def fill_trainer(path, output_dir, **options):
+    return toy_trainer(path, output_dir, task=FillTask(), **options)
+
+
+def rollout_of(trainer, prompt, fills):
+    """What TRL hands to the loss for these fills of a prompt; the prompt is padded on the left, as TRL does it."""
+    pad = trainer._tokenizer.pad_token_id
+    ids = trainer._tokenizer(prompt)["input_ids"]
+    batch, width = len(fills), max(map(len, fills)) + 1
+    return {
+        "prompt_ids": torch.tensor([[pad, pad, *ids]] * batch),
+        "prompt_mask": torch.tensor([[0, 0, *[1] * len(ids)]] * batch),
+        "completion_ids": torch.tensor([[*fill, *[pad] * (width - len(fill))] for fill in fills]),
+        "completion_mask": torch.tensor([[1] * len(fill) + [0] * (width - len(fill)) for fill in fills]),
+    }
+
+
+def scored(trainer, rollout, **more):
+    return trainer._get_per_token_logps_and_entropies(
+        trainer.model,
+        torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], 1),
+        torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], 1),
+        rollout["completion_ids"].shape[1],
+        compute_entropy=True,
+        **more,
+    )
+
+
+def dense_logps(model, ids, temperature):
+    """The oracle: log-probs of the letters at each mask, by a softmax over them alone."""
+    logits = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits
+    gaps = [place for place, token in enumerate(ids) if token == 4]
+    return (logits[0, gaps].double()[:, FIRST_LETTER : FIRST_LETTER + 5] / temperature).log_softmax(-1)
+
+
+def test_the_policy_and_its_expected_update_are_exact(bert_path, tmp_path):
+    """Three masks, five letters: the 125 fills have probabilities that sum to 1, log-probs and entropies are those of
+    a dense softmax in float64, and over all of them the loss's gradient is that of the expected reward."""
+    trainer = fill_trainer(
+        bert_path, tmp_path, temperature=0.8, loss_type="dr_grpo", max_completion_length=4, num_generations=8
+    )
+    model = trainer.model.double()
+    row = json.loads(trainer.train_dataset[1]["row"])
+    fills = [list(f) for f in itertools.product(range(FIRST_LETTER, FIRST_LETTER + 5), repeat=3)]
+    rollout = rollout_of(trainer, row["prompt"], fills)
+    logps, entropies, _ = scored(trainer, rollout)
+    assert logps.dtype == torch.float64 and not logps[:, 3].any()
+    dense = dense_logps(model, trainer._tokenizer(row["prompt"])["input_ids"], 0.8)
+    expected = torch.stack([dense[range(3), [i - FIRST_LETTER for i in fill]] for fill in fills])
+    torch.testing.assert_close(logps[:, :3], expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(entropies[0, :3], -(dense.exp() * dense).sum(1), atol=1e-12, rtol=0)
+    probabilities = logps.sum(1).exp()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)
+
+    task, letters = FillTask(), ["".join(LETTERS[i - FIRST_LETTER] for i in fill) for fill in fills]
+    rewards = torch.tensor([task.score(row, text).total for text in letters], dtype=torch.float64)
+    names, weights = zip(*model.named_parameters(), strict=True)
+    exact = torch.autograd.grad((expected.sum(1).exp() * rewards).sum(), weights, allow_unused=True)
+    # The loss is a mean over 125 x max_completion_length tokens; each fill weighs its probability times its reward.
+    rollout["advantages"] = (probabilities.detach() * rewards) * len(fills) * 4
+    trainer.current_gradient_accumulation_steps = 1
+    model.train()
+    model.zero_grad()
+    trainer._compute_loss(model, rollout | {"num_items_in_batch": torch.tensor(500)}).backward()
+    for name, weight, gradient in zip(names, weights, exact, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(-weight.grad, gradient, atol=1e-10, rtol=1e-8, msg=name)
+    # Special tokens, and outputs that belong to no token, are no part of the policy: no gradient at all.
+    bias = model.cls.predictions.bias.grad
+    assert not bias[:FIRST_LETTER].any() and not bias[FIRST_LETTER + 5 :].any() and bias[FIRST_LETTER:10].all()
+
+
+def test_entropy_has_the_gradient_of_the_policys_entropy(bert_path, tmp_path):
+    trainer = fill_trainer(bert_path, tmp_path, temperature=0.8)
+    model = trainer.model.double()
+    prompt = f"{MASK} b {MASK}"
+    _, entropies, _ = scored(trainer, rollout_of(trainer, prompt, [[5, 6], [9, 7]]))
+    dense = dense_logps(model, trainer._tokenizer(prompt)["input_ids"], 0.8)
+    bias = model.cls.predictions.bias
+    (ours,) = torch.autograd.grad(entropies[0].sum(), bias, retain_graph=True)
+    (oracle,) = torch.autograd.grad(-(dense.exp() * dense).sum(), bias)
+    torch.testing.assert_close(ours, oracle, atol=1e-12, rtol=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    texts=st.lists(st.text(alphabet="abcde_", min_size=1, max_size=8).filter(lambda t: "_" in t), min_size=1),
+    temperature=st.floats(0.3, 2.0),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+)
+def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p):
+    """Whatever the texts (all masked, masks at the ends, of different lengths) and the settings: scoring gives the
+    log-probs of the distribution that was sampled from, which is one over the nucleus."""
+    tokenizer, model, oracle = bert
+    model.forward = type(model).forward.__get__(model)  # as it was before other policies were added to it
+    policy = MaskedPolicy(tokenizer, model.config, temperature, SamplingFilters(top_p=top_p))
+    prompts = [" ".join(text).replace("_", MASK) for text in texts]
+    torch.manual_seed(0)
+    prompt_ids = policy.prompt_ids(prompts)
+    table = MaskTable(model.config.vocab_size)
+    fills = policy.fill(model, prompt_ids, table)
+    policy.add_to(model)
+    width, pad = max(map(len, prompt_ids)), tokenizer.pad_token_id
+    length = max(map(len, fills.ids))
+    rows = [
+        [pad] * (width - len(p)) + p + f + [pad] * (length - len(f))
+        for p, f in zip(prompt_ids, fills.ids, strict=True)
+    ]
+    attended = [
+        [0] * (width - len(p)) + [1] * len(p + f) + [0] * (length - len(f))
+        for p, f in zip(prompt_ids, fills.ids, strict=True)
+    ]
+    ids, attended = torch.tensor(rows), torch.tensor(attended)
+    labels = ids.masked_fill(attended == 0, -100)
+    labels[:, :width] = -100
+    with policy.masks(padded(fills.masks), table):
+        output = model(input_ids=ids, attention_mask=attended, labels=labels, fused_lm_head=True)
+    for number, (prompt, fill) in enumerate(zip(prompt_ids, fills.ids, strict=True)):
+        dense = dense_logps(oracle, prompt, temperature).detach()
+        if top_p < 1:
+            for gap in dense:
+                order = gap.argsort(descending=True)
+                kept, mass = [], 0.0
+                while mass < top_p:
+                    kept.append(order[len(kept)].item())
+                    mass += gap[kept[-1]].exp().item()
+                gap[[i not in kept for i in range(5)]] = -torch.inf
+            dense = dense.log_softmax(1)
+        wanted = dense[range(len(fill)), [i - FIRST_LETTER for i in fill]]
+        got = output.log_probs[number, width : width + len(fill)]
+        torch.testing.assert_close(got, wanted, atol=1e-9, rtol=0)
+        torch.testing.assert_close(torch.tensor(fills.logps[number]), wanted, check_dtype=False, atol=1e-5, rtol=0)
+
+
+def test_fills_follow_the_distribution(bert_path):
+    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
+    ids = tokenizer(f"a {MASK} c")["input_ids"]
+    torch.manual_seed(3)
+    fills = MaskedPolicy(tokenizer, model.config, 0.8).fill(model, [ids] * 20000).ids
+    drawn = torch.bincount(torch.tensor(fills).flatten(), minlength=10)[5:10] / 20000
+    torch.testing.assert_close(drawn.double(), dense_logps(model, ids, 0.8).exp()[0], atol=0.015, rtol=0)
+    greedy = MaskedPolicy(tokenizer, model.config, 0).fill(model, [ids] * 3).ids
+    assert greedy == [[5 + int(dense_logps(model, ids, 1.0)[0].argmax())]] * 3
+
+
+def test_positions_do_not_depend_on_what_else_is_in_the_batch(bert_path):
+    """BERT counts positions from the left end of a row: a prompt padded on the left would be another prompt."""
+    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
+    policy = MaskedPolicy(tokenizer, model.config, 0)
+    short, long = policy.prompt_ids([f"a {MASK} c", f"b {MASK} d d d {MASK} a"])
+    together = policy.fill(model, [short, long]).ids
+    assert together == [policy.fill(model, [short]).ids[0], policy.fill(model, [long]).ids[0]]
+
+
+def test_what_cannot_be_filled_is_said(bert_path, tmp_path):
+    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked")
+    policy = MaskedPolicy(tokenizer, model.config)
+    with pytest.raises(ValueError, match=r"19 tokens is longer than the model's context of 16"):
+        policy.prompt_ids([" ".join(["a"] * 16 + [MASK])])
+    with pytest.raises(ValueError, match=r"no mask token '\[MASK\]', so there is nothing to fill"):
+        policy.prompt_ids(["a b c"])
+    with pytest.raises(ValueError, match="fills texts"):
+        policy.prompt_ids([[{"role": "user", "content": "a"}]])
+    assert policy.fill(model, policy.prompt_ids([f"z {MASK} é"])).ids[0][0] >= FIRST_LETTER, "unknown characters"
+    for options, words in (
+        ({"constrain": True}, "constrain=True"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fill_trainer(bert_path, tmp_path, **options)
+
+
+def test_models_of_the_wrong_kind_are_refused(bert_path, tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="LlamaForCausalLM is no masked language model"):
+        fill_trainer(tiny_path, tmp_path)
+    with pytest.raises(ValueError, match=r"wants a masked language model .* is LlamaForCausalLM"):
+        check_policy(tiny_path, "masked")
+    with pytest.raises(ValueError, match=r"wants a causal language model, and .* is BertForMaskedLM"):
+        check_policy(bert_path, "causal")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beta": 0.1, "num_iterations": 2, "top_p": 0.9},
+        {"beta": 0.1, "reference_mode": "ema", "ema_alpha": 0.5},
+        {"beta": 0.1, "reference_mode": "periodic", "reference_update_freq": 2, "replay_size": 4, "curriculum": True},
+        {"beta": 0.1, "peft": True},
+        {"beta": 0.1, "peft": True, "reference_mode": "ema"},
+    ],
+    ids=["two iterations, top_p", "ema", "periodic, replay, curriculum", "lora", "lora, ema"],
+)
+def test_it_learns_like_a_causal_model(bert_path, tmp_path, options):
+    if options.pop("peft", False):
+        options["peft_config"] = LoraConfig(r=4, target_modules=["query", "value", "dense"], task_type="CAUSAL_LM")
+    trainer = fill_trainer(
+        bert_path,
+        tmp_path,
+        max_steps=30,
+        temperature=1.0,
+        per_device_train_batch_size=48,
+        num_generations=8,
+        learning_rate=3e-2 if "peft_config" in options else 1e-2,
+        **options,
+    )
+    before = parameters(trainer)
+    trainer.train()
+    logs = [line for line in trainer.state.log_history if "reward" in line]
+    assert logs[-1]["reward"] > logs[0]["reward"] + 0.2
+    assert logs[0]["kl"] == pytest.approx(0, abs=1e-6) and any(line["kl"] > 1e-4 for line in logs)
+    assert 0 < logs[0]["entropy"] < torch.log(torch.tensor(5.0)) and logs[0]["completions/clipped_ratio"] == 0
+    assert all(line["kl_penalty"] == pytest.approx(0.1 * line["kl"], rel=1e-4, abs=1e-9) for line in logs)
+    assert all(line["logp_mean"] < 0 and abs(line["advantage_mean"]) < 1e-3 for line in logs)
+    moved = [name for name, p in trainer.model.named_parameters() if not p.equal(before[name])]
+    assert moved and ("peft_config" not in options or all("lora" in name for name in moved))
+    if "peft_config" not in options and options.get("reference_mode") is None:
+        assert all(p.equal(before[n]) for n, p in trainer.ref_model.named_parameters()), "a static reference moved"
+
+
+def test_the_logged_parts_of_the_loss_are_those_of_a_first_step(bert_path, tmp_path):
+    """In the first step of a rollout ratios are 1 and the KL divergence is 0: the policy loss is minus the mean
+    advantage over tokens, and that is the whole loss."""
+    trainer = fill_trainer(bert_path, tmp_path, max_steps=1, beta=0.1, num_generations=8, loss_type="dapo")
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["pg_loss"] == pytest.approx(logs["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_resumed_at_any_step_it_is_bit_for_bit_the_same(bert_path, tmp_path, peft):
+    options = {
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "beta": 0.1,
+        "num_iterations": 2,
+        "steps_per_generation": 2,
+        "gradient_accumulation_steps": 1,
+        "top_p": 0.9,
+        "reference_mode": "ema",
+    }
+
+    def make():
+        adapter = LoraConfig(r=2, target_modules=["query", "value"]) if peft else None
+        return fill_trainer(bert_path, tmp_path, **options, peft_config=adapter)
+
+    whole = make()
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    for step in (1, 2, 3, 5):
+        again = make()
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        for name, p in again.model.named_parameters():
+            assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
+        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+    again.save_model(str(tmp_path / "saved"))
+    loaded = load_model(str(tmp_path / "saved"), policy="masked")
+    ids = again._policy.prompt_ids([f"a {MASK} {MASK} e"])
+    greedy = MaskedPolicy(again._tokenizer, loaded.config, 0)
+    assert greedy.fill(loaded.eval(), ids).ids == greedy.fill(again.model.eval(), ids).ids

@@ -1,0 +1,158 @@
+"""The model card: a header the Hub can read, the numbers of the run, and a snippet that runs as it stands."""
+
+import itertools
+import json
+import re
+
+import pytest
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+from PIL import Image
+
+from tests.support.run_folders import BrokenTask, PngTask, before_and_after, evaluation, write_run
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.models.tiny import save_tiny
+from trl_grpo_tasks.report.card import write_card
+
+
+def load(path):
+    """The card, read back as the Hub's client does, with a header that goes through YAML unchanged."""
+    card = ModelCard.load(path)
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+    return card
+
+
+def settings_of(folder, **model):
+    path = folder / "settings.json"
+    settings = json.loads(path.read_text())
+    settings["model"] |= model
+    path.write_text(json.dumps(settings))
+
+
+def test_the_card_of_a_run_with_pictures(tmp_path):
+    folder = write_run(tmp_path / "run", evaluations=before_and_after())
+    settings_of(folder, name="Qwen/Qwen2.5-0.5B-Instruct")
+    card = load(write_card(folder, PngTask(), "user/letters"))
+    assert card.data.library_name == "transformers" and card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert {"trl", "grpo", "trl-grpo-tasks", "toy"} <= set(card.data.tags) and card.data.model_name == "letters"
+    metrics = json.loads((folder / "results.json").read_text())["evaluations"][1]["metrics"]
+    found = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert found["success"] == pytest.approx(metrics["success"], abs=1e-4) and "pass@4" in found
+    assert found.keys() == metrics.keys() - {"seconds", "unscored", "pass@1", "max@1"}
+    assert re.search(rf"\| success \| {1 / 8:.3f} \[0.000, 0.\d+\] \| {metrics['success']:.3f} \[", card.text)
+    assert "48 samples of 12 rows" in card.text and "under the task's constraint" in card.text
+    assert "](samples.png)" in card.text and Image.open(folder / "samples.png").size == (4 * 320, 2 * 320)
+    assert "`learning_rate` | `0.001`" in card.text and "are under its licence" in card.text
+    assert "train.py --task tests.support.toy" in card.text
+
+
+def test_samples_as_text_where_there_are_no_pictures(tmp_path):
+    card = load(write_card(write_run(tmp_path, evaluations=before_and_after()), ToyTask()))
+    assert "samples.png" not in card.text and not (tmp_path / "samples.png").exists()
+    assert card.text.count("~~~~text") == 6 and card.data.base_model is None
+    assert "no other model's licence applies" in card.text
+
+
+def test_one_evaluation_has_a_picture_with_one_line(tmp_path):
+    folder = write_run(tmp_path, evaluations=before_and_after()[:1])
+    assert "Held-out rows: of each row" in load(write_card(folder, PngTask())).text
+    assert Image.open(folder / "samples.png").size == (4 * 320, 320)
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_run_without_evaluation(tmp_path, steps):
+    card = load(write_card(write_run(tmp_path, steps=steps), ToyTask(), "user/letters"))
+    assert card.data.eval_results is None and "## Results" not in card.text and "## How to use it" in card.text
+
+
+def test_nothing_that_could_be_scored_and_a_task_that_cannot_draw(tmp_path):
+    made = before_and_after()
+    for one in made:
+        one.metrics = dict.fromkeys(one.metrics, float("nan"))
+        for sample in one.samples:
+            sample.score = None
+    card = load(write_card(write_run(tmp_path, evaluations=made), BrokenTask()))
+    assert card.data.eval_results is None and "nan" not in card.text.split()
+
+
+def test_what_a_model_writes_does_not_reach_the_header(tmp_path):
+    made = [evaluation("GRPO", ToyTask(), [("~~~~\n---\nlicense: mit\n# Oh", "a")] * 2)]
+    card = load(write_card(write_run(tmp_path, evaluations=made), ToyTask()))
+    assert card.data.license is None and "license: mit" in card.text
+
+
+# ---- how to use it
+
+
+def snippet(card):
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    return code
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_the_snippet_runs_for_whole_weights(tmp_path, capsys, kind):
+    task = ToyTask() if kind == "text" else MyTask()
+    folder = tmp_path / "model"
+    save_tiny(task.tiny(), folder, seed=1)
+    row = task.dataset("test", 1, 0)[0]
+    made = evaluation("GRPO", ToyTask(), [("a", "b")])
+    for sample in made.samples:
+        sample.row = row
+    write_run(folder, evaluations=[made])
+    code = snippet(load(write_card(folder, task, str(folder))))
+    assert ("apply_chat_template" in code) == (kind == "chat")
+    exec(code, {})
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = write_run(tmp_path / "adapter", evaluations=before_and_after())
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
+    card = load(write_card(folder, ToyTask(), str(folder)))
+    assert card.data.library_name == "peft" and card.data.base_model is None and "lora" in card.data.tags
+    assert "stands on a model that is not on the Hub" in card.text
+    exec(snippet(card), {})
+    assert capsys.readouterr().out.endswith("\n")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "org/base"}))
+    card = load(write_card(folder, ToyTask(), "user/letters"))
+    assert card.data.base_model == "org/base" and "An adapter for [org/base]" in card.text
+    assert "not on the Hub" not in card.text
+
+
+HOSTILE = "# Evil\n\n[click](http://evil.example) <img src=x onerror=alert(1)>\n\n| a | b |\n|---|---|\n"
+
+
+@pytest.mark.parametrize("fence", ["~~~~", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"])
+def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
+    """A reader of Markdown that is not ours finds no heading, link, image or HTML in what a model or a row says."""
+    made = before_and_after(count=3)
+    text = f"{fence}\n{HOSTILE}{fence}\n"
+    for sample in made[1].samples:
+        sample.row["prompt"], sample.completion = f"{HOSTILE} ``x`` {fence}", text
+        sample.reason, sample.score["success"] = f"*why* `` ``` {HOSTILE}", False
+    write_run(tmp_path, evaluations=made)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    settings["command"] += f" --system_prompt '{text}```\n# Evil'"
+    settings["training"]["component_weights"] = f"a`|b\n{HOSTILE}"
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    card = write_card(tmp_path, ToyTask()).read_text().split("---\n", 2)[2]
+    tokens = MarkdownIt("commonmark").enable("table").parse(card)
+    headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
+    assert headings == [tmp_path.name, "Results", "Samples", "How to use it", "Training", "Licence", "Citation"]
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {token.attrs["href"] for token in inline if token.type == "link_open"} == {
+        "https://github.com/huggingface/trl"
+    }
+    assert not [token for token in [*tokens, *inline] if token.type in ("html_block", "html_inline", "image")]
+    shown = [token.content for token in tokens if token.type == "fence" and token.info == "text"]
+    assert len(shown) == 6 and all(one == text.replace("\r\n", "\n") + "\n" for one in shown[1::2])
+    assert sum(token.type == "table_open" for token in tokens) == 2
+    reasons = [token.content for token in inline if token.type == "code_inline" and "*why*" in token.content]
+    assert reasons == [" ".join(f"*why* `` ``` {HOSTILE}".split())] * 3

@@ -1,0 +1,384 @@
+"""The report: what is on the page for every kind of run folder, within bounds; and what a browser makes of it."""
+
+import html.parser
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.run_folders import COMMAND, BrokenTask, PngTask, before_and_after, evaluation, png, write_run
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.report import page as report
+from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs
+from trl_grpo_tasks.report.page import write_report
+from trl_grpo_tasks.report.plots import chart, nice_ticks
+from trl_grpo_tasks.task import TASKS, get_task
+from trl_grpo_tasks.training import callbacks
+from trl_grpo_tasks.training.callbacks import LiveReport
+
+VOID = {"meta", "br", "img"}
+
+
+class Balance(html.parser.HTMLParser):
+    """Every element that is opened is closed, in order; what an HTML parser would otherwise put up with."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.text, self.tags = [], [], []
+        self.feed(page)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, text):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text.append(text)
+
+    def count(self, tag, kind=""):
+        return sum(t == tag and (not kind or kind in (a.get("class") or "").split()) for t, a in self.tags)
+
+
+def page_of(folder, task=None, **options):
+    page = write_report(folder, task or ToyTask(), **options).read_text()
+    parsed = Balance(page)
+    assert not re.search(r"https?://|@import|url\(|<link", page), "it must open without a network"
+    return page, parsed, " ".join(" ".join(parsed.text).split())
+
+
+def test_what_is_only_watched_stands_beside_the_reward(tmp_path):
+    class Watching(ToyTask):
+        watched = ("short",)
+
+    write_run(tmp_path, evaluations=before_and_after())
+    tile = r"<div class='tile main'><small>short, not trained on</small><b[^>]*>.*?&rarr; </span>[\d.]+</b>"
+    assert re.search(tile, page_of(tmp_path, Watching())[0])
+    assert "not trained on" not in page_of(tmp_path)[0]
+
+
+def test_a_finished_run(tmp_path):
+    folder = write_run(tmp_path / "run", evaluations=before_and_after())
+    page, parsed, text = page_of(folder)
+    first, last = (one["metrics"] for one in json.loads((folder / "results.json").read_text())["evaluations"])
+    assert f"{first['success']:.1%} → {last['success']:.1%}" in text
+    for said in ("finished: 40 steps", "2.5 min", "12,345", "cpu, fp32", "trl 1.16.0", COMMAND, "How to repeat it"):
+        assert said in text, said
+    for name in ("reward", "rewards/success/mean", "rewards/match/mean", "kl", "entropy", "completions/mean_length",
+                 "constraint/allowed_mass", "groups_without_signal", "beta", "curriculum/level", "step_time",
+                 "perf/reward_seconds"):  # fmt: skip
+        assert f"<code>{name}</code></figcaption><svg" in page, name
+    assert "rewards/valid/mean 1" in text, "what never changed is said, not drawn"
+    assert page.count("<title>step 7: ") >= 10 and "<title>before, k 4: " in page and "<title>GRPO, k 1: " in page
+    assert parsed.count("div", "pair") == 8 and parsed.count("details") == 1 and parsed.count("dialog") == 1
+    assert "4 got better" in text and "2 got worse" in text and "http-equiv" not in page
+
+
+def test_a_run_that_goes_on(tmp_path):
+    folder = write_run(tmp_path, evaluations=before_and_after()[:1], steps=7, finished=False)
+    with open(folder / "training_metrics.jsonl", "a") as file:
+        file.write('{"step": 8, "rew')
+    page, parsed, text = page_of(folder, running_to=40)
+    assert "running: step 7 of 40" in text and "http-equiv=refresh" in page
+    assert parsed.count("div", "pair") == 0 and parsed.count("figure", "sample") > 8 and "Samples: before" in text
+    assert "not finished: step 7 of 40" in page_of(folder)[2]
+
+
+def test_only_metrics(tmp_path):
+    _, parsed, text = page_of(write_run(tmp_path))
+    assert "No evaluation so far" in text and parsed.count("figure", "sample") == 0
+    assert parsed.count("figure", "chart") >= 10 and "success in training" in text
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    _, parsed, text = page_of(write_run(tmp_path, steps=0))
+    assert "no step logged yet" in text and "Fewer than two steps" in text and parsed.count("svg") == 0
+    assert "reward" in page_of(write_run(tmp_path, steps=1, finished=False))[2]
+
+
+def test_only_an_evaluation(tmp_path):
+    model = evaluation("model", ToyTask(), [("a", "b")] * 3)
+    folder = write_run(tmp_path, evaluations=[model], steps=0, settings=False, results="evaluation.json")
+    _, parsed, text = page_of(folder)
+    assert "Samples: model" in text and parsed.count("figure", "sample") == 6 and "How to repeat it" not in text
+
+
+def test_an_empty_folder_has_a_page_all_the_same(tmp_path):
+    assert "No evaluation so far" in page_of(tmp_path)[2]
+
+
+def test_numbers_that_are_not(tmp_path):
+    """NaN, which Python's JSON has, and samples that could not be scored."""
+    made = before_and_after()
+    for sample in made[1].samples:
+        sample.score, sample.reason = None, "the worker died"
+    made[1].metrics = dict.fromkeys(made[1].metrics, float("nan"))
+    _, parsed, text = page_of(write_run(tmp_path, evaluations=made))
+    assert "the worker died" in text and "nan" not in text.lower().split() and parsed.count("div", "pair") == 8
+
+
+def test_what_a_model_writes_cannot_break_the_page(tmp_path):
+    evil = "</pre></div><script>alert(1)</script>\ud800'\">"
+    made = [evaluation(name, ToyTask(), [(evil, "a" + evil)] * 2) for name in ("before & <after>", "GRPO")]
+    page, _, _ = page_of(write_run(tmp_path, evaluations=made))
+    assert "<script>alert" not in page and "before &amp; &lt;after&gt;" in page
+
+
+# ---- pictures
+
+
+def test_pictures_are_drawn_once_and_shown_as_data(tmp_path):
+    drawn = []
+
+    class Counting(PngTask):
+        def render(self, row, completion):
+            drawn.append((row["prompt"], completion))
+            return super().render(row, completion)
+
+    task = Counting()
+    folder = write_run(tmp_path, evaluations=before_and_after(task))
+    pictures = Pictures(task)
+    page, parsed, _ = page_of(folder, task, pictures=pictures)
+    assert len(drawn) == len(set(drawn)) == page.count("data:image/png;base64,") <= 24
+    assert parsed.count("div", "text") == 0 and parsed.count("img") == len(drawn)
+    once = len(drawn)
+    page_of(folder, task, pictures=pictures)
+    assert len(drawn) == once, "a page that is written again draws nothing again"
+
+
+def test_a_page_has_a_bounded_size_and_time(tmp_path, monkeypatch):
+    class Heavy(ToyTask):
+        def render(self, row, completion):
+            return png(1) + b"\0" * 700_000
+
+    folder = write_run(tmp_path, evaluations=before_and_after())
+    page, _, text = page_of(folder, Heavy())
+    assert 2_000_000 < len(page) < 6_000_000 and "left out to keep the page small" in text
+    monkeypatch.setattr(report, "SECONDS", -1)
+    _, parsed, text = page_of(folder, Heavy())
+    assert "not drawn" in text and parsed.count("img") == 0
+
+
+def test_a_task_that_cannot_draw_leaves_a_note(tmp_path):
+    page, _, text = page_of(write_run(tmp_path, evaluations=before_and_after()), BrokenTask())
+    assert "cannot be drawn: RuntimeError: no <b>ink</b> left" in text and "<b>ink" not in page
+    assert "render gave NoneType" in text
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_pack_is_drawn(tmp_path, name):
+    task = get_task(name)
+    row = task.dataset("test", 1, 0)[0]
+    made = []
+    for when, text in (("before", task.bad(row)), ("GRPO", task.gold(row))):
+        score = task.score(row, text).as_dict()
+        sample = {"row": row, "completion": text, "tokens": 9, "score": score, "reason": score["reason"], "counts": {}}
+        made.append({"name": when, "metrics": {"success": float(score["success"])}, "samples": [sample]})
+    (tmp_path / "results.json").write_text(json.dumps({"evaluations": made}))
+    page = write_report(tmp_path, task).read_text()
+    assert "cannot be drawn" not in page and page.count("<figure class='sample") == 2 and "0.0% &rarr;" in page
+    assert page.count("src='data:image/png") + page.count("<div class=paper>") == 2
+
+
+# ---- which samples
+
+
+def test_rows_are_shown_in_the_proportions_they_have():
+    found = pairs(*(one.as_dict() for one in before_and_after(count=60)))
+    kinds = [pair.verdict for pair in found]
+    assert [kinds.count(kind) for kind in ("better", "worse", "same")] == [20, 10, 30]
+    chosen = [pair.verdict for pair in choose(found, 8)]
+    assert [chosen.count(kind) for kind in ("better", "worse", "same")] == [3, 1, 4]
+    assert len(choose(found[:5], 8)) == 5
+
+
+def test_best_and_worst_are_apart_and_not_shown_before():
+    after = before_and_after(count=12)[1].as_dict()
+    shown = {key_of(after["samples"][0])}
+    best, worst = best_and_worst(after, 4, shown)
+    keys = [key_of(sample) for sample in best + worst]
+    assert len(set(keys)) == 8 and not shown & set(keys)
+    assert all(s["score"]["success"] for s in best) and not any(s["score"]["success"] for s in worst)
+
+
+# ---- charts
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.466, 0.591), (-3, 4000), (9e-6, 5e-4), (1, 1.0001)])
+def test_ticks_are_round_and_hold_what_is_drawn(low, high):
+    ticks = nice_ticks(low, high)
+    assert ticks[0] <= low and ticks[-1] >= high and 3 <= len(ticks) <= 7
+    assert all(len(f"{tick:.6g}") <= 8 for tick in ticks)
+
+
+def test_points_are_where_they_should_be():
+    drawn = chart("t", {"a": [(0, 0.0), (10, 1.0)]}, size=(340, 200))
+    points = re.search(r"points='([^']*)'", drawn)[1].split()
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in points)
+    assert x0 < x1 == 330 and y0 == 200 - 34 and y1 == 8
+
+
+def test_long_curves_are_thinned_and_smoothed():
+    drawn = chart("t", {"a": [(step, step % 2) for step in range(10_000)]})
+    assert drawn.count("<polyline") == 2 and drawn.count("<title>") <= 150 and len(drawn) < 60_000
+    assert chart("t", {}) == "" and "<svg" in chart("t", {"a": [(3, 0.0)]})
+
+
+# ---- the command, and while a run goes on
+
+
+def test_the_command_finds_a_built_in_task_by_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TASKS, "tests.support.toy", "tests.support.toy")
+    folder = write_run(tmp_path / "run", evaluations=before_and_after())
+    assert cli.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html") and (folder / "report.html").is_file()
+    (folder / "settings.json").unlink()
+    assert cli.main(["report", str(folder), "--task", "tests.support.toy"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "there is no such folder; give the --output_dir of a run"),
+        (lambda folder: folder.mkdir(), "is not the folder of a run"),
+        (lambda folder: write_run(folder, settings=False), "does not say which task was trained"),
+        (lambda folder: (write_run(folder) / "results.json").write_text("{"), "results.json is not JSON"),
+        (
+            lambda folder: (write_run(folder) / "settings.json").write_text(
+                json.dumps({"task": {"name": "brick", "options": {"bricks_of_old": 1}}, "run": {"task": "brick"}})
+            ),
+            "has options that task 'brick' does not have now",
+        ),
+    ],
+)
+def test_folders_the_command_cannot_use(tmp_path, capsys, make, said):
+    make(tmp_path / "run")
+    assert cli.main(["report", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_options_without_a_task_are_refused(tmp_path, capsys):
+    assert cli.main(["report", str(write_run(tmp_path / "run")), "--success_iou", "1"]) == 2
+    assert "options of a task need --task" in capsys.readouterr().err
+
+
+def test_the_page_is_written_again_but_not_too_often(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    folder, said = write_run(tmp_path, finished=False), []
+    args, state = SimpleNamespace(output_dir=str(folder)), SimpleNamespace(is_world_process_zero=True, max_steps=50)
+    written = []
+
+    def slow(*a, **k):
+        written.append(now[0])
+        now[0] += 3.0
+        return write_report(*a, **k)
+
+    monkeypatch.setattr(callbacks, "write_report", slow)
+    live = LiveReport(ToyTask(), Pictures(ToyTask()), say=said.append)
+    live.on_train_begin(args, state, None)
+    while now[0] < 1000:
+        live.on_log(args, state, None, logs={})
+        live.on_save(args, state, None)
+        now[0] += 1.0
+    gaps = [b - a for a, b in itertools.pairwise(written)]
+    assert written[0] == 60 and min(gaps) >= 150, "it may take a fiftieth of the time"
+    assert "running: step 40 of 50" in (folder / "report.html").read_text() and not said
+    (folder / "results.json").write_text("{")
+    now[0] += 1000
+    live.on_log(args, state, None)
+    live.on_log(args, state, None)
+    assert len(said) == 1 and "training goes on" in said[0]
+
+
+def test_a_training_run_refreshes_its_page(tmp_path, monkeypatch):
+    from tests.commands.test_train import words
+
+    seen = []
+    monkeypatch.setattr(LiveReport.__init__, "__defaults__", (0.0, print))
+    monkeypatch.setattr(
+        callbacks, "write_report", lambda *a, **k: (seen.append(k["running_to"]), write_report(*a, **k))[1]
+    )
+    assert run.main(words(tmp_path, eval_before_and_after=False)) == 0
+    assert seen and set(seen) == {3}
+    assert "finished: 3 steps" in (tmp_path / "report.html").read_text()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert (
+        settings["model"]["parameters"] > 1000 and settings["machine"] == "cpu, fp32" and settings["versions"]["trl"]
+    )
+
+
+# ---- in a browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on the PATH")
+# Clicks on a picture, and writes what it finds into the page, which is then dumped.
+PROBE = """<script>
+const boxes=[...document.querySelectorAll('svg')].map(s=>s.getBoundingClientRect());
+document.querySelectorAll('.sample')[1].click();
+const dialog=document.getElementById('large'),image=dialog.querySelector('img').getBoundingClientRect();
+document.body.dataset.found=JSON.stringify({open:dialog.open,image:image.width,
+smallest:Math.min(...boxes.map(b=>Math.min(b.width,b.height))),
+wide:document.documentElement.scrollWidth-document.documentElement.clientWidth,
+broken:[...document.images].filter(i=>i.complete&&!i.naturalWidth).length});
+</script>"""
+
+
+def browse(page, tmp_path, width, *options):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+             "--hide-scrollbars", "--virtual-time-budget=2000", "--enable-logging=stderr", "--v=0"]  # fmt: skip
+    command = [BROWSER, *flags, f"--window-size={width},4400", *options, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def in_pictures(tmp_path):
+    return write_report(write_run(tmp_path / "run", evaluations=before_and_after(PngTask())), PngTask())
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_browser_shows_plots_and_opens_pictures(tmp_path, in_pictures, width):
+    probed = tmp_path / "probed.html"
+    probed.write_text(in_pictures.read_text().replace("</body>", f"{PROBE}</body>"))
+    dom, console = browse(probed, tmp_path, width, "--dump-dom")
+    found = json.loads(re.search(r'data-found="([^"]*)"', dom)[1].replace("&quot;", '"'))
+    assert console == []
+    assert found["open"] and found["image"] > 250 and found["smallest"] > 100
+    assert found["wide"] <= 0, "the page scrolls sideways"
+    assert found["broken"] == 0
+
+
+@needs_browser
+def test_a_browser_paints_the_lines(tmp_path, in_pictures):
+    from PIL import Image
+
+    _, console = browse(in_pictures, tmp_path, 1200, f"--screenshot={tmp_path / 'shot.png'}")
+    assert console == []
+    image = Image.open(tmp_path / "shot.png").convert("RGB")
+    colours = {colour: count for count, colour in image.getcolors(maxcolors=2**24)}
+    assert colours.get((0x2A, 0x6F, 0xDB), 0) > 500 and colours.get((0xD9, 0x62, 0x2B), 0) > 50
+
+
+@needs_browser
+def test_errors_in_the_console_would_be_found(tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text("<script>no_such_function()</script>")
+    assert browse(page, tmp_path, 400, "--dump-dom")[1]

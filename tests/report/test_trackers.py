@@ -1,0 +1,181 @@
+"""Trackers: numbers, tables of completions and pictures, read back from what each left on disk."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from tests.support.paths import ROOT
+from tests.support.run_folders import PngTask, png
+from tests.support.toy import ToyTask
+from tests.support.training import toy_trainer
+from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.plan import prepare
+from trl_grpo_tasks.report import trackers
+
+
+@pytest.fixture(autouse=True)
+def no_project(monkeypatch):
+    """No tracker is told of a project by the environment, neither before a test nor after it."""
+    for name in trackers.PROJECT_VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+ROWS = [row["prompt"] for row in ToyTask().dataset("train", None, 0)]
+
+
+def train(tiny_path, tmp_path, *names, task=None, **options):
+    trainer = toy_trainer(
+        tiny_path, tmp_path / "run", task or PngTask(), report_to=list(names), max_steps=2, project="letters",
+        run_name="a run", **options,
+    )  # fmt: skip
+    said = []
+    trainer.add_callback(trackers.TrackedSamples(trainer, say=said.append))
+    trainer.train()
+    return trainer, said
+
+
+def test_tensorboard(tiny_path, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer, said = train(tiny_path, tmp_path, "tensorboard")
+    (folder,) = (tmp_path / "run" / "runs").iterdir()
+    found = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
+    tags = found.Tags()
+    assert said == [] and "train/rewards/match/mean" in tags["scalars"] and "samples/1" in tags["images"]
+    picture = found.Images("samples/1")[0]
+    assert (picture.width, picture.height, picture.step) == (24, 24, 1)
+    text = found.Tensors("completions/text_summary")[-1].tensor_proto.string_val[0].decode()
+    head, _, *lines = text.splitlines()
+    assert head == "| step | prompt | completion | reward | success | valid | reason |" and len(lines) == 8
+    for line, (row, completion, outcome) in zip(lines, trainer.latest_samples(), strict=True):
+        written = completion.replace("\n", "<br>")
+        assert line.startswith(f"| 2 | {row['prompt']} | {written} | {outcome.score.total} |")
+
+
+@pytest.mark.slow
+def test_wandb_offline(tiny_path, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    _, said = train(tiny_path, tmp_path, "wandb")
+    import wandb
+
+    project = wandb.run.project
+    wandb.finish()
+    assert said == [] and project == "letters"
+    media = tmp_path / "wandb" / "latest-run" / "files" / "media"
+    pictures = list((media / "images" / "samples").glob("*.png"))
+    assert pictures and all(Image.open(path).size == (24, 24) for path in pictures)
+    assert len(list((media / "table").glob("completions_*.table.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("project", "in_environment", "used"),
+    [
+        ("letters", None, "letters"),
+        ("letters", "of the shell", "letters"),
+        (trackers.DEFAULT_PROJECT, None, trackers.DEFAULT_PROJECT),
+        (trackers.DEFAULT_PROJECT, "of the shell", "of the shell"),
+    ],
+)
+def test_the_project_reaches_the_trackers_that_look_in_the_environment(monkeypatch, project, in_environment, used):
+    names = ("WANDB_PROJECT", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJECT")
+    for name in names if in_environment else ():
+        monkeypatch.setenv(name, in_environment)
+    trackers.use_project(project)
+    assert [os.environ[name] for name in names] == [used] * len(names)
+
+
+def test_trackio_on_this_machine(tiny_path, tmp_path):
+    """In a process of its own, since trackio reads where to write when it is imported."""
+    pytest.importorskip("trackio")
+    script = """
+import json, sys
+from pathlib import Path
+from tests.report.test_trackers import train
+_, said = train(sys.argv[1], Path(sys.argv[2]), "trackio")
+print(json.dumps(said))
+"""
+    folder = tmp_path / "trackio"
+    environment = os.environ | {"TRACKIO_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script, tiny_path, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == ["to watch the run: trackio show --project letters"]
+    assert "Trackio" not in ended.stdout, "it talks of itself"
+    with sqlite3.connect(folder / "letters.db") as data:
+        logged = [
+            bytes(line[0]).decode() for line in data.execute("select metrics from metrics where run_name='a run'")
+        ]
+    assert any('"train/rewards/match/mean"' in line for line in logged)
+    assert any('"trackio.table"' in line and '"completion"' in line for line in logged)
+    assert any('"samples/1":{"_type":"trackio.image"' in line for line in logged)
+
+
+def test_the_default_is_trackio_where_it_is_installed(monkeypatch):
+    for found, tracker in ((object(), ["trackio"]), (None, [])):
+        monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name, found=found: found)
+        assert trackers.default_tracker() == (tracker or ["none"])[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(trackers, "default_tracker", lambda: "tensorboard")
+    _, _, args, _ = parse(["--task", "tests.support.toy", "--use_cpu", "true", "--output_dir", "runs/mine"])
+    assert (args.report_to, args.project, args.run_name) == (["tensorboard"], "trl_grpo_tasks", "mine")
+    _, _, args, _ = parse(["--task", "tests.support.toy", "--use_cpu", "true", "--report_to", "none"])
+    assert args.report_to == []
+
+
+def test_a_tracker_that_is_not_installed_is_found_before_training(monkeypatch, tmp_path):
+    words = [
+        "--task",
+        "tests.support.toy",
+        "--use_cpu",
+        "true",
+        "--report_to",
+        "wandb",
+        "--output_dir",
+        str(tmp_path / "no"),
+    ]
+    parsed = parse(words)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--report_to wandb: it is not installed; pip install wandb, or"):
+        prepare(*parsed)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_tracker_that_fails_does_not_stop_training(tiny_path, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no room left")
+
+    monkeypatch.setitem(trackers._SEND, "tensorboard", refuse)
+    trainer, said = train(tiny_path, tmp_path, "tensorboard")
+    assert trainer.state.global_step == 2
+    assert said == ["samples could not be tracked (RuntimeError: no room left); training goes on"]
+
+
+def test_pictures_are_of_different_prompts_and_take_a_fiftieth_of_the_time(tiny_path, tmp_path, monkeypatch):
+    drawn, now = [], [0.0]
+
+    class SlowTask(ToyTask):
+        def render(self, row, completion):
+            drawn.append((row["prompt"], now[0]))
+            now[0] += 0.5
+            return png(3)
+
+    class Sent:
+        pictures = []
+
+    monkeypatch.setitem(
+        trackers._SEND, "tensorboard", lambda t, step, lines, images: Sent.pictures.append(len(images))
+    )
+    monkeypatch.setattr(trackers.time, "monotonic", lambda: now[0])
+    trainer, _ = train(tiny_path, tmp_path, "tensorboard", task=SlowTask())
+    assert Sent.pictures == [2, 0] and len({prompt for prompt, _ in drawn}) == 2 and set(dict(drawn)) <= set(ROWS)
+    now[0] += 51
+    callback = trackers.TrackedSamples(trainer)
+    assert len(callback._pictures(trainer.latest_samples())) == 2 and callback._next_pictures == now[0] + 50

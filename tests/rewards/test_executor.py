@@ -1,0 +1,283 @@
+"""The reward executor: whatever one completion does, every other one gets its score, in order, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.wild import ROW, is_gone, values, zombie_children
+from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
+from trl_grpo_tasks.task import Score, Task, get_task
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_order_is_kept(wild, workers):
+    rows = [json.dumps({"x": i}) for i in range(12)]
+    slow_first = [f"sleep {0.2 if i == 0 else 0}" for i in range(12)]
+    with RewardExecutor(wild, workers=workers) as executor:
+        outcomes = executor.submit(rows, slow_first).result()
+    assert values(outcomes) == [float(i) for i in range(12)]
+    assert all(not outcome.cached and outcome.reason == "" for outcome in outcomes)
+    assert outcomes[0].seconds >= 0.2
+
+
+def test_a_worker_that_is_lost_costs_only_its_own_completion(wild):
+    bad = ["hang", "exit", "die", "sysexit", "raise", "none"]
+    completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
+    rows = [json.dumps({"x": i}) for i in range(len(completions))]
+    with RewardExecutor(wild, workers=2, timeout=2.0) as executor:
+        outcomes = executor.submit(rows, completions).result()
+        again = executor.submit([ROW], ["good after"]).result()
+    assert values(outcomes) == [None if text in bad else float(i) for i, text in enumerate(completions)]
+    reasons = {text: outcome.reason for text, outcome in zip(completions, outcomes, strict=True)}
+    assert "timed out after 2 s" in reasons["hang"]
+    assert "status 7" in reasons["exit"]
+    assert "SIGKILL" in reasons["die"]
+    assert "SystemExit: bye" in reasons["sysexit"]
+    assert "ValueError: no such wheel" in reasons["raise"] and "wild_task.py" in reasons["raise"]
+    assert "None" in reasons["none"]
+    assert executor.stats.failures == len(bad)
+    assert values(again) == [0.0]
+    assert zombie_children() == []
+
+
+def test_memory_limit(wild):
+    with RewardExecutor(wild, workers=1, memory_mb=200) as executor:
+        outcomes = executor.submit([ROW] * 3, ["eat 100", "eat 1000", "eat 101"]).result()
+    assert values(outcomes) == [0.0, None, 0.0]
+    assert "MemoryError" in outcomes[1].reason and "memory limit" in outcomes[1].reason
+
+
+def test_an_idle_worker_that_is_killed_is_replaced(wild):
+    with RewardExecutor(wild, workers=1) as executor:
+        (first,) = executor.submit([ROW], ["pid 1"]).result()
+        os.kill(first.score.info["pid"], signal.SIGKILL)
+        (second,) = executor.submit([ROW], ["pid 2"]).result()
+    # The signal can arrive just after the job was sent; then the job is lost with its worker, and says so.
+    assert second.score is None or second.score.info["pid"] != first.score.info["pid"]
+
+
+def test_sigterm_does_not_end_a_worker_but_what_its_task_starts(wild):
+    """Slurm sends it to all processes of a job; the step under way is still scored."""
+    with RewardExecutor(wild, workers=1) as executor:
+        (first,) = executor.submit([ROW], ["pid 1"]).result()
+        pending = executor.submit([ROW] * 2, ["sleep 0.5", "pid 2"])
+        os.kill(first.score.info["pid"], signal.SIGTERM)
+        slept, second = pending.result()
+        assert slept.score is not None and second.score.info["pid"] == first.score.info["pid"]
+        (forked,) = executor.submit([ROW], ["child"]).result()
+    assert forked.score.info["status"] == signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
+def test_a_sandbox_ends_with_the_worker_that_runs_it(wild):
+    def below(pid: int) -> list[int]:
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        direct = [int(child) for child in children.read_text().split()] if children.exists() else []
+        return direct + [one for child in direct for one in below(child)]
+
+    with RewardExecutor(wild, workers=1, timeout=5.0) as executor:
+        (first,) = executor.submit([ROW], ["pid"]).result()
+        pending = executor.submit([ROW], ["sandbox"])
+        family: list[int] = []
+        while len(family) < 3 and Path(f"/proc/{first.score.info['pid']}").exists():
+            family = below(first.score.info["pid"])  # launcher, init, program
+            time.sleep(0.05)
+        assert len(family) == 3
+        assert "timed out" in pending.result()[0].reason
+    assert all(is_gone(pid) for pid in family)
+
+
+def test_in_this_process_an_exception_is_a_reason(wild):
+    outcomes = RewardExecutor(wild).submit([ROW] * 3, ["raise", "sysexit", "good"]).result()
+    assert values(outcomes) == [None, None, 0.0]
+    assert "ValueError: no such wheel" in outcomes[0].reason
+
+
+def test_options_reach_the_workers(task_file):
+    with RewardExecutor(get_task(task_file, {"bonus": 2.5}), workers=1) as executor:
+        assert values(executor.submit([ROW], [""]).result()) == [2.5]
+
+
+def test_a_relative_task_path_works_after_chdir(task_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = get_task("wild_task.py")
+    with RewardExecutor(task, workers=1) as executor:
+        monkeypatch.chdir("/")
+        assert values(executor.submit([ROW], ["good"]).result()) == [0.0]
+
+
+def test_a_task_made_by_hand_is_sent_whole():
+    offset = 41
+
+    class Handmade(Task):
+        name, version, description = "handmade", "1", "closes over a local"
+        weights = {"value": 1.0}
+
+        def score(self, row, completion):
+            return self.make_score({"value": offset + len(completion)}, True, True)
+
+    with RewardExecutor(Handmade(), workers=1) as executor:
+        assert values(executor.submit([ROW], ["a"]).result()) == [42.0]
+
+
+def test_a_task_that_cannot_be_sent_says_what_to_do():
+    class Locked(Task):
+        name, version, description = "locked", "1", "holds a lock"
+        weights = {"value": 1.0}
+
+        def __init__(self):
+            super().__init__()
+            self.generator = (i for i in range(3))
+
+    with pytest.raises(TypeError, match=r"'locked' cannot be sent.*workers=0"):
+        RewardExecutor(Locked(), workers=1)
+
+
+def test_a_task_that_cannot_be_loaded_is_an_error_not_none(task_file):
+    task = get_task(task_file)
+    Path(task_file).write_text("import a_module_that_is_not_there\n")
+    with (
+        RewardExecutor(task, workers=2) as executor,
+        pytest.raises(RewardWorkerError, match="a_module_that_is_not_there"),
+    ):
+        executor.submit([ROW], ["good"]).result()
+
+
+def test_a_task_that_kills_its_worker_while_loading_is_an_error(task_file):
+    task = get_task(task_file)
+    Path(task_file).write_text("import os; os._exit(3)\n")
+    with RewardExecutor(task, workers=1) as executor, pytest.raises(RewardWorkerError, match="status 3"):
+        executor.submit([ROW], ["good"]).result()
+
+
+def test_prints_do_not_disturb_the_protocol(wild, capfd):
+    with RewardExecutor(wild, workers=1) as executor:
+        outcomes = executor.submit([ROW] * 2, ["print", "good"]).result()
+    assert values(outcomes) == [0.0, 0.0]
+    out, err = capfd.readouterr()
+    assert out == "" and "rude bytes" in err
+
+
+def test_large_rows_and_odd_text(wild):
+    row = json.dumps({"x": 3, "padding": "é" * 300_000})
+    with RewardExecutor(wild, workers=2) as executor:
+        outcomes = executor.submit([row] * 3, ["\ud800 lone surrogate", "\0", "y" * 200_000]).result()
+    assert values(outcomes) == [3.0] * 3
+
+
+def test_submit_returns_before_scoring_ends_and_work_goes_on_without_the_caller(wild, tmp_path):
+    mark = tmp_path / "mark"
+    with RewardExecutor(wild, workers=1) as executor:
+        executor.submit([ROW], ["good"]).result()  # the worker is up
+        started = time.monotonic()
+        pending = executor.submit([ROW] * 2, ["sleep 0.5", f"touch {mark}"])
+        assert time.monotonic() - started < 0.4
+        deadline = time.monotonic() + 20
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert mark.exists()  # nobody has asked for the result yet
+        assert values(pending.result()) == [0.0, 0.0]
+        assert values(pending.result()) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_equal_pairs_are_scored_once_and_remembered(wild, tmp_path, workers):
+    mark = tmp_path / "mark"
+    same = f"touch {mark}"
+    with RewardExecutor(wild, workers=workers) as executor:
+        first = executor.submit([ROW] * 3, [same, same, "good"])
+        second = executor.submit([ROW], [same])
+        assert [outcome.cached for outcome in second.result()] == [True]
+        assert [outcome.cached for outcome in first.result()] == [False, True, False]
+        assert values(first.result()) == [0.0] * 3
+        third = executor.submit([ROW, json.dumps({"x": 1})], [same, same]).result()
+        assert [outcome.cached for outcome in third] == [True, False]
+        assert mark.read_text() == "scored\n" * 2
+        assert (executor.stats.hits, executor.stats.misses, executor.stats.failures) == (3, 3, 0)
+        assert executor.stats.hit_rate == 0.5
+        assert executor.stats.seconds > 0
+
+
+def test_failures_are_not_remembered_and_the_cache_is_bounded(wild):
+    executor = RewardExecutor(wild, cache_size=2)
+    for _ in range(2):
+        assert not executor.submit([ROW], ["raise"]).result()[0].cached
+    executor.submit([ROW] * 3, ["a", "b", "c"]).result()
+    assert executor.submit([ROW], ["b"]).result()[0].cached  # and is now the newest
+    executor.submit([ROW], ["d"]).result()
+    cached = [executor.submit([ROW], [text]).result()[0].cached for text in ("b", "c")]
+    assert cached == [True, False]
+
+
+def test_statistics_survive_a_checkpoint(wild):
+    executor = RewardExecutor(wild)
+    executor.submit([ROW] * 2, ["a", "a"]).result()
+    state = json.loads(json.dumps(executor.state_dict()))
+    assert state["hits"] == state["misses"] == 1
+    resumed = RewardExecutor(wild)
+    resumed.load_state_dict(state)
+    resumed.submit([ROW], ["b"]).result()
+    assert (resumed.stats.hits, resumed.stats.misses) == (1, 2)
+    assert resumed.stats.seconds > state["seconds"]
+
+
+@dataclass(frozen=True)
+class NotAScore:
+    total: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("score", "problem"),
+    [
+        (NotAScore(), "must be a Score or None, got NotAScore"),
+        (0.5, "must be a Score or None, got float"),
+        (Score({"value": float("nan")}, float("nan"), True, True), "component 'value' is nan"),
+        (Score({"value": float("inf")}, float("inf"), True, True), "component 'value' is inf"),
+        (Score({"value": "1"}, 1.0, True, True), "component 'value' must be a number, got str"),
+        (Score({"beauty": 1.0}, 1.0, True, True), "unknown component 'beauty'"),
+        (Score({"value": 1.0}, 1.0, True, True), "total is 1.0 but the weighted sum of the components is 2.0"),
+        (Score({"value": 1.0}, None, True, True), "total must be a finite number"),
+        (Score({"value": 1.0}, 2.0, "yes", True), "valid must be a bool, got str"),
+    ],
+)
+def test_a_wrong_score_is_none_with_what_is_wrong(score, problem):
+    class Wrong(Task):
+        name, version, description = "wrong", "1", "returns what it is told"
+        weights = {"value": 2.0}
+
+        def score(self, row, completion):
+            return score
+
+    (outcome,) = RewardExecutor(Wrong()).submit([ROW], [""]).result()
+    assert outcome.score is None and problem in outcome.reason
+
+
+def test_numpy_numbers_become_plain_ones():
+    import numpy as np
+
+    class Numeric(Task):
+        name, version, description = "numeric", "1", "scores with NumPy"
+        weights = {"value": 2.0}
+
+        def score(self, row, completion):
+            return self.make_score({"value": np.float32(0.1)}, np.bool_(True), np.float64(1) > 2)
+
+    (outcome,) = RewardExecutor(Numeric()).submit([ROW], [""]).result()
+    assert type(outcome.score.components["value"]) is float and type(outcome.score.total) is float
+    assert outcome.score.valid is True and outcome.score.success is False
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"backend": "rai"}, {"workers": -1}, {"timeout": 0}, {"backend": "ray"}, {"memory_mb": 0}]
+)
+def test_settings_are_checked(wild, arguments):
+    with pytest.raises(ValueError, match=str(next(iter(arguments.values())))):
+        RewardExecutor(wild, **arguments)

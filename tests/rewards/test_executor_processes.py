@@ -1,0 +1,211 @@
+"""Worker processes end with what started them, and the same on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.wild import ROW, is_gone, values, zombie_children
+from trl_grpo_tasks.rewards import pool, worker
+from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
+from trl_grpo_tasks.task import get_task
+
+
+def test_close_is_idempotent_and_leaves_nothing(wild):
+    executor = RewardExecutor(wild, workers=2)
+    outcomes = executor.submit([ROW] * 4, [f"pid {i}" for i in range(4)]).result()
+    open_ended = executor.submit([ROW], ["hang"])
+    started = time.monotonic()
+    executor.close()
+    executor.close()
+    assert time.monotonic() - started < 20
+    assert all(is_gone(outcome.score.info["pid"]) for outcome in outcomes)
+    assert zombie_children() == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "reward-pool"]
+    with pytest.raises(RewardWorkerError, match="closed"):
+        open_ended.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.submit([ROW], ["good"])
+
+
+def test_a_score_that_forks_shifts_no_other_score(wild):
+    rows = [json.dumps({"x": i}) for i in range(63)]
+    completions = [f"fork {i}" if i % 3 == 0 else f"good {i}" for i in range(63)]
+    with RewardExecutor(wild, workers=2) as executor:
+        assert values(executor.submit(rows, completions).result()) == [float(i) for i in range(63)]
+    with RewardExecutor(wild, workers=0) as executor:  # in this process: its copy ends as well
+        outcomes = executor.submit(rows[:3], completions[:3]).result()
+    assert values(outcomes) == [0.0, 1.0, 2.0]
+    assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
+
+
+def test_an_answer_that_was_not_asked_for_is_ignored(wild, monkeypatch):
+    """Each frame arrives twice, and before each comes one of an earlier job."""
+    receive = pool._Worker.receive
+
+    def with_echoes(self):
+        messages, alive = receive(self)
+        stale = [(number - 1, worker.Reply(None, "stale", 0.0)) for number, _ in messages if number > 1]
+        return [*stale, *messages, *(m for m in messages if m[0] > 0)], alive
+
+    monkeypatch.setattr(pool._Worker, "receive", with_echoes)
+    with RewardExecutor(wild, workers=2) as executor:
+        outcomes = executor.submit([json.dumps({"x": i}) for i in range(20)], ["good"] * 20).result()
+    assert values(outcomes) == [float(i) for i in range(20)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children with a session of their own are found in /proc")
+@pytest.mark.parametrize("how", ["daemon", "daemon bare", "orphan", "leave"])
+def test_no_child_outlives_close(wild, tmp_path, how):
+    """A child in a session of its own; one with an empty environment; one whose parent has ended; one of a worker that
+    has ended."""
+    verb, *more = how.split()
+    path = tmp_path / "pid"
+    with RewardExecutor(wild, workers=1) as executor:
+        executor.submit([ROW], [" ".join([verb, str(path), *more])]).result()
+        pid = int(path.read_text())
+        assert how == "leave" or Path(f"/proc/{pid}").exists()
+    assert is_gone(pid)
+
+
+def test_a_dropped_executor_cleans_up_after_itself(wild):
+    executor = RewardExecutor(wild, workers=1)
+    (outcome,) = executor.submit([ROW], ["pid"]).result()
+    del executor
+    assert is_gone(outcome.score.info["pid"])
+
+
+def with_package() -> dict[str, str]:
+    """The environment, with this package on the import path of scripts that are not started from here."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.Popen, list[int]]:
+    """A training script without a `__main__` guard, in a process group of its own; it prints its workers' pids."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import json, os, signal, sys, time
+            from trl_grpo_tasks.rewards.executor import RewardExecutor
+            from trl_grpo_tasks.task import get_task
+            executor = RewardExecutor(get_task({task_file!r}), workers=2, timeout=1000)
+            pids = set()
+            while len(pids) < 2:
+                texts = [f"pid {{time.monotonic()}} {{i}}" for i in range(4)]
+                pids |= {{o.score.info["pid"] for o in executor.submit(["{{}}"] * 4, texts).result()}}
+            pending = executor.submit(["{{}}"] * 2, ["hang 1", "hang 2"])
+            print(json.dumps(sorted(pids)), flush=True)
+            {ending}
+        """)
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=with_package(),
+        # What is started in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    pids = json.loads(process.stdout.readline() or process.stderr.read())
+    assert len(pids) == 2
+    return process, pids
+
+
+@pytest.mark.parametrize("killer", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_die_with_a_killed_parent(tmp_path, task_file, killer):
+    process, pids = run_script(tmp_path, task_file, "time.sleep(1000)")
+    process.send_signal(killer)
+    process.communicate(timeout=30)
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_ctrl_c_ends_everything_quietly(tmp_path, task_file):
+    process, pids = run_script(tmp_path, task_file, "pending.result()")
+    time.sleep(0.3)
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)  # a terminal does not reach the workers; if something does, they take no notice
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert all(is_gone(pid) for pid in pids)
+    assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_the_end_of_a_script_ends_its_workers(tmp_path, task_file):
+    process, pids = run_script(tmp_path, task_file, "")
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_task_defined_in_the_script_itself(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        textwrap.dedent("""
+            from trl_grpo_tasks.rewards.executor import RewardExecutor
+            from trl_grpo_tasks.task import Task
+            FACTOR = 3
+            class Mine(Task):
+                name, version, description, weights = "mine", "1", "in __main__", {"value": 1.0}
+                def score(self, row, completion):
+                    return self.make_score({"value": FACTOR * len(completion)}, True, True)
+            with RewardExecutor(Mine(), workers=1) as executor:
+                print(executor.submit(["{}"], ["ab"]).result()[0].score.total)
+        """)
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=with_package()
+    )
+    assert ended.stdout == "6.0\n", ended.stderr
+
+
+def test_workers_do_not_load_torch(tmp_path):
+    probe = "import sys, trl_grpo_tasks.rewards.executor, trl_grpo_tasks.rewards.worker; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
+    assert ended.stdout == "False\n", ended.stderr
+
+
+@pytest.mark.slow
+def test_the_same_on_a_local_ray_cluster(wild):
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
+    bad = {"hang": "timed out", "exit": "died", "eat 5000": "MemoryError", "raise": "ValueError: no such wheel"}
+    completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
+    rows = [json.dumps({"x": i}) for i in range(len(completions))]
+    with RewardExecutor(wild, workers=2, timeout=5.0, memory_mb=2000, backend="ray") as executor:
+        outcomes = executor.submit(rows, completions).result()
+        again = executor.submit(rows[:1], completions[:1]).result()
+    assert values(outcomes) == [None if text in bad else float(i) for i, text in enumerate(completions)]
+    for text, outcome in zip(completions, outcomes, strict=True):
+        assert bad.get(text, "") in outcome.reason
+    assert again[0].cached
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
+    task = get_task(task_file)
+    Path(task_file).write_text("import a_module_that_is_not_there\n")
+    with (
+        RewardExecutor(task, workers=1, backend="ray") as executor,
+        pytest.raises(RewardWorkerError, match="a_module_that_is_not_there"),
+    ):
+        executor.submit([ROW], ["good"]).result()
+
+
+def test_without_ray_the_message_says_what_to_install(wild, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"trl_grpo_tasks\[ray\]"):
+        RewardExecutor(wild, workers=1, backend="ray")

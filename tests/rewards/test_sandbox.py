@@ -1,0 +1,192 @@
+"""What a program in the sandbox can use, and what becomes of it: time, memory, processes, output and files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.sandboxed import dedent_run, needs
+from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux"),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
+
+
+def test_an_ordinary_program(each_way):
+    result = run_python("import sys; print(input()); print('é', file=sys.stderr); sys.exit(3)", stdin="hello\n")
+    assert (result.stdout, result.stderr, result.exit_code) == ("hello\n", "é\n", 3)
+    assert not result.timed_out and result.killed_reason == "" and 0 < result.seconds < 30
+
+
+def test_a_program_that_fails_shows_its_traceback():
+    result = run_python("x = 1\nprint(1 / 0)")
+    assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr and "print(1 / 0)" in result.stderr
+
+
+def test_the_same_program_writes_the_same_text():
+    code = "print({str(i) for i in range(20)})"
+    assert run_python(code).stdout == run_python(code).stdout
+
+
+def test_infinite_loop():
+    started = time.monotonic()
+    result = run_python("print('begun', flush=True)\nwhile True: pass", timeout=0.5)
+    assert result.timed_out and result.exit_code is None and "timed out after 0.5 s" in result.killed_reason
+    assert result.stdout == "begun\n"
+    assert time.monotonic() - started < 15
+
+
+def test_cpu_time_is_limited_for_children_too():
+    limits = dedent_run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", timeout=3).stdout
+    assert limits == "(4, 4)\n"
+
+
+def test_ignoring_sigterm_and_everything_else(each_way):
+    result = dedent_run(
+        """
+        import signal, time
+        for number in range(1, 64):
+            try:
+                signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError):
+                pass
+        time.sleep(1000)
+        """,
+        timeout=0.5,
+    )
+    assert result.timed_out
+
+
+def test_fork_bomb():
+    if os.geteuid() == 0:
+        needs("uid")  # the limit on processes does not bind root
+    result = dedent_run(
+        """
+        import os, time
+        made = 0
+        try:
+            for _ in range(100):
+                if os.fork() == 0:
+                    time.sleep(1000)
+                    os._exit(0)
+                made += 1
+        except OSError as error:
+            print(made, type(error).__name__)
+        """,
+        processes=5,
+        timeout=20,
+    )
+    assert result.stdout == "4 BlockingIOError\n"
+
+
+def test_an_exponential_fork_bomb_is_ended(each_way):
+    result = run_python("import os\nfor _ in range(6): os.fork()\nwhile True: pass", timeout=1, processes=8)
+    assert result.timed_out or result.exit_code == 1 or "processes" in result.killed_reason
+
+
+def test_two_sandboxes_do_not_count_each_others_processes():
+    if os.geteuid() == 0:
+        needs("uid")
+    fill = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\nprint('full')\n"
+    probe = f"""
+        import sys, threading
+        sys.path.insert(0, {str(ROOT)!r})
+        from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+        sandbox_layers()
+        results = []
+        def run(): results.append(run_python({fill + "time.sleep(1)"!r}, processes=4, timeout=20))
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print([r.stdout for r in results])
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(probe)], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "['full\\n', 'full\\n']\n", ended.stderr
+
+
+def test_memory_bomb(each_way):
+    result = run_python("block = bytearray(300 * 2**20)\nprint('fine')", memory_mb=200)
+    assert result.exit_code == 1 and "MemoryError" in result.stderr and result.stdout == ""
+
+
+def test_a_gigabyte_of_output(each_way):
+    code = "import sys\nfor _ in range(1000): sys.stdout.write('x' * 1_000_000)\nopen('reached', 'w')"
+    result = run_python(code, max_output=1000, timeout=60)
+    assert result.stdout == "x" * 1000
+    assert result.killed_reason == "wrote too much output" and result.exit_code is None
+    assert result.seconds < 30
+
+
+def test_a_file_is_limited_in_size(each_way):
+    code = """
+        try:
+            with open("big", "wb") as file:
+                for _ in range(40):
+                    file.write(bytes(2**20))
+        except OSError as error:
+            print(error.strerror)
+        """
+    assert dedent_run(code).stdout in ("File too large\n", "No space left on device\n")
+
+
+def test_memory_beside_the_limits(each_way):
+    """Files in memory and shared segments are not part of a process's size, nor in the scratch folder."""
+    needs("seccomp")
+    result = dedent_run(
+        """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            os.memfd_create("more")
+        except PermissionError:
+            print("no files in memory")
+        print(libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600), libc.msgget(0, 0o1600))
+        """
+    )
+    assert result.stdout == "no files in memory\n-1 -1 -1\n", result
+
+
+def test_the_number_of_files_is_limited():
+    needs("files")
+    code = """
+        try:
+            for number in range(50_000):
+                open(str(number), "w").close()
+        except OSError as error:
+            print(error.strerror)
+        """
+    assert dedent_run(code, timeout=30).stdout == "No space left on device\n"
+
+
+def test_a_folder_without_permissions_is_removed_too(each_way):
+    assert run_python("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nprint(1)").stdout == "1\n"
+
+
+def test_folders_nested_deeply_are_removed_too(each_way):
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
+    assert run_python(code).stdout == "1\n"
+
+
+def test_odd_code_is_a_result():
+    for code in ("", "\0", "é = 'ü'; print(é)", "def", "\ud800"):
+        assert isinstance(run_python(code).exit_code, int)
+
+
+def test_layers_are_told():
+    layers = sandbox_layers()
+    assert set(layers) == {"userns", "network", "pids", "files", "landlock", "uid", "capabilities", "seccomp"}
+    assert all(isinstance(reason, str) for reason in layers.values())
+
+
+def test_a_run_is_quick():
+    """Well under 100 ms on an idle machine; the bound here is for a busy one."""
+    sandbox_layers()
+    assert min(run_python("print(1)").seconds for _ in range(5)) < 1.0

@@ -1,0 +1,197 @@
+"""What is left of the sandbox where the kernel refuses some of its layers, and that this is said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.prompt_files import from_rows, only_row
+from tests.support.sandboxed import dedent_run
+from trl_grpo_tasks.rewards import sandbox
+from trl_grpo_tasks.rewards.jail.layers import LAYERS
+from trl_grpo_tasks.rewards.sandbox import SandboxError, missing_layers, run_python, sandbox_layers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+CAPABILITIES = """
+    import ctypes, struct
+    data = ctypes.create_string_buffer(24)
+    ctypes.CDLL(None).capget(struct.pack("=Ii", 0x20080522, 0), data)
+    effective, permitted, inheritable, *high = struct.unpack("=6I", data.raw)
+    print(hex(effective | permitted | inheritable), any(high))
+"""
+
+
+def only(monkeypatch, *kept: str) -> None:
+    layers = {name: "" if name in kept else "left out" for name in LAYERS}
+    monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
+
+
+def refuse(monkeypatch, *names: str) -> None:
+    """A kernel that refuses these layers; the others are tried for real."""
+    real = sandbox._problem_with
+
+    def problem_with(wanted):
+        refused = [name for name in wanted if name in names]
+        return SandboxError(refused[0], "refused here") if refused else real(wanted)
+
+    monkeypatch.setattr(sandbox, "_problem_with", problem_with)
+
+
+@as_root
+@pytest.mark.parametrize("kept", [("landlock", "seccomp"), ("seccomp",), ()])
+def test_root_that_stays_root_has_no_capabilities(monkeypatch, tmp_path, kept):
+    only(monkeypatch, *kept)
+    foreign = tmp_path / "foreign"
+    foreign.touch()
+    os.chown(foreign, 12345, 12345)
+    assert dedent_run(CAPABILITIES).stdout == "0x0 False\n"
+    code = f"import os\ntry: os.chown({str(foreign)!r}, 0, 0)\nexcept OSError: print('refused')"
+    assert run_python(code).stdout == "refused\n" and foreign.stat().st_uid == 12345
+
+
+FORKS = """
+    import os, time
+    made = 0
+    try:
+        for _ in range(150):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            made += 1
+    except OSError:
+        pass
+    print(made, os.getuid(), flush=True)
+    time.sleep(60)
+"""
+
+
+@as_root
+def test_root_that_stays_root_does_not_keep_too_many_processes(monkeypatch):
+    only(monkeypatch, "landlock", "seccomp")
+    result = dedent_run(FORKS, timeout=30)
+    assert result.killed_reason == "started more than 8 processes and threads" and result.exit_code is None
+    few = (
+        "import threading, time\nfor _ in range(6): threading.Thread(target=time.sleep, args=(0.2,)).start()\nprint(1)"
+    )
+    assert run_python(few, timeout=30).stdout == "1\n"
+
+
+@as_root
+def test_an_interpreter_in_a_closed_folder_is_run_by_another_user_without_namespaces(monkeypatch, tmp_path):
+    """Containers refuse namespaces, and `/root` is closed: the program used to stay root, with its capabilities."""
+    folder = Path(os.path.realpath(sys.executable))
+    if all(parent.stat().st_mode & 1 for parent in folder.parents):
+        pytest.skip("every user can reach this interpreter")
+    refuse(monkeypatch, "network", "pids", "files")
+    layers = sandbox._probe_layers()
+    assert layers["uid"] == "" and "Permission denied" in layers["capabilities"]
+    monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
+    assert dedent_run(CAPABILITIES).stdout in ("0x2 False\n", "0x4 False\n")  # to enter folders, and no other
+    result = dedent_run(FORKS, timeout=1)
+    made, uid = map(int, result.stdout.split())
+    assert made < 8 and uid != 0
+    if layers["landlock"] == "":
+        closed = tmp_path / "closed"
+        closed.touch()
+        closed.chmod(0o600)
+        code = f"try: open({str(closed)!r})\nexcept OSError: print('refused')"
+        assert run_python(code).stdout == "refused\n"
+
+
+def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path):
+    """Through /proc, in a host of its own: the program looks at its judge, the launcher and this host, no further."""
+    program = """
+        import os
+        def look(pid):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if int(fd) < 3 and pid == HOST:
+                    continue
+                path = f"/proc/{pid}/fd/{fd}"
+                pipe = os.readlink(path).startswith("pipe")
+                if not pipe and b"assert add" in os.pread(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 10_000, 0):
+                    return "read the tests"
+                if pipe:
+                    os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b'""\\\\n' * 2)
+            return "reached"
+        seen, pid = [], os.getpid()
+        while pid != HOST:
+            with open(f"/proc/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+            try:
+                seen.append(look(pid))
+            except OSError as error:
+                seen.append(error.strerror)
+        def add(a, b): raise ValueError(" ".join(seen))
+    """
+    host = f"""
+        import os, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from trl_grpo_tasks.rewards import sandbox
+        sandbox._probed_layers = lambda: dict.fromkeys(sandbox.LAYERS, "left out")
+        code = {textwrap.dedent(program)!r}.replace("HOST", str(os.getpid()))
+        result = sandbox.run_tests(code, ["assert add(1, 2) == 3", "assert add(1, 1) == 2"])
+        print(result.passed, result.failures[0])
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(host)], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.startswith("0 ") and ended.stdout.count("Permission denied") == 4, ended
+    assert "reached" not in ended.stdout and "read the tests" not in ended.stdout
+
+
+# ---- what is missing is said
+
+
+@pytest.fixture
+def freshly_probed():
+    sandbox._probed_layers.cache_clear()
+    yield
+    sandbox._probed_layers.cache_clear()
+
+
+def test_missing_layers_are_told_once_in_one_line(monkeypatch, caplog, freshly_probed):
+    reasons = {"userns": "not needed by root", "network": "No\nway", "pids": "No\nway", "seccomp": "other"}
+    monkeypatch.setattr(sandbox, "_probe_layers", lambda: {name: reasons.get(name, "") for name in LAYERS})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert sandbox_layers()["network"] == "No\nway"
+    (line,) = caplog.messages
+    assert line.endswith("network, pids (No way); seccomp (other)") and "\n" not in line
+    assert missing_layers() == "network, pids (No way); seccomp (other)"
+
+
+def test_nothing_is_told_where_nothing_is_missing(monkeypatch, caplog, freshly_probed):
+    monkeypatch.setattr(sandbox, "_probe_layers", lambda: {**dict.fromkeys(LAYERS, ""), "uid": "not needed: not root"})
+    assert missing_layers() == "" and caplog.messages == []
+
+
+CODE_ROW = {
+    "prompt": "double it",
+    "tests": ["assert f(2) == 4"],
+    "rewards": ["tests"],
+    "gold": "def f(x): return 2 * x",
+}
+
+
+def test_require_sandbox_refuses_to_run_without_a_layer(monkeypatch, tmp_path):
+    layers = {**sandbox_layers(), "landlock": "left out"}
+    monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
+    with pytest.raises(ValueError, match=r"--require_sandbox: .* landlock \(left out\).*without --require_sandbox"):
+        from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, require_sandbox=True)
+    from_rows(tmp_path, [{"prompt": "p", "answer": "1"}], rewards=["numeric"], require_sandbox=True)  # runs no program
+    task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True)
+    assert task.score(only_row(task), CODE_ROW["gold"]).success
+
+
+def test_require_sandbox_holds_in_a_worker_that_got_the_task_as_it_is(monkeypatch, tmp_path):
+    only(monkeypatch, *LAYERS)
+    task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, require_sandbox=True)
+    only(monkeypatch, "landlock")
+    assert task.score(only_row(task), CODE_ROW["gold"]) is None

@@ -1,0 +1,313 @@
+"""What a program in the sandbox cannot reach: one attack per property. Where the kernel refuses what a property
+needs, its test is skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.sandboxed import command_of, dedent_run, descendants, needs
+from trl_grpo_tasks.rewards import sandbox
+from trl_grpo_tasks.rewards.sandbox import run_python
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux"),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
+
+
+def test_the_parents_environment_cannot_be_read(monkeypatch, each_way):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    result = dedent_run(
+        """
+        import glob, os
+        print(sorted(os.environ))
+        for path in glob.glob("/proc/*/environ"):
+            try:
+                print(open(path, "rb").read())
+            except OSError:
+                pass
+        """
+    )
+    assert "SECRET" not in result.stdout and "hunter2" not in result.stdout
+    if "LD_LIBRARY_PATH" not in os.environ:
+        assert result.stdout.startswith("['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR']")
+
+
+def test_nothing_of_the_package_or_its_descriptors_is_there():
+    result = dedent_run(
+        """
+        import os, sys
+        found = []
+        for fd in range(256):
+            try:
+                os.fstat(fd)
+                found.append(fd)
+            except OSError:
+                pass
+        print(found)
+        try:
+            import numpy
+        except ImportError:
+            print("no packages")
+        """
+    )
+    assert result.stdout == "[0, 1, 2]\nno packages\n"
+
+
+def test_writing_outside(tmp_path, each_way):
+    needs("files", "landlock", "uid")
+    target = tmp_path / "open_to_all"
+    target.mkdir()
+    target.chmod(0o777)
+    (target / "precious").write_text("precious")
+    (target / "precious").chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    result = dedent_run(
+        f"""
+        import os
+        for path in ("{target}/new", "{target}/precious", "/tmp/of-a-sandbox", "/etc/of-a-sandbox", "/of-a-sandbox"):
+            try:
+                with open(path, "w") as file:
+                    file.write("written")
+            except OSError:
+                pass
+        try:
+            os.remove("{target}/precious")
+        except OSError:
+            pass
+        with open("inside", "w") as file:
+            file.write("allowed")
+        print(open("inside").read())
+        """
+    )
+    assert result.stdout == "allowed\n", result.stderr
+    assert [path.name for path in target.iterdir()] == ["precious"]
+    assert (target / "precious").read_text() == "precious"
+    assert not any(Path(folder, "of-a-sandbox").exists() for folder in ("/tmp", "/etc", "/"))
+
+
+def test_reading_outside(tmp_path, each_way):
+    needs("files", "landlock")
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    secret.chmod(0o666)
+    code = (
+        f"for path in ({str(secret)!r}, '/etc/passwd'):\n    try: print(open(path).read())\n    except OSError: pass"
+    )
+    assert run_python(code).stdout == ""
+
+
+def test_the_interpreter_cannot_be_changed(each_way):
+    needs("files", "landlock", "uid")
+    code = "import os\ntry: open(os.__file__, 'a')\nexcept OSError as error: print('refused')"
+    assert run_python(code).stdout == "refused\n"
+
+
+def test_a_mount_below_the_system_folders_is_read_only_too():
+    needs("files")
+    if os.geteuid() != 0 or tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 12):
+        pytest.skip("needs root, to mount something, and Linux 5.12")
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from trl_grpo_tasks.rewards import sandbox
+        from trl_grpo_tasks.rewards.jail import layers
+        layers.unshare(layers.NEWNS)
+        layers._mount(None, "/", None, layers.MS_REC | layers.MS_PRIVATE)
+        layers._mount("tmpfs", "/usr/local", "tmpfs", 0, "size=1m,mode=777")
+        sandbox._probed_layers = lambda: {{"files": ""}}
+        print(sandbox.run_python("open('/usr/local/written', 'w')").stderr, os.listdir("/usr/local"))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert "Read-only file system" in ended.stdout and ended.stdout.endswith(" []\n"), ended
+
+
+def test_opening_a_socket(each_way):
+    needs("network", "seccomp", "landlock")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        result = dedent_run(
+            f"""
+            import socket
+            try:
+                socket.create_connection(("127.0.0.1", {port}), timeout=2)
+                print("connected")
+            except OSError as error:
+                print("refused")
+            """
+        )
+        assert result.stdout == "refused\n", result.stderr
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_seccomp_refuses_what_a_program_does_not_need():
+    needs("seccomp")
+    result = dedent_run(
+        """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        def refused(result):
+            return result == -1 and ctypes.get_errno() == 1
+        print(refused(libc.unshare(0x10000000)), refused(libc.ptrace(0, 0, 0, 0)), refused(libc.socket(1, 1, 0)))
+        clone = 56 if os.uname().machine == "x86_64" else 220
+        child = libc.syscall(clone, ctypes.c_ulong(0x10000000 | 17), None, None, None, None)  # a user namespace
+        if child == 0:
+            os._exit(0)
+        print(refused(child))
+        """
+    )
+    assert result.stdout == "True True True\nTrue\n", result.stderr
+
+
+def test_threads_children_and_pairs_of_sockets_still_work(each_way):
+    result = dedent_run(
+        """
+        import asyncio, multiprocessing, subprocess, sys, threading
+        thread = threading.Thread(target=print, args=("thread",))
+        thread.start()
+        thread.join()
+        child = multiprocessing.get_context("fork").Process(target=print, args=("process",))
+        child.start()
+        child.join()
+        print(asyncio.run(asyncio.to_thread(lambda: "asyncio")))
+        print(subprocess.run([sys.executable, "-S", "-c", "print('run')"], capture_output=True, text=True).stdout)
+        """,
+        timeout=20,
+    )
+    assert result.stdout.split() == ["thread", "process", "asyncio", "run"], result
+
+
+def test_sending_to_a_socket_from_a_pair(each_way, tmp_path):
+    needs("seccomp")
+    path = Path(tempfile.mkdtemp()) / "socket"  # a short name: there is room for 107 characters
+    path.parent.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(path))
+        path.chmod(0o777)
+        server.settimeout(0.2)
+        result = dedent_run(
+            f"""
+            import socket
+            try:
+                one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+                one.sendto(b"hello", {str(path)!r})
+                print("sent")
+            except OSError:
+                print("refused")
+            """
+        )
+        assert result.stdout == "refused\n", result.stderr
+        with pytest.raises(TimeoutError):
+            server.recv(10)
+    shutil.rmtree(path.parent)
+
+
+def test_killing_its_parent(each_way):
+    needs("pids", "uid", "landlock")
+    marker = subprocess.Popen(["sleep", "60"])  # somebody else on this machine
+    try:
+        result = dedent_run(
+            f"""
+            import os, signal
+            refused = 0
+            for pid in (os.getppid(), {os.getpid()}, {marker.pid}):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    refused += 1
+            print("alive", refused)
+            """
+        )
+        assert marker.poll() is None
+        # Its own init (process 1 of the namespace) may be signalled, to no effect, where both have the same user id.
+        assert result.stdout in ("alive 3\n", "alive 2\n"), result
+    finally:
+        marker.kill()
+        marker.wait()
+
+
+def test_a_child_that_outlives_it(each_way, tmp_path):
+    result = dedent_run(
+        """
+        import os, sys, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(1000)
+            os._exit(0)
+        os.wait()
+        print("done")
+        """,
+        timeout=20,
+    )
+    # The grandchild holds stdout: that the run has ended, long before the timeout, means that it is dead.
+    assert result.stdout == "done\n" and result.exit_code == 0 and not result.timed_out and result.seconds < 15
+
+
+def test_a_child_that_keeps_changing_its_number():
+    """Without a process tree of its own, on a machine with so many processes that looking at each takes a while."""
+    script = f"""
+        import os, sys, time
+        sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})
+        from jail import launcher, layers
+        layers.prctl(layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.fork() == 0:
+            ends = time.monotonic() + 10
+            while time.monotonic() < ends:
+                time.sleep(0.02)
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+        def slow_open(*arguments):
+            time.sleep(0.008)
+            return open(*arguments)
+        launcher.open = slow_open
+        started = time.monotonic()
+        launcher._end_descendants()
+        print(time.monotonic() - started)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert float(ended.stdout) < 5, ended  # when it gives up
+
+
+def test_the_sandbox_dies_with_its_host(tmp_path):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+        sandbox_layers()
+        print("ready", flush=True)
+        run_python("import time; time.sleep(1000) #unique-{os.getpid()}", timeout=1000)
+    """
+    host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert host.stdout.readline() == "ready\n"
+    launchers: list[int] = []
+    deadline = time.monotonic() + 20
+    while not launchers and time.monotonic() < deadline:
+        launchers = [pid for pid in descendants(host.pid) if "main.py" in command_of(pid)]
+        time.sleep(0.02)
+    family = descendants(host.pid)
+    assert launchers and len(family) >= 3
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in family if command_of(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == []

@@ -1,0 +1,244 @@
+"""Rollouts: greedy as `generate`, sampled from the scored distribution, right under any constraint."""
+
+import os
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.rollouts import EOS, MODELS, PROMPTS, REPLAYED, TOKENIZER, Replayed, dense_logps, tiny
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
+from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.rollout import Decoder, rollout, unsupported_reason
+
+
+@pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
+@pytest.mark.parametrize("family", MODELS)
+def test_greedy_is_what_generate_gives(family, decoders):
+    model = MODELS[family]
+    ours = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0,
+                   decoder=decoders.get(family))  # fmt: skip
+    for prompt, ids in zip(PROMPTS, ours.completion_ids, strict=True):
+        given = torch.tensor([prompt])
+        out = model.generate(input_ids=given, attention_mask=torch.ones_like(given), do_sample=False,
+                             max_new_tokens=20, eos_token_id=EOS, pad_token_id=0)[0, len(prompt) :]  # fmt: skip
+        assert ids == out.tolist()
+
+
+@pytest.mark.skipif("REAL_MODEL" not in os.environ, reason="REAL_MODEL names no folder of a pretrained model")
+def test_greedy_on_a_real_model():
+    """`REAL_MODEL=folder pytest -k real_model`: chat prompts of different length, left-padded in one batch."""
+    model = AutoModelForCausalLM.from_pretrained(os.environ["REAL_MODEL"], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"], padding_side="left")
+    questions = [
+        "Name three colours.",
+        "What is the capital of France?",
+        "Name three colours.",
+        "Count to ten, please.",
+    ]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    given = tokenizer.apply_chat_template(chats, add_generation_prompt=True, padding=True, return_tensors="pt",
+                                          return_dict=True)  # fmt: skip
+    theirs = model.generate(**given, do_sample=False, max_new_tokens=40)[:, given["input_ids"].shape[1] :]
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(*given.values(), strict=True)]
+    end = model.generation_config.eos_token_id
+    for decoder in (Decoder(model), Replayed(model)):
+        ours = rollout(model, prompts, max_new_tokens=40, eos_token_ids=[end], temperature=0, decoder=decoder)
+        for ids, expected in zip(ours.completion_ids, theirs.tolist(), strict=True):
+            assert ids == expected[: len(ids)] and (ids[-1] == end or len(ids) == 40)
+
+
+def brick_choices(node):
+    kind, lines = node
+    if kind == "line":
+        more = (
+            [(f"{a}x{b} (".replace(" ", ""), ("at", lines)) for a in (1, 2) for b in (1, 10, 12)] if lines < 3 else []
+        )
+        return more + ([("", None)] if lines else [])
+    return [(f"{n},0)", ("line", lines + 1)) for n in range(12)]
+
+
+CONSTRAINTS = {
+    "regex": GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
+    "spelt": OneSpelling(
+        TOKENIZER,
+        GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
+    ),
+    "tree": ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, brick_choices),
+}
+PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"abcde"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(sorted(CONSTRAINTS)),
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=6),
+    st.integers(1, 25),
+    st.sampled_from([0.7, 1.0, 1.4]),
+    st.integers(0, 10**6),
+    st.booleans(),
+)
+def test_any_batch_under_any_constraint(kind, patterns, length, temperature, seed, is_replayed):
+    """Every token was allowed, masks are those of a replay, log-probs those of a plain forward pass."""
+    model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
+    rows = [{"pattern": pattern} for pattern in patterns]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
+    torch.manual_seed(seed)
+    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=temperature,
+                  constraint=CONSTRAINTS[kind], rows=rows, table=table,
+                  decoder=REPLAYED["llama"] if is_replayed else None)  # fmt: skip
+    for row, prompt, ids, masks, logps in zip(rows, prompts, out.completion_ids, out.masks, out.logps, strict=True):
+        expected = [table.number_of(mask) for mask in replay(CONSTRAINTS[kind], row, ids)]
+        assert masks == expected
+        assert 1 <= len(ids) <= length and (len(ids) == length or ids[-1] == EOS) and EOS not in ids[:-1]
+        with torch.no_grad():
+            wanted = dense_logps(model, prompt, ids, masks, table, temperature)
+        assert logps == pytest.approx(wanted, abs=1e-4)
+        forced = [t for t, number in enumerate(masks) if table.counts(np.array([number]))[0] == 1]
+        assert all(logps[t] == 0 for t in forced)
+
+
+def test_samples_follow_the_exact_distribution():
+    """Chi-square over all completions of a constrained task with six answers."""
+    model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
+    torch.manual_seed(1)
+    out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
+                  rows=[{}] * 3000, table=table)  # fmt: skip
+    counts: dict[tuple, int] = {}
+    exact: dict[tuple, float] = {}
+    for ids, masks in zip(out.completion_ids, out.masks, strict=True):
+        key = tuple(ids)
+        counts[key] = counts.get(key, 0) + 1
+        if key not in exact:
+            with torch.no_grad():
+                exact[key] = float(np.exp(sum(dense_logps(model, PROMPTS[0], ids, masks, table, 1.0))))
+    assert {TOKENIZER.decode(key, skip_special_tokens=True) for key in counts} <= {
+        "a0x",
+        "a1x",
+        "a2x",
+        "ab0",
+        "ab1",
+        "b",
+    }
+    expected = {key: 3000 * p for key, p in exact.items() if 3000 * p >= 5}
+    chi2 = sum((counts[key] - e) ** 2 / e for key, e in expected.items())
+    assert len(expected) >= 4 and chi2 < 3.3 * len(expected) + 12
+
+
+class Fickle:
+    """Takes back some of what was written, at random, a limited number of times a row."""
+
+    def __init__(self, seed, times):
+        self._random, self._left, self.asked = random.Random(seed), {}, set()
+        self._times = times
+
+    def keep(self, i, ids, ended):
+        assert ended == (ids[-1] == EOS)
+        self.asked.add((i, tuple(ids)))
+        if self._left.setdefault(i, self._times) and self._random.random() < 0.4:
+            self._left[i] -= 1
+            return self._random.randint(0, len(ids))
+        return None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([None, *sorted(CONSTRAINTS)]),
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=6),
+    st.integers(1, 25),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.integers(0, 8),
+)
+def test_what_an_editor_takes_back_leaves_no_trace(kind, patterns, length, seed, is_replayed, times):
+    """Whatever is cut, and how often: masks are those of a replay, log-probs those of a plain forward pass."""
+    model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
+    rows = [{"pattern": pattern} for pattern in patterns]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
+    constrained = {"constraint": CONSTRAINTS[kind], "rows": rows, "table": table} if kind else {}
+    torch.manual_seed(seed)
+    editor = Fickle(seed, times)
+    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], editor=editor, **constrained,
+                  decoder=REPLAYED["llama"] if is_replayed else None)  # fmt: skip
+    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        ids, masks, logps = out.completion_ids[i], out.masks[i], out.logps[i]
+        assert len(ids) == len(masks) == len(logps) and (i, tuple(ids)) in editor.asked
+        assert 1 <= len(ids) <= length and (len(ids) == length or ids[-1] == EOS) and EOS not in ids[:-1]
+        if kind:
+            assert masks == [table.number_of(mask) for mask in replay(CONSTRAINTS[kind], row, ids)]
+        with torch.no_grad():
+            wanted = dense_logps(model, prompt, ids, masks, table, 1.0)
+        assert logps == pytest.approx(wanted, abs=1e-4)
+
+
+class Refusing:
+    """Rejection sampling: a text that `is_good` does not like is drawn again, from its first token that may differ."""
+
+    def __init__(self, is_good):
+        self._is_good = is_good
+
+    def keep(self, i, ids, ended):
+        return 0 if ended and not self._is_good(TOKENIZER.decode(ids, skip_special_tokens=True)) else None
+
+
+@pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
+def test_an_editor_that_rejects_samples_the_conditional_distribution(decoders):
+    """Chi-square over the four of six answers that are not rejected."""
+    model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
+    good = ["a0x", "a2x", "ab0", "b"]
+    torch.manual_seed(2)
+    out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
+                  rows=[{}] * 3000, table=table, editor=Refusing(good.__contains__),
+                  decoder=decoders.get("qwen2"))  # fmt: skip
+    counts = Counter(map(tuple, out.completion_ids))
+    weight = {}
+    for ids in counts:
+        masks = [table.number_of(mask) for mask in replay(constraint, {}, list(ids))]
+        with torch.no_grad():
+            weight[ids] = float(np.exp(sum(dense_logps(model, PROMPTS[0], list(ids), masks, table, 1.0))))
+    assert {TOKENIZER.decode(ids, skip_special_tokens=True) for ids in counts} == set(good)
+    share = 3000 / sum(weight.values())
+    # some answers have two spellings in tokens
+    chi2 = sum((counts[ids] - share * w) ** 2 / (share * w) for ids, w in weight.items() if share * w >= 5)
+    assert len(counts) >= 4 and chi2 < 3.3 * len(counts) + 12
+
+
+def test_forced_tokens_and_shared_prompts_save_forward_passes():
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"ccdde[0-9]ccdde[0-9]ccdde"))
+    out = rollout(MODELS["llama"], [PROMPTS[3]] * 8, max_new_tokens=30, eos_token_ids=[EOS], constraint=constraint,
+                  rows=[{}] * 8, table=MaskTable(len(TOKENIZER) + 3))  # fmt: skip
+    assert all(len(ids) == 18 for ids in out.completion_ids)
+    # the prompt, the first run of forced tokens, and a digit with the run after it; the last run ends the text
+    assert out.forward_passes == 3
+
+
+def test_passes_have_few_sizes_and_rows_that_finished_leave():
+    """A run's worth of rollouts: what is captured once serves all, as long as nothing grows."""
+    constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"[a-e]{1,40}"))
+    decoder = Replayed(MODELS["llama"])
+    seen = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        rollout(MODELS["llama"], PROMPTS * 3, max_new_tokens=40, eos_token_ids=[EOS], constraint=constraint,
+                rows=[{}] * 15, table=MaskTable(len(TOKENIZER) + 3), decoder=decoder)  # fmt: skip
+        seen.append(set(decoder._graphs))
+    assert seen[-1] == seen[5]
+    assert {count for count, _, _ in seen[-1]} <= {1, 2, 4, 8, 15} and len({count for count, _, _ in seen[-1]}) >= 3
+    assert {length for _, _, length in seen[-1]} == {256}
+
+
+def test_models_it_does_not_know_are_named():
+    from transformers import GPT2Config, MistralConfig
+
+    assert unsupported_reason(MODELS["llama"]) is None
+    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
+    assert "'gpt2'" in unsupported_reason(gpt2)
+    assert "sliding" in unsupported_reason(tiny(MistralConfig, sliding_window=4))

@@ -1,0 +1,95 @@
+"""How tests build trainers: small, on the CPU, seeded, quiet; and how they run them in several processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.support.paths import ROOT
+from tests.support.toy import ToyTask
+from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
+
+QUIET = {
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 5,
+    "learning_rate": 1e-2,
+    "reward_workers": 0,
+}
+
+
+def config(output_dir, **options) -> TaskGRPOConfig:
+    return TaskGRPOConfig(output_dir=str(output_dir), **(QUIET | options))
+
+
+def toy_trainer(model, output_dir, task=None, **options) -> TaskGRPOTrainer:
+    extra = {name: options.pop(name) for name in ("peft_config", "constraint", "eval_dataset") if name in options}
+    return TaskGRPOTrainer(model, args=config(output_dir, **options), task=task or ToyTask(), **extra)
+
+
+def parameters(trainer) -> dict:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+TIMES = ("runtime", "per_second", "step_time", "perf/")
+
+
+def timeless(logs: dict) -> dict:
+    return {key: value for key, value in logs.items() if not any(word in key for word in TIMES)}
+
+
+# Around a script that makes `trainer` from `model`, `output_dir` and `options`.
+BEFORE = "import json, sys, torch\nmodel, output_dir, options, resume = json.loads(sys.argv[1])\n"
+AFTER = """
+trainer.train(resume_from_checkpoint=resume)
+if trainer.accelerator.is_main_process:
+    torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, output_dir + "/weights.pt")
+"""
+
+
+def run_processes(script, model, output_dir, processes, options, resume=False, timeout=300):
+    """The weights and the metrics of a trainer that `script` makes, trained by so many processes (gloo)."""
+    launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
+    lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
+    return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
+
+
+def launch(script, processes, argument, output_dir, timeout=300, status=0):
+    """Run `script` in so many processes (gloo), with `argument` as JSON in sys.argv[1]; what they wrote to stdout and
+    stderr. They are killed after `timeout` seconds."""
+    file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
+    file.write_text(script)
+    command = [*launcher(processes), str(file), json.dumps(argument)]
+    running = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = running.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        running.terminate()  # the launcher then kills the processes, which it started in sessions of their own
+        out, err = running.communicate(timeout=60)
+        raise AssertionError(f"still running after {timeout} s\n{err[-4000:]}") from None
+    assert running.returncode == status, err[-4000:]
+    return out, err
+
+
+def launcher(processes):
+    """The command that starts a script in so many processes."""
+    words = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
+    return [sys.executable, *(words if processes > 1 else [])]
+
+
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "ACCELERATE_USE_CPU": "true",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",  # seconds from SIGTERM to SIGKILL
+}

@@ -1,0 +1,427 @@
+"""The brick constraint against plain rules: which lines are legal is found by trying every brick at every place, and
+which tokens are allowed by trying every token."""
+
+import itertools
+import json
+import random
+from bisect import bisect_left
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.paths import DATA
+from tests.support.tokenizer_makes import MAKES
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, replay, unpack
+from trl_grpo_tasks.tasks.brick import constraint as constraint_module
+from trl_grpo_tasks.tasks.brick.constraint import BrickTree, brick_constraint
+from trl_grpo_tasks.tasks.brick.placements import Placements, Rules
+from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
+
+CHARACTERS = [character.encode() for character in "0123456789x(),-@ \n"]
+VOCABULARIES = {
+    "characters": Vocabulary([*CHARACTERS, None], eos=len(CHARACTERS)),
+    "merged": Vocabulary([*CHARACTERS, None, *(f"{n}".encode() for n in range(-9, 30))], eos=len(CHARACTERS)),
+    "spanning": Vocabulary(
+        [None, *CHARACTERS, b"x2 (", b"x2 @1 (", b")\n2x", b"1 (", b",0", b"0,1", b"(0,", b"(0,0,0)\n", b"1)\n1x1",
+         b",-", b"1x1 (0,0,0)\n1x1 (", b"1x1 (0,0,0)\n1x1 (0,0,1)\n", b"12", b"10,", b"1)", b"\n1", b"\n\n", b"@0 (0",
+         b"x", b"11,1", b"2x1 @2 (-1,0,"], eos=0,
+    ),
+}  # fmt: skip
+every_vocabulary = pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES.keys())
+flags = st.booleans()
+
+
+def cells(brick):
+    return {(brick.x + i, brick.y + j, brick.z) for i in range(brick.h) for j in range(brick.w)}
+
+
+def legal_bricks(bricks, world, attach, canonical):
+    """Every brick that may come next, by the rules as one would say them."""
+    taken = {cell for brick in bricks for cell in cells(brick)}
+    studs = {(x, y, z + step) for x, y, z in taken for step in (1, -1)}
+    places = itertools.product(SIZES, range(world), range(world), range(world))
+    for (h, w), x, y, z in places:
+        brick = Brick(h, w, x, y, z)
+        own = cells(brick)
+        if x + h > world or y + w > world or own & taken:
+            continue
+        if attach and z > 0 and not own & studs:
+            continue
+        if canonical and bricks and (z, -x, -y) <= (bricks[-1].z, -bricks[-1].x, -bricks[-1].y):
+            continue
+        yield brick
+
+
+class Oracle:
+    """What may be written, found out line by line."""
+
+    def __init__(self, world, max_bricks, form, attach, canonical, max_offset):
+        self.max_bricks = max_bricks
+
+        @lru_cache(None)
+        def lines(bricks):
+            """The lines that may come next, and the brick that each means."""
+            found = {}
+            for brick in legal_bricks(bricks, world, attach, canonical) if len(bricks) < max_bricks else ():
+                if form == "absolute":
+                    found[f"{brick.h}x{brick.w} ({brick.x},{brick.y},{brick.z})\n"] = brick
+                    continue
+                found[f"{brick.h}x{brick.w} @0 ({brick.x},{brick.y},{brick.z})\n"] = brick
+                for number, pivot in enumerate(bricks, 1):
+                    offset = (brick.x - pivot.x, brick.y - pivot.y, brick.z - pivot.z)
+                    if max(map(abs, offset)) <= max_offset:
+                        found["{}x{} @{} ({},{},{})\n".format(brick.h, brick.w, number, *offset)] = brick
+            return found
+
+        self._lines = lines
+        self._sorted = lru_cache(None)(lambda bricks: sorted(lines(bricks)))
+
+    def allows(self, text, to_end=False):
+        """The text can still become a whole one; or, `to_end`, it is one."""
+        bricks = ()
+        *whole, rest = text.split("\n")
+        for line in whole:
+            brick = self._lines(bricks).get(line + "\n")
+            if brick is None:
+                return False
+            bricks = (*bricks, brick)
+        if to_end:
+            return not rest and bool(bricks)
+        begun = self._sorted(bricks)
+        at = bisect_left(begun, rest)
+        return not rest or (at < len(begun) and begun[at].startswith(rest))
+
+
+def allowed_tokens(state, vocabulary):
+    return np.flatnonzero(unpack(state.mask(), vocabulary.size)).tolist()
+
+
+def walk(constraint, choose, oracle=None, row=None):
+    """Write a text token by token; every mask is compared with the oracle and with what must follow."""
+    vocabulary, state, written = constraint.vocabulary, constraint.start(row or {}), ""
+    while not state.finished:
+        allowed = allowed_tokens(state, vocabulary)
+        if oracle:
+            expected = [
+                token
+                for token, spelling in enumerate(vocabulary.bytes_of)
+                if (token == vocabulary.eos and oracle.allows(written, to_end=True))
+                or (spelling and oracle.allows(written + spelling.decode()))
+            ]
+            assert allowed == expected, written
+        forced = state.forced()
+        assert forced[:1] == (allowed if len(allowed) == 1 else []), written
+        token = choose(allowed)
+        state.accept(token)
+        written += (vocabulary.bytes_of[token] or b"").decode()
+    return written
+
+
+def chooser(seed, end, patience=0.1):
+    """Chooses at random, but ends seldom."""
+    chance = random.Random(seed)
+
+    def choose(allowed):
+        going_on = [token for token in allowed if token != end]
+        return end if not going_on or (end in allowed and chance.random() < patience) else chance.choice(going_on)
+
+    return choose
+
+
+def random_structure(world, count, seed, attach=True):
+    """Bricks thrown in at random and kept if the rules allow it: found without the code under test."""
+    chance = random.Random(seed)
+    bricks, taken = [], set()
+    for _ in range(count * 400):
+        if len(bricks) == count:
+            break
+        (h, w), layer = chance.choice(SIZES), chance.randrange(1 + max((brick.z + 2 for brick in bricks), default=0))
+        brick = Brick(h, w, chance.randrange(world), chance.randrange(world), layer)
+        own = cells(brick)
+        studs = {(x, y, z + step) for x, y, z in own for step in (1, -1)}
+        if brick.is_inside(world) and not own & taken and (layer == 0 or not attach or studs & taken):
+            bricks.append(brick)
+            taken |= own
+    return Structure(tuple(bricks), world)
+
+
+def cut_at_random(text, vocabulary, chance):
+    """The text as tokens, any that fit."""
+    raw, spelled = text.encode(), [(token, spelling) for token, spelling in enumerate(vocabulary.bytes_of) if spelling]
+    tokens, at = [], 0
+    while at < len(raw):
+        tokens.append(chance.choice([token for token, spelling in spelled if raw.startswith(spelling, at)]))
+        at += len(vocabulary.bytes_of[tokens[-1]])
+    return [*tokens, vocabulary.eos]
+
+
+# Masks
+
+
+@every_vocabulary
+@pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "loose"])
+@pytest.mark.parametrize("form", ["absolute", "pivot"])
+def test_masks_equal_brute_force(form, attach, canonical, vocabulary):
+    for world, max_bricks, max_offset in [(3, 5, 5), (4, 3, 1), (2, 40, 1)]:
+        rules = {"world": world, "max_bricks": max_bricks, "form": form, "attach": attach, "canonical": canonical}
+        constraint = brick_constraint(vocabulary, **rules, max_offset=max_offset)
+        oracle = Oracle(**rules, max_offset=max_offset)
+        lengths = [walk(constraint, chooser(n, vocabulary.eos, 0.05), oracle).count("\n") for n in range(3)]
+        assert max(lengths) > 1 and max(lengths) <= max_bricks
+
+
+@every_vocabulary
+@pytest.mark.parametrize("form", ["absolute", "pivot"])
+def test_masks_equal_brute_force_where_numbers_have_two_digits(form, vocabulary):
+    rules = {"world": 12, "max_bricks": 3, "form": form, "attach": False, "canonical": False, "max_offset": 11}
+    walk(brick_constraint(vocabulary, **rules), chooser(1, vocabulary.eos, 0.0), Oracle(**rules))
+
+
+@pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "loose"])
+@pytest.mark.parametrize(("world", "count", "every"), [(1, 1, 1), (5, 40, 1), (9, 60, 8), (20, 60, 60)])
+def test_placements_equal_brute_force(world, count, every, attach, canonical):
+    chance = random.Random(world)
+    rules = Rules(world, max_bricks=1000, attach=attach, canonical=canonical)
+    box = rules.everywhere
+    placed = Placements.none_yet(rules)
+    for step in range(1, count + 1):
+        size = chance.choice(placed.sizes())
+        lowest = next(z for z in range(world) if placed.legal[size][z])
+        # In canonical order a brick far along leaves little to do: take one of the next.
+        near = box._replace(low=lowest, high=lowest + 1) if canonical else box
+        x = chance.choice(placed.xs(size, near)[-2 if canonical else 0 :])
+        y = chance.choice(placed.ys(size, near, x)[-2 if canonical else 0 :])
+        z = chance.choice(placed.zs(size, near, x, y))
+        placed = placed.place(Brick(*SIZES[size], x, y, z))
+        if step % every == 0 or not placed.sizes():
+            found = {
+                Brick(*SIZES[size], x, y, z)
+                for size in placed.sizes()
+                for x in placed.xs(size, box)
+                for y in placed.ys(size, box, x)
+                for z in placed.zs(size, box, x, y)
+            }
+            assert found == set(legal_bricks(placed.bricks, world, attach, canonical))
+        if not placed.sizes():
+            break
+    assert len(placed.bricks) == count or world < 20
+
+
+# What is written, and what can be written
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 13), st.integers(1, 12), st.sampled_from(["absolute", "pivot"]), flags, flags, st.integers(0, 6),
+    st.sampled_from(sorted(VOCABULARIES)), st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_whatever_is_written_can_be_built(world, max_bricks, form, attach, canonical, max_offset, vocabulary, seed):
+    vocabulary = VOCABULARIES[vocabulary]
+    constraint = brick_constraint(
+        vocabulary, world=world, max_bricks=max_bricks, form=form, attach=attach, canonical=canonical,
+        max_offset=max_offset,
+    )  # fmt: skip
+    text = walk(constraint, chooser(seed, vocabulary.eos))
+    reading = parse(text, world, max_offset)
+    structure = reading.structure
+    assert reading.problems == [] and reading.lines == len(structure) >= 1
+    assert structure.problems(max_bricks) == []
+    assert not attach or structure.floating == []
+    assert not canonical or structure == structure.canonical()
+    assert ("@" in text) == (form == "pivot")
+
+
+def first_refused(constraint, tokens):
+    """How many lines were written when a token was refused; None if none was."""
+    state, written = constraint.start({}), b""
+    for token in tokens:
+        if token not in allowed_tokens(state, constraint.vocabulary):
+            with pytest.raises(ValueError, match=r"allowed|may not end"):
+                state.accept(token)
+            return written.count(b"\n")
+        state.accept(token)
+        written += constraint.vocabulary.bytes_of[token] or b""
+    assert state.finished
+    return None
+
+
+@pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "loose"])
+def test_every_structure_can_be_written_however_it_is_cut_into_tokens(attach, canonical):
+    constraints = {
+        (form, name): brick_constraint(vocabulary, form=form, attach=attach, canonical=canonical)
+        for form in ("absolute", "pivot")
+        for name, vocabulary in VOCABULARIES.items()
+    }
+    for seed in range(3):
+        structure = random_structure(20, 40, seed, attach)
+        if canonical:
+            structure = structure.canonical()
+            structure = attached_in_this_order(structure) if attach else structure
+        assert len(structure) > 15
+        for (form, name), constraint in constraints.items():
+            text = structure.text if form == "absolute" else structure.pivot_text()
+            tokens = cut_at_random(text, VOCABULARIES[name], random.Random(seed))
+            assert first_refused(constraint, tokens) is None
+
+
+def attached_in_this_order(structure):
+    """Without the bricks that nothing holds when their turn comes."""
+    kept = []
+    for brick in structure.bricks:
+        if brick.z == 0 or any(abs(brick.z - other.z) == 1 and brick.overlap(other) for other in kept):
+            kept.append(brick)
+    return Structure(tuple(kept), structure.world)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_every_structure_can_be_written_in_the_tokenizers_own_way(make):
+    tokenizer = MAKES[make]
+    constraint = brick_constraint(tokenizer)
+    for seed in range(3):
+        structure = random_structure(20, 30, seed)
+        tokens = [*tokenizer.encode(structure.text, add_special_tokens=False), tokenizer.eos_token_id]
+        assert first_refused(constraint, tokens) is None
+
+
+CASES = json.loads((DATA / "brick_structures.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_reference_structures_can_be_written(case):
+    structure = parse(case["bricks"], case["world"]).structure
+    vocabulary = VOCABULARIES["spanning"]
+    for attach, canonical in itertools.product([True, False], repeat=2):
+        ordered = structure.canonical() if canonical else structure
+        held = attached_in_this_order(ordered)
+        # Some have bricks that only hold on to one written later.
+        expected = None if not attach or held == ordered else next(
+            n for n, brick in enumerate(ordered.bricks) if n == len(held) or brick != held.bricks[n]
+        )  # fmt: skip
+        for form in ("absolute", "pivot"):
+            text = ordered.text if form == "absolute" else ordered.pivot_text()
+            constraint = brick_constraint(vocabulary, max_bricks=200, form=form, attach=attach, canonical=canonical)
+            tokens = cut_at_random(text, vocabulary, random.Random(0))
+            assert first_refused(constraint, tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("|$", {}),
+        ("2x4 (0,0,0)\n2x4 (1,|$", {}),
+        ("|3", {}),  # no such size
+        ("2x|8", {}),
+        ("2x4 (1|9", {}),  # sticks out
+        ("2x4 (1,1|7", {}),
+        ("2x4 (1,1,|1", {}),  # floats
+        ("2x4 (1,1,0)\n2x4 (4,1,|1", {}),
+        ("2x4 (1,1,0)\n2x4 (2,4,|0", {}),  # collides
+        ("2x4 (1,1,0)\n2x4 (2,4,|2", {}),
+        ("2x4 (1,1,0)\n2x4 (2,4,1)\n1x1 (2,4,|1", {}),
+        ("2x4 (1,1,0)\n|2", {"max_bricks": 1}),
+        ("2x4 (3,1,0)\n2x4 (3,1,1)\n1x1 (|0", {"canonical": True}),
+        ("1x1 (3,1,0)\n1x1 (3,|2", {"canonical": True}),
+        ("1x1 (3,1,0)\n1x1 (|4", {"canonical": True}),
+        ("1x1 @|1", {"form": "pivot"}),
+        ("1x1 @0 (0,0,0)\n1x1 @|2", {"form": "pivot"}),
+        ("1x1 @0 (9,9,0)\n1x1 @1 (0,0,|0", {"form": "pivot"}),
+        ("1x1 @0 (9,9,0)\n1x1 @1 (|6", {"form": "pivot"}),
+        ("1x1 @0 (1,9,0)\n1x1 @1 (-|2", {"form": "pivot"}),
+        ("1x1 @0 (9,9,0)\n1x1 @0 (|-", {"form": "pivot"}),
+        ("1x1 @0 (0,0,0)\n1x1 @0 (19,0,0)\n8x1 @|2", {"form": "pivot"}),  # no place in reach
+    ],
+)
+def test_refused(text, options):
+    vocabulary = VOCABULARIES["characters"]
+    id_of = {spelling: token for token, spelling in enumerate(vocabulary.bytes_of)} | {b"$": vocabulary.eos}
+    state = brick_constraint(vocabulary, **options).start({})
+    written, refused = text.split("|")
+    for character in written:
+        state.accept(id_of[character.encode()])
+    with pytest.raises(ValueError, match=r"allowed|may not end"):
+        state.accept(id_of[refused.encode()])
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("2x4 (1,1,0)\n2x4 (2,4,1)\n1x1 (3,7,0)\n", {}),  # under the overhang
+        ("1x1 (1,1,0)\n1x8 (1,1,1)\n1x1 (1,8,0)\n1x1 (1,4,0)\n1x2 (1,6,2)\n", {}),
+        ("1x1 (1,1,0)\n1x1 (1,1,1)\n1x8 (1,1,2)\n1x1 (1,8,1)\n", {}),  # hangs from a brick above
+        ("1x1 (3,3,3)\n", {"attach": False}),
+        ("1x1 @0 (19,19,0)\n1x1 @1 (0,0,1)\n6x1 @2 (-5,-5,-1)\n", {"form": "pivot"}),
+        ("1x1 @0 (9,9,0)\n1x1 @1 (-9,9,0)\n", {"form": "pivot", "max_offset": 9}),
+    ],
+)
+def test_accepted(written, options):
+    vocabulary = VOCABULARIES["characters"]
+    tokens = [*(vocabulary.bytes_of.index(character.encode()) for character in written), vocabulary.eos]
+    assert first_refused(brick_constraint(vocabulary, **options), tokens) is None
+
+
+# Options, rows and memory
+
+
+def test_a_row_may_have_a_world_and_a_limit_of_its_own():
+    vocabulary = VOCABULARIES["characters"]
+    constraint = brick_constraint(vocabulary, max_bricks=2)
+    assert len(constraint.start({"world": 1}).forced()) == len("1x1 (0,0,0)\n") + 1
+    assert walk(constraint, max, row={"world": 1, "max_bricks": 9}) == "1x1 (0,0,0)\n"
+    longest = chooser(0, vocabulary.eos, 0.0)
+    assert walk(constraint, longest, row={"world": None, "max_bricks": 5}).count("\n") == 5
+    assert walk(constraint, longest, row={"max_bricks": None}).count("\n") == 2
+    structure = parse(walk(constraint, longest, row={"world": 3, "max_bricks": 8}), 3).structure
+    assert structure.problems(8) == []
+    with pytest.raises(ValueError, match="world is 0; it must be between 1 and 1000"):
+        constraint.start({"world": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "relative"}, "unknown form 'relative'; forms are: absolute, pivot"),
+        ({"world": 0}, "world is 0"),
+        ({"max_bricks": 0}, "max_bricks is 0; it must be between 1 and 2000"),
+        ({"max_bricks": 2001}, "max_bricks is 2001"),
+        ({"max_offset": -1}, "max_offset is -1"),
+    ],
+)
+def test_bad_options_are_named_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        brick_constraint(VOCABULARIES["characters"], **options)
+
+
+def test_a_full_world_must_end():
+    vocabulary = VOCABULARIES["characters"]
+    text = walk(brick_constraint(vocabulary, world=2, max_bricks=50), chooser(3, vocabulary.eos, 0.0))
+    assert parse(text, 2).structure.occupied.all()
+
+
+def test_placements_are_shared_forgotten_and_found_again(monkeypatch):
+    vocabulary = VOCABULARIES["characters"]
+    structure = random_structure(8, 12, 0)
+    assert len(structure) == 12
+    tokens = cut_at_random(structure.text, vocabulary, random.Random(0))
+
+    def masks_and_tree():
+        tree = BrickTree(8, 100, "absolute", attach=True)
+        constraint = ChoiceTreeConstraint(vocabulary, tree.root, tree.choices, look_ahead=False)
+        return [replay(constraint, {}, tokens) for _ in range(2)], tree, constraint
+
+    (first, again), tree, _ = masks_and_tree()
+    assert np.array_equal(first, again) and len(tree.placements) == 13
+    monkeypatch.setattr(constraint_module, "_PLACEMENTS_KEPT", 2)
+    (forgetful, _), tree, constraint = masks_and_tree()
+    assert np.array_equal(first, forgetful) and len(tree.placements) == 2
+    middle = (*tree.root({})[0][:2], Structure(structure.bricks[:6]).text)
+    constraint.expand.cache_clear()
+    found = tree.choices((middle,))
+    assert tree.placements[middle].bricks == structure.bricks[:6] and len(tree.placements) == 2
+    expected = {f"{b.h}x{b.w} (" for b in legal_bricks(structure.bricks[:6], 8, True, False)}
+    assert {text for text, _ in found} == expected | {""}

@@ -1,0 +1,403 @@
+"""Decoding modes of the brick task: what each promises, with a model that writes bricks without looking."""
+
+import itertools
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.evaluation.evaluate import evaluate
+from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.evaluation.summary import summarise
+from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.rollout import rollout
+from trl_grpo_tasks.task import DecodingError, Task, TinySpec
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
+from trl_grpo_tasks.tasks.brick.decoding import DECODINGS, BrickEditor
+from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
+
+WORLD, LAYERS = 4, 3
+SMALL = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (1, 4))
+TOKENS = [*(f"{h}x{w} (" for h, w in SIZES), *(f"{n}," for n in range(WORLD)), *(f"{n})\n" for n in range(WORLD)),
+          *"0123456789x(,) aworld"]  # fmt: skip
+ROW = {"prompt": "d", "caption": "a", "world": WORLD, "voxels": None, "gold": None, "loads": []}
+LOADED = {**ROW, "loads": [{"grams": 150, "at": [1, 1]}]}
+ROWS = [ROW] * 12 + [LOADED] * 12
+
+
+def careless_text(rng):
+    """Bricks at random: they collide, stick out and float."""
+    lines = []
+    for _ in range(rng.randint(2, 5)):
+        h, w = rng.choice(SMALL)
+        lines.append(f"{h}x{w} ({rng.randrange(WORLD)},{rng.randrange(WORLD)},{rng.randrange(LAYERS)})\n")
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def careless_path(tmp_path_factory):
+    """A one-layer model that has learned how a line looks and nothing else."""
+    folder = tmp_path_factory.mktemp("careless")
+    save_tiny(TinySpec(TOKENS, hidden_size=32, layers=1, heads=2, context=256), folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rng = random.Random(0)
+    for _ in range(120):
+        prompts = [rng.choice(["d", "a, world 4\n"]) for _ in range(32)]  # of ROW, and of `generate` below
+        texts = [f"{prompt}{careless_text(rng)}{tokenizer.eos_token}" for prompt in prompts]
+        batch = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def loaded(careless_path):
+    return AutoModelForCausalLM.from_pretrained(careless_path).eval(), load_tokenizer(careless_path)
+
+
+def run(loaded, decoding, rows=ROWS, length=60, seed=0, **options):
+    task = BrickTask(BrickOptions(**options))
+    with RewardExecutor(task) as executor:
+        return evaluate("a", *loaded, task, rows, executor=executor, num_samples=2, max_completion_length=length,
+                        decoding=decoding, seed=seed)  # fmt: skip
+
+
+def stands(sample):
+    return sample.score["info"]["stable"]
+
+
+def is_cut_off(sample, length=60):
+    return sample.tokens >= length
+
+
+def test_the_names_of_the_modes():
+    assert set(BrickTask().decodings) == set(DECODINGS)
+    assert {"free", "rejection", "constrained", "rejection+rollback", "constrained+rollback", "free+rollback"} == set(
+        DECODINGS
+    )
+    assert ToyTask().decodings == ("free", "constrained") and Plain().decodings == ("free",)
+
+
+class Plain(Task):
+    name, version, description, weights = "plain", "1", "No constraint.", {"a": 1.0}
+
+
+def test_free_is_what_the_model_says(loaded):
+    result = run(loaded, "free")
+    assert 0 < result.metrics["valid"] < 0.9 and "rejections" not in result.metrics
+    plain = run(loaded, None)  # no constraint was given either
+    assert [s.completion for s in plain.samples] == [s.completion for s in result.samples]
+
+
+def test_rejection_writes_no_wrong_line(loaded):
+    """The model is wrong once in a few lines, so that 50 draws in vain do not happen."""
+    result = run(loaded, "rejection", max_bricks=4)
+    for sample in result.samples:
+        if not is_cut_off(sample):
+            assert sample.score["valid"] or not sample.completion.strip(), sample
+        whole = parse(sample.completion[: sample.completion.rfind("\n") + 1], WORLD)
+        assert not whole.problems and (not whole.lines or not whole.structure.problems(4))
+    total = sum(sample.counts["rejections"] for sample in result.samples)
+    assert total > len(result.samples) and result.metrics["rejections"] == pytest.approx(total / len(result.samples))
+    assert sum(map(stands, result.samples)) < len(result.samples)  # floating bricks are not its business
+
+
+def test_a_line_is_drawn_again_so_often_and_then_kept(loaded):
+    assert not any(s.counts["rejections"] for s in run(loaded, "rejection", max_brick_rejections=0).samples)
+    never = run(loaded, "free", seed=3)
+    once = run(loaded, "rejection", max_brick_rejections=1, seed=3)
+    assert never.metrics["valid"] < once.metrics["valid"] < 1
+    for sample in once.samples:
+        lines = parse(sample.completion, WORLD).lines
+        assert sample.counts["rejections"] <= lines + 1  # the end is drawn too
+
+
+def test_constrained_is_valid_always(loaded):
+    for attach in (True, False):
+        result = run(loaded, "constrained", length=400, attach=attach)
+        assert all(s.score["valid"] for s in result.samples if not is_cut_off(s, 400))
+        assert not any(parse(s.completion, WORLD).structure.problems() for s in result.samples)
+        assert any(not stands(s) for s in result.samples)
+
+
+@pytest.mark.parametrize("mode", ["free", "rejection", "constrained"])
+def test_rollback_ends_with_what_stands(loaded, mode):
+    length = 120
+    before = run(loaded, mode, rows=ROWS[::2], length=length, attach=False)
+    result = run(loaded, f"{mode}+rollback", rows=ROWS[::2], length=length, attach=False)
+    stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not is_cut_off(s, length)]
+    assert len(stopped) > len(result.samples) / 2
+    assert all(s.score["valid"] and stands(s) for s in stopped)
+    assert result.metrics["rollbacks"] > 0 and result.metrics["rollbacks_median"] >= 0
+    assert sum(map(stands, result.samples)) > 1.3 * sum(map(stands, before.samples))
+
+
+def test_there_are_only_so_many_rollbacks(loaded):
+    none = run(loaded, "free+rollback", max_rollbacks=0)
+    assert [s.completion for s in none.samples] == [s.completion for s in run(loaded, "free").samples]
+    few = run(loaded, "free+rollback", max_rollbacks=2)
+    assert {s.counts["rollbacks"] for s in few.samples} <= {0, 1, 2}
+    assert all(stands(s) for s in few.samples if s.counts["rollbacks"] < 2 and not is_cut_off(s))
+
+
+def test_rejection_samples_lines_from_their_conditional_distribution(loaded):
+    """The first line of many, against the model's own distribution over all lines that fit."""
+    model, tokenizer = loaded
+    count, prompt = 3000, tokenizer.encode(ROW["prompt"])
+    editor = BrickEditor([ROW] * count, tokenizer, rejects=True, rolls_back=False, max_bricks=9)
+    lines = [f"{h}x{w} ({x},{y},{z})\n" for (h, w) in SIZES for x, y, z in itertools.product(range(WORLD), repeat=3)
+             if x + h <= WORLD and y + w <= WORLD]  # fmt: skip
+    spelled = [tokenizer.encode(line) for line in lines]
+    with torch.no_grad():
+        logps = model(input_ids=torch.tensor([prompt + ids for ids in spelled])).logits.log_softmax(2)
+        given = torch.tensor(spelled)
+        exact = logps[:, len(prompt) - 1 : -1].gather(2, given[:, :, None])[:, :, 0].sum(1).exp().double().numpy()
+    torch.manual_seed(4)
+    # the line and the token after it, since only then it is known to have been kept
+    out = rollout(model, [prompt] * count, max_new_tokens=5, eos_token_ids=[tokenizer.eos_token_id], editor=editor)
+    drawn = Counter(tokenizer.decode(ids[:4]) for ids in out.completion_ids)
+    # what is left out are other spellings of a line, in more tokens, and texts without a brick
+    found = np.array([drawn[line] for line in lines])
+    assert found.sum() > 0.95 * count
+    wanted = exact / exact.sum() * found.sum()
+    usual = wanted >= 5
+    chi2 = ((found - wanted)[usual] ** 2 / wanted[usual]).sum()
+    assert usual.sum() > 40 and chi2 < usual.sum() + 4 * np.sqrt(2 * usual.sum())
+
+
+# ---- the editor alone
+
+SPANNING = make_tokenizer([*"0123456789x@(,)- \n", ")\n2x", ")\n1x1 (0,0,0)\n", "\n\n", "2x4 (", "0,0,"], 256)
+
+
+def editor_of(rows=(ROW,), rejects=False, rolls_back=True, **options):
+    return BrickEditor(list(rows), SPANNING, rejects=rejects, rolls_back=rolls_back, max_bricks=20, **options)
+
+
+def kept_text(editor, text):
+    """What is kept of a text that has ended; None: all."""
+    ids = [*SPANNING.encode(text), SPANNING.eos_token_id]
+    kept = editor.keep(0, ids, True)
+    return None if kept is None else SPANNING.decode(ids[:kept])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("2x2 (0,0,0)\n2x2 (0,0,1)\n", None),
+        ("2x2 (0,0,0)\n2x2 (0,0,1)", None),
+        ("", ""),
+        ("2x2 (0,0,0)\n1x1 (0,0,1)\n1x1 (0,0,3)\n", "2x2 (0,0,0)\n1x1 (0,0,1)\n"),  # the last floats
+        ("1x1 (0,0,1)\n1x1 (3,3,0)\n", ""),  # the first does
+        ("1x1 (0,0,1)\n1x1 (0,0,0)\n", None),  # it is connected later
+        ("1x1 (0,0,1)\n1x1 (0,0,0)\n1x1 (3,3,3)\n", "1x1 (0,0,1)\n1x1 (0,0,0)\n"),
+        ("1x1 (2,2,2)\n1x1 (0,0,1)\n1x1 (0,0,0)\n1x1 (2,2,0)\n", ""),  # cut at the first, nothing else is left
+        ("1x1 (0,0,0)\n1x2 (0,0,0)\n1x1 (0,0,1)\n", "1x1 (0,0,0)\n"),  # collides
+        ("1x1 (0,0,0)\n1x1 (0,0,0)\n1x1 (0,0,1)\n", ""),  # so does this, and one token ends both lines
+        ("1x1 (0,0,0)\n\n\n1x1 (0,0,9)\n", "1x1 (0,0,0)\n\n\n"),  # outside
+        ("1x1 (0,0,0)\n11 (\n1x1 (0,0,1)\n", "1x1 (0,0,0)\n"),
+        ("1x1 (1,0,0)\n1x1 (0,0,0)\n1x1 (3,3,3)\n", "1x1 (1,0,0)\n1x1 (0,0,0)\n"),
+        ("1x1 (1,0,0)\n2x2 (3,3,3)\n", "1x1 (1,0,0)\n2x"),  # the token that ends a line begins the next
+        ("2x2 @0 (0,0,0)\n1x2 @1 (1,0,1)\n1x2 @2 (0,0,2)\n", "2x2 @0 (0,0,0)\n1x2 @1 (1,0,1)\n"),
+    ],
+)
+def test_what_rollback_keeps(text, kept):
+    editor = editor_of()
+    assert kept_text(editor, text) == kept
+    assert editor.counts(0) == {"rollbacks": 0 if kept is None else 1}
+
+
+def test_rollback_under_a_weight():
+    """A weight on the end of a 1x4 that a 1x1 holds tears it off: what held it goes too, if it is what gives way."""
+    text = "1x1 (0,0,0)\n1x4 (0,0,1)\n"
+    assert kept_text(editor_of(), text) is None
+    kept = kept_text(editor_of([{**ROW, "loads": [{"grams": 300, "at": [0, 3]}]}]), text)
+    assert kept in ("", "1x1 (0,0,0)\n")
+    # in the middle of a prefix that does not carry it yet, the weight is not there
+    tower = "".join(f"2x2 (0,0,{z})\n" for z in range(3))
+    beside = {**ROW, "loads": [{"grams": 300, "at": [0, 0]}]}
+    assert kept_text(editor_of([beside]), tower) is None
+    assert kept_text(editor_of([beside]), f"{tower}1x1 (3,3,3)\n") == tower
+    # nothing is below it: nothing of this is known to be right
+    assert kept_text(editor_of([{**ROW, "loads": [{"grams": 1, "at": [3, 3]}]}]), tower) == ""
+
+
+def test_a_solver_that_fails_takes_nothing_back(monkeypatch):
+    from trl_grpo_tasks.tasks.brick import decoding
+
+    def fail(*_, **__):
+        raise decoding.SolverError("it gave up")
+
+    monkeypatch.setattr(decoding, "analyse", fail)
+    assert kept_text(editor_of(), "1x1 (0,0,1)\n") is None
+
+
+def written(editor, text, ended=False):
+    """What is kept of a text, token after token; stops where something is taken back."""
+    ids = SPANNING.encode(text) + ([SPANNING.eos_token_id] if ended else [])
+    for count in range(1, len(ids) + 1):
+        kept = editor.keep(0, ids[:count], ended and count == len(ids))
+        if kept is not None:
+            return SPANNING.decode(ids[:kept])
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("2x2 (0,0,0)\n2x2 (0,0,1)\n", None),
+        ("2x2 (0,0,3)\n", None),  # floats, which rejection does not look at
+        ("2x2 (0,0,0)\n1x2 (1,1,0)\n", "2x2 (0,0,0)\n"),
+        ("2x2 (0,0,0)\n2x2 (3,3,0)\n", "2x2 (0,0,0)\n2x"),
+        ("2x3 (0,0,0)\n", ""),
+        ("1x1 (0,0,0)\n\n1x1 (0,0,0", None),  # not a line yet
+        ("1x1 (2,0,0)\n1x1 (0,0,0)\n1x1 (0,0,0)\n", "1x1 (2,0,0)\n1x1 (0,0,0)\n"),
+        ("1x1 (0,0,0)\n" + "9" * 40, "1x1 (0,0,0)\n"),  # longer than any line
+    ],
+)
+def test_what_rejection_keeps(text, kept):
+    editor = editor_of(rejects=True, rolls_back=False)
+    assert written(editor, text) == kept
+    assert editor.counts(0) == {"rejections": 0 if kept is None else 1}
+
+
+def test_rejection_looks_at_a_last_line_without_an_end():
+    assert written(editor_of(rejects=True, rolls_back=False), "1x1 (0,0,0)\n1x1 (0", ended=True) == "1x1 (0,0,0)\n"
+    assert written(editor_of(rejects=True, rolls_back=False), "1x1 (0,0,0)\n1x1 (0,0,1)", ended=True) is None
+    assert written(editor_of(rejects=True, rolls_back=False), "", ended=True) is None
+
+
+def test_a_wrong_line_that_was_kept_is_not_held_against_the_next():
+    editor = editor_of(rejects=True, rolls_back=False, max_brick_rejections=2)
+    for _ in range(2):
+        assert written(editor, "11 (\n") == ""
+    assert written(editor, "11 (\n1x1 (0,0,0)\n") is None
+    assert written(editor, "11 (\n1x1 (0,0,0)\n1x2 (0,0,0)\n") == "11 (\n1x1 (0,0,0)\n"
+    assert editor.counts(0) == {"rejections": 3}
+
+
+# ---- what surrounds it
+
+
+def test_a_mode_that_a_model_cannot_do_is_said(loaded):
+    _, tokenizer = loaded
+    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=len(tokenizer)))
+    for decoding in ("rejection", "constrained+rollback"):
+        with pytest.raises(DecodingError, match=f"{decoding.replace('+', '.')}' takes back.*'gpt2' are not known"):
+            run((gpt2, tokenizer), decoding, rows=ROWS[:1], length=5)
+    assert len(run((gpt2, tokenizer), "constrained", rows=ROWS[:1], length=5).samples) == 2
+
+
+def test_a_decoding_that_is_not_there_is_said(loaded):
+    with pytest.raises(
+        ValueError, match=r"unknown decoding 'greedy'; decodings of task 'brick' are: free, rejection, "
+    ):
+        run(loaded, "greedy")
+
+
+def test_counts_are_averaged():
+    samples = [Sample(ROW, "", 3, None, counts={"rollbacks": n}) for n in (0, 1, 1, 6)]
+    metrics, _ = summarise(samples, 2, 9)
+    assert (metrics["rollbacks"], metrics["rollbacks_median"]) == (2, 1)
+
+
+# ---- the commands
+
+
+def said(capsys, *words):
+    code = cli.main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_generate_writes_texts_pictures_models_and_verdicts(careless_path, tmp_path, capsys):
+    out_dir = tmp_path / "out"
+    code, out, err = said(
+        capsys, "generate", "--task", "brick", "--model_name_or_path", careless_path, "--output_dir", str(out_dir),
+        "--text", "a small low table, world 8", "--num_samples", "2", "--temperature", "0.9", "--max_bricks", "5",
+    )  # fmt: skip
+    assert code == 0, err
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["sample 1", "sample 2", "files"]
+    names = {f"sample_{number}.{kind}" for number in (1, 2) for kind in ("txt", "png", "ldr")}
+    assert {path.name for path in out_dir.iterdir()} == names
+    task = BrickTask(BrickOptions(max_bricks=5))
+    row = task.row_of("a small low table, world 8")
+    assert row["voxels"] and row["level"] == "small"  # a caption that the generator knows
+    for number, line in enumerate(lines[:2], 1):
+        text = (out_dir / f"sample_{number}.txt").read_text()
+        score = task.score(row, text)
+        assert score.valid and not parse(text, 8).structure.problems(5)
+        assert ("success" in line) == score.success and score.reason in line
+        assert f"bricks {len(parse(text, 8).structure)}, stable {score.info['stable']}" in line
+        assert (out_dir / f"sample_{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert (out_dir / f"sample_{number}.ldr").read_text().startswith("0 a small low table\n")
+
+
+def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys):
+    code, out, _ = said(
+        capsys, "generate", "--task", "brick", "--model_name_or_path", careless_path, "--text", "a, world 4",
+        "--num_samples", "3", "--output_dir", str(tmp_path), "--decoding", "rejection+rollback",
+        "--max_completion_length", "120",
+    )  # fmt: skip
+    assert code == 0 and all(
+        "rejections" in line and "rollbacks" in line and "stable True" in line for line in out.splitlines()[:3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--decoding", "beam"],
+            "unknown decoding 'beam'; decodings of task 'brick' are: free, rejection, constrained",
+        ),
+        (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
+        (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
+        (["--max_brickz", "3"], "unknown option --max_brickz; did you mean --max_bricks?"),
+        (["--text", "a cat, world 77"], "a world of 77 must be between"),
+        (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
+        (["--task", "prompts"], "task 'prompts' makes no rows from a text"),
+    ],
+)
+def test_mistakes_of_generate_are_one_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    given = {"--task": "brick", "--model_name_or_path": "./none", "--text": "a cat"}
+    given |= dict(zip(words[::2], words[1::2], strict=True))
+    code, _, err = said(capsys, "generate", *itertools.chain(*given.items()))
+    assert code == 2 and err.startswith("error: ") and message in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_eval_says_what_decodings_there_are_before_anything_is_loaded(tmp_path, capsys):
+    words = ["--task", "brick", "--model_name_or_path", "./none", "--output_dir", str(tmp_path / "out")]
+    code, _, err = said(capsys, "eval", *words, "--decoding", "rejecting")
+    assert code == 2 and not (tmp_path / "out").exists()
+    assert err == (
+        "error: unknown decoding 'rejecting'; decodings of task 'brick' are: free, rejection, constrained, "
+        "free+rollback, rejection+rollback, constrained+rollback\n"
+    )
+
+
+def test_eval_with_a_decoding(careless_path, tmp_path, capsys):
+    code, out, err = said(
+        capsys, "eval", "--task", "brick", "--model_name_or_path", careless_path, "--output_dir", str(tmp_path),
+        "--use_cpu", "true", "--brick_levels", "stack", "--eval_rows", "2", "--eval_samples", "2", "--train_rows", "2",
+        "--max_completion_length", "40", "--decoding", "rejection+rollback", "--max_rollbacks", "3",
+    )  # fmt: skip
+    assert code == 0, err
+    (evaluation,) = json.loads((tmp_path / "evaluation.json").read_text())["evaluations"]
+    assert all(set(sample["counts"]) == {"rejections", "rollbacks"} for sample in evaluation["samples"])
+    assert "rollbacks_median" in out and evaluation["metrics"]["rollbacks"] <= 3

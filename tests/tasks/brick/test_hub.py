@@ -1,0 +1,93 @@
+"""The published data set as rows: from files in its format, from folders, and by Hub id. The fixture is our own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.paths import DATA
+from trl_grpo_tasks.tasks.brick import hub
+from trl_grpo_tasks.tasks.brick.data import decode_voxels, from_hub, make_rows
+from trl_grpo_tasks.tasks.brick.stability import analyse
+from trl_grpo_tasks.tasks.brick.structure import parse
+
+FIXTURE = str(DATA / "stabletext2brick.jsonl")
+
+
+def entries():
+    with open(FIXTURE, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def check_published(found):
+    by_bricks = {entry["bricks"]: entry for entry in entries()}
+    for row in found:
+        entry = by_bricks[row["gold"]]
+        assert row["caption"] == entry["captions"][row["detail"] - 1]
+        assert row["category"] == hub.CATEGORY_IDS[entry["category_id"]]
+        assert row["prompt"][-1]["content"].endswith(row["caption"])
+        assert (parse(row["gold"]).structure.occupied == decode_voxels(row["voxels"], 20)).all()
+        assert (row["level"], row["world"], row["loads"]) == ("published", 20, [])
+        assert analyse(row["gold"]).stable and not analyse(row["bad"]).stable
+        assert set(row) == set(make_rows("train", 1, 0)[0])
+
+
+def test_files_in_the_published_format_become_rows():
+    train, test = from_hub(FIXTURE, "train"), from_hub(FIXTURE, "test")
+    check_published(train + test)
+    objects = {entry["bricks"]: entry["object_id"] for entry in entries()}
+    split_of = {split: {objects[row["gold"]] for row in found} for split, found in (("train", train), ("test", test))}
+    assert len(train) + len(test) == len(entries()) and test and not split_of["train"] & split_of["test"]
+    assert from_hub(FIXTURE, "train", 3, seed=0) == train[:3] != from_hub(FIXTURE, "train", 3, seed=1)
+    assert from_hub(FIXTURE, "train", 1, prompt_style="short")[0]["prompt"][0]["content"] == train[0]["caption"]
+
+
+def test_a_hub_id_is_loaded_without_what_is_not_needed(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    scores = np.zeros((20, 20, 20)).tolist()
+    table = datasets.Dataset.from_list([{**entry, "stability_scores": scores} for entry in entries()])
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split)) or table)
+    check_published(from_hub(split="test", size=4))
+    assert asked == [("AvaLovelace/StableText2Brick", "test")]
+
+
+def test_a_folder_and_other_formats(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    first, *others = entries()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(others), tmp_path / "train-00000-of-00001.parquet")
+    (tmp_path / "test.json").write_text(json.dumps([first]), encoding="utf-8")
+    check_published(from_hub(str(tmp_path), "train") + from_hub(str(tmp_path), "test"))
+    assert len(from_hub(str(tmp_path), "train")) == len(others)
+    assert from_hub(str(tmp_path), "test")[0]["gold"] == first["bricks"]
+
+
+def test_what_is_wrong_with_a_source_is_said(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def no_network(name, split):
+        raise ConnectionError("the Hub cannot be reached")
+
+    monkeypatch.setattr(datasets, "load_dataset", no_network)
+    with pytest.raises(ValueError, match=r"'some/bricks' cannot be loaded.*cannot be reached.*made offline"):
+        from_hub("some/bricks")
+    with pytest.raises(ValueError, match="unknown split 'dev'"):
+        from_hub(FIXTURE, "dev")
+    with pytest.raises(ValueError, match="does not exist"):
+        from_hub("missing.jsonl")
+    with pytest.raises(ValueError, match=r"holds no train\*\.jsonl"):
+        from_hub(str(tmp_path))
+    file = tmp_path / "train.jsonl"
+    for text, complaint in {
+        "no json": "train.jsonl is not JSON",
+        "[1]": "must hold objects with the columns",
+        '{"captions": ["a"], "text": "b"}': "row 1: column 'bricks' is missing or empty; columns are: captions, text",
+        '{"captions": [], "bricks": "1x1 (0,0,0)"}': "column 'captions' is missing or empty",
+        '{"captions": ["a"], "bricks": "3x3 (0,0,0)"}': "column 'bricks' is not a structure: .*there is no 3x3 brick",
+        '{"captions": ["a"], "bricks": "1x1 (0,0,20)"}': "not a structure: .*outside the world of 20",
+    }.items():
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=complaint):
+            from_hub(str(tmp_path))

@@ -1,0 +1,288 @@
+"""The brick task: its contract under many options, components worked out by hand, and answers that try to cheat."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, balance, reward
+from trl_grpo_tasks.tasks.brick.data import ALL
+from trl_grpo_tasks.tasks.brick.designs import encode_voxels
+from trl_grpo_tasks.tasks.brick.stability import SolverError
+from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
+
+PUBLISHED = "tests/data/stabletext2brick.jsonl"
+
+
+@functools.cache
+def task_and_rows(level, size=6, **options):
+    task = BrickTask(BrickOptions(brick_levels=[level], **options))
+    return task, task.dataset("test", size, 3)
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"text_form": "pivot"},
+        {"text_form": "pivot", "max_offset_distance": 3, "canonical": False},
+        {"world_dim": 24},
+        {"brick_levels": ["carry"], "attach": False},
+        {"brick_levels": ["stack", "small"], "prompt_style": "full"},
+        {"brick_data": PUBLISHED},
+        {"brick_data": PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
+    ],
+    ids=lambda options: json.dumps(options) if options else "defaults",
+)
+def test_it_keeps_the_contract(options, monkeypatch):
+    if "attach" not in options:  # a picture takes longer than all else, and no option changes it
+        monkeypatch.setattr(BrickTask, "render", lambda *_: b"")
+    characters = make_tokenizer([*"0123456789x@(,)- \n"], 2000)
+    check_task(BrickTask(BrickOptions(**options)), size=6, tokenizer=characters)
+
+
+def test_levels_are_those_asked_for_that_fit_the_world():
+    assert BrickTask().levels == list(ALL)
+    assert BrickTask(BrickOptions(brick_levels=["carry", "stack"])).levels == ["stack", "carry"]
+    assert BrickTask(BrickOptions(world_dim=12)).levels == ["stack", "small", "carry", "room"]
+    rows = BrickTask(BrickOptions(world_dim=12)).dataset("test", 4, 0)
+    assert {row["world"] for row in rows} == {12} and all("world 12" in row["prompt"][-1]["content"] for row in rows)
+    with pytest.raises(ValueError, match="--world_dim 5 is too small for these levels: stack needs 8"):
+        BrickTask(BrickOptions(world_dim=5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_form": "relative"}, "unknown --text_form 'relative'; choose one of: absolute, pivot"),
+        ({"brick_levels": ["huge"]}, "unknown --brick_levels 'huge'; choose one of: stack"),
+        ({"stability_backend": "cplex"}, "unknown --stability_backend 'cplex'"),
+        ({"success_iou": 1.5}, "--success_iou 1.5 must be above 0"),
+        ({"world_dim": 100}, "--world_dim 100 must be between 1 and 40"),
+        ({"max_bricks": 0}, "--max_bricks 0 must be between 1 and 2000"),
+        ({"max_rollbacks": -1}, "--max_rollbacks -1 must be at least 0"),
+        ({"max_brick_rejections": -2}, "--max_brick_rejections -2 must be at least 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        BrickOptions(**options)
+
+
+def test_a_text_of_ones_own_is_a_row():
+    task = BrickTask()
+    row = task.row_of("a castle for a cat")
+    assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a castle for a cat", 20, None, [])
+    assert task.score(row, "2x4 (0,0,0)\n").info["shape"].startswith("not judged")
+    assert task.row_of("a castle, world 9")["prompt"] == [{"role": "user", "content": "a castle, world 9"}]
+    assert BrickTask(BrickOptions(world_dim=24)).row_of("x")["world"] == 24
+    with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):
+        task.row_of("a castle, world 99")
+
+
+def test_without_a_target_physics_is_judged_and_nothing_is_a_success():
+    task = BrickTask()
+    row = task.row_of("a red dragon")
+    stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
+    assert stands.valid and not stands.success and not falls.success
+    assert stands.reason == "the shape cannot be judged: this caption has no target" and stands.info["stable"]
+    assert stands.components == {
+        "stability": 1.0, "connectivity": 1.0, "quality": 1.0, "length": 0.0, "shape": 0.0, "syntax": 1.0,
+    }  # fmt: skip
+    assert falls.total < stands.total < sum(task.weights.values()) and "shape" not in falls.reason
+    assert task.score(row, "").total == 0
+
+
+@pytest.mark.parametrize("level", ["stack", "small", "carry", "overhang"])
+def test_a_text_that_is_a_caption_of_a_level_is_its_row(level):
+    task, rows = task_and_rows(level)
+    for row in rows:
+        assert task.row_of(row["prompt"][-1]["content"]) == row
+        assert BrickTask().row_of(f"{row['caption']}, world {row['world']}")["loads"] == row["loads"]
+
+
+def test_what_is_taken_away_of_a_completion():
+    task, rows = task_and_rows("small")
+    files = task.exports(rows[0], task.gold(rows[0]))
+    assert set(files) == {"sample.png", "sample.ldr"} and files["sample.png"].startswith(b"\x89PNG")
+    assert files["sample.ldr"].count(".dat\n") == rows[0]["gold"].count("\n")
+    assert set(task.exports(rows[0], "nonsense")) == set(files)
+
+
+# ---- components by hand
+
+WORLD = 4
+TARGET = np.zeros((WORLD,) * 3, dtype=bool)
+TARGET[:2, :2, :2] = True  # two 2x2 bricks, one on the other: eight cells
+ROW = {"prompt": "", "caption": "two bricks", "world": WORLD, "voxels": encode_voxels(TARGET), "loads": [],
+       "gold": "2x2 (0,0,0)\n2x2 (0,0,1)\n"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "valid"),
+    [
+        # half of the cells; a brick on the ground needs no friction; one brick of two
+        ("2x2 (0,0,0)", {"stability": .5, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": 1},
+         True),
+        # the same cells with a line that is no brick: nothing to analyse
+        ("2x2 (0,0,0)\nand so on",
+         {"stability": 0, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": .5}, False),
+        # the second brick is where the first is: neither connected nor sound, and four cells too many
+        ("2x2 (0,0,0)\n2x2 (0,0,0)",
+         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
+         False),
+        # the second floats: 4 of 12 cells are right
+        ("2x2 (0,0,0)\n2x2 (0,0,2)",
+         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 3, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
+         True),
+        # the second leaves the world
+        ("2x2 (0,0,0)\n2x2 (3,0,0)",
+         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
+         False),
+        ("", dict.fromkeys(reward.COMPONENTS, 0), False),
+    ],
+)  # fmt: skip
+def test_components_by_hand(text, expected, valid):
+    score = BrickTask().score(ROW, text)
+    assert score.components == pytest.approx(expected)
+    weights = {"stability": 1, "connectivity": 0.5, "quality": 0.25, "length": 0.1, "shape": 2, "syntax": 0.1}
+    assert score.total == pytest.approx(sum(weights[name] * value for name, value in expected.items()))
+    assert (score.valid, score.success) == (valid, False) and score.reason
+
+
+def test_stability_is_what_is_left_of_what_studs_hold():
+    """A 1x8 that a 1x1 holds at its end: 0.098475, worked out in brick_structures.py."""
+    text = "1x1 (0,0,0)\n1x8 (0,0,1)\n"
+    row = {**ROW, "world": 8, "voxels": encode_voxels(parse(text, 8).structure.occupied), "gold": text}
+    score = BrickTask().score(row, text)
+    assert score.components == pytest.approx(
+        dict.fromkeys(reward.COMPONENTS, 1) | {"stability": 1 - 0.098475}, abs=1e-6
+    )
+    assert score.success and score.info == {"bricks": 2, "stable": True, "iou": 1.0,
+                                            "load_factor": pytest.approx(0.098475, abs=1e-6)}  # fmt: skip
+    heavy = {**row, "loads": [{"grams": 50, "at": [0, 7]}]}
+    fallen = BrickTask().score(heavy, text)
+    assert fallen.valid and not fallen.success and fallen.components["stability"] == 0
+    assert "brick 2" in fallen.reason or "brick 1" in fallen.reason
+    nowhere = BrickTask().score({**row, "loads": [{"grams": 5, "at": [3, 3]}]}, text)
+    assert not nowhere.success and "has no brick below it" in nowhere.reason
+
+
+def test_weights_are_options():
+    task = BrickTask(BrickOptions(shape_weight=7.0, stability_weight=0.0))
+    score = task.score(ROW, ROW["gold"])
+    assert score.success and score.total == pytest.approx(7 + 0.5 + 0.25 + 0.1 + 0.1)
+
+
+LINES = st.one_of(
+    st.builds(lambda size, x, y, z: f"{size[0]}x{size[1]} ({x},{y},{z})", st.sampled_from(SIZES),
+              *[st.integers(-1, 5)] * 3),
+    st.builds(lambda pivot, dx: f"2x2 @{pivot} ({dx},0,1)", st.integers(0, 5), st.integers(-9, 9)),
+    st.text(max_size=12),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(LINES, max_size=12), st.booleans())
+def test_the_total_is_bounded_and_success_is_what_it_says(lines, has_target):
+    task = BrickTask()
+    row = ROW if has_target else {**ROW, "voxels": None, "gold": None}
+    score = task.score(row, "\n".join(lines))
+    assert all(0 <= value <= 1 for value in score.components.values())
+    assert 0 <= score.total <= sum(task.weights.values())
+    if score.success:
+        assert score.valid and score.info["stable"] and score.components["shape"] >= 0.8
+    assert bool(score.reason) != score.success
+
+
+# ---- known ways to cheat
+
+
+def first_line(row):
+    return row["gold"].split("\n")[0] + "\n"
+
+
+def blocks(xs, ys, layers):
+    return "".join(
+        f"2x2 ({x},{y},{z})\n" for z in range(layers) for x in range(0, xs - 1, 2) for y in range(0, ys - 1, 2)
+    )
+
+
+HACKS = {
+    "single brick": lambda row: "2x4 (0,0,0)\n",
+    "single brick of the gold answer": first_line,
+    "stack of 1x1": lambda row: "".join(f"1x1 (0,0,{z})\n" for z in range(row["world"])),
+    "box that ignores the caption": lambda row: blocks(row["world"], row["world"], 4),
+    "repeating lines": lambda row: first_line(row) * 12,
+    "the gold answer twice": lambda row: row["gold"] * 2,
+    "two lines in turn": lambda row: "".join(row["gold"].splitlines(keepends=True)[:2]) * 6,
+    "10,000 lines": lambda row: "1x1 (0,0,0)\n" * 10_000,
+    "10,000 different lines": lambda row: "".join(
+        f"1x1 ({i % row['world']},{i // row['world'] % row['world']},{i // row['world'] ** 2})\n"
+        for i in range(10_000)
+    ),
+    "empty": lambda row: "",
+    "blank lines": lambda row: "\n" * 500,
+}
+
+
+@pytest.mark.parametrize("hack", HACKS)
+def test_cheating_does_not_pay(hack):
+    for level in ("stack", "small", "carry", "overhang"):
+        task, rows = task_and_rows(level)
+        for row in rows:
+            gold, cheat = task.score(row, task.gold(row)), task.score(row, HACKS[hack](row))
+            assert gold.success and not cheat.success
+            assert cheat.total < 0.5 * gold.total, (row["caption"], cheat)
+
+
+def test_no_box_pays_for_all_captions():
+    """A box may happen to be near a tower; what counts is that no box is an answer to everything."""
+    for level in ("small", "carry"):
+        task, rows = task_and_rows(level, 16)
+        gold = sum(task.score(row, task.gold(row)).total for row in rows)
+        for size in ((2, 2, 4), (4, 4, 3), (8, 2, 4), (8, 4, 2), (8, 8, 3)):
+            scores = [task.score(row, blocks(*size)) for row in rows]
+            assert sum(score.total for score in scores) < 0.5 * gold, size
+            assert sum(score.success for score in scores) <= 1
+
+
+@pytest.mark.parametrize("level", ["carry", "overhang"])
+def test_success_needs_the_weights_to_be_carried(level):
+    """An answer that is careless of the weight has nearly the right shape and stands until the weight is on it."""
+    task, rows = task_and_rows(level, 24)
+    careless = [row for row in rows if row["bad_label"] == "thin support"]
+    assert len(careless) >= 4
+    for row in careless:
+        score = task.score(row, task.bad(row))
+        assert score.valid and not score.success and score.components["stability"] == 0
+        assert score.total < task.score(row, task.gold(row)).total
+        assert task.score({**row, "loads": []}, task.bad(row)).info["stable"]
+
+
+# ---- solvers
+
+
+def test_a_solver_that_fails_is_no_verdict(monkeypatch):
+    def fail(*_, **__):
+        raise SolverError("highs: it gave up")
+
+    monkeypatch.setattr(reward, "analyse", fail)
+    assert BrickTask().score(ROW, ROW["gold"]) is None
+    assert BrickTask().score(ROW, "nonsense").total == 0  # which no solver need be asked about
+
+
+def test_without_a_solver_it_is_judged_by_what_is_connected(monkeypatch):
+    monkeypatch.setattr(balance, "order_of", lambda *_: [])
+    with pytest.warns(RuntimeWarning, match="no solver is installed"):
+        score = BrickTask().score(ROW, ROW["gold"])
+    assert score.success and score.components["stability"] == 1 and score.info["load_factor"] is None
+    assert not BrickTask().score(ROW, "2x2 (0,0,0)\n2x2 (0,0,2)\n").info["stable"]

@@ -1,0 +1,473 @@
+"""The infill pack: gaps, fills, corruption, judges and pictures, without training anything large."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.training import config
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.commands.main import main as command
+from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.models.loading import load_model, load_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
+from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.rewards.judge import FrozenJudge, check_judge
+from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.tasks.infill import data, fills, judges, masking
+from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
+from trl_grpo_tasks.tasks.infill.show import main as show
+
+SMALL = {"text_length": 16, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2, "judge_width": 16}
+CORPUS = "\n\n".join(
+    f"the {a} {b} of the {c}" for a in ("old", "red", "big") for b in ("cat", "hat", "mat") for c in ("hill", "mill")
+)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "hill.txt"
+    path.write_text(CORPUS)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def judged(corpus, tmp_path_factory):
+    """A task whose two judges were made by the command."""
+    folder = tmp_path_factory.mktemp("judges")
+    options = SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)}
+    flags = [
+        word
+        for name in ("corpus", "judge_steps", "text_length", "judge_width")
+        for word in (f"--{name}", str(options[name]))
+    ]
+    assert command(["prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
+    assert command(["prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
+    return get_task("infill", options | {"judge": str(folder / "a"), "held_out_judge": str(folder / "b")})
+
+
+# ---- gaps
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.text(alphabet="ab c.", min_size=1, max_size=60).map(data.clean).filter(bool),
+    schedule=st.sampled_from(list(masking.SCHEDULES)),
+    ratio=st.floats(0.01, 1.0),
+    seed=st.integers(0, 1000),
+)
+def test_schedules_choose_about_as_many_places_as_they_are_told(text, schedule, ratio, seed):
+    places = masking.choose_places(text, schedule, ratio, random.Random(seed))
+    wanted = min(len(text), max(1, round(ratio * len(text))))
+    assert places == sorted(set(places)) and places[0] >= 0 and places[-1] < len(text)
+    if schedule == "words":
+        chosen = set(places)
+        for word in re.finditer(r"\S+", text):
+            assert len(chosen & set(range(*word.span()))) in (0, len(word[0])), "a word was cut"
+        assert len(places) <= wanted or len(masking.runs(places)) == 1
+        assert not any(text[place] == " " for place in places)
+    else:
+        assert len(places) == wanted
+    if schedule == "ends":
+        kept = [place for place in range(len(text)) if place not in places]
+        assert not kept or kept == list(range(kept[0], kept[-1] + 1)), "a hole in the middle"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.text(alphabet="abc d", min_size=1, max_size=40).map(data.clean).filter(bool),
+    chosen=st.sets(st.integers(0, 39), min_size=1),
+    policy=st.sampled_from(["masked", "causal"]),
+    letters=st.text(alphabet="xyz", min_size=40, max_size=40),
+)
+def test_fills_go_into_a_text_and_come_out_again(text, chosen, policy, letters):
+    """No gap is lost, whether all is masked or the ends are: the oracle puts letters into places one by one."""
+    places = sorted({place % len(text) for place in chosen})
+    row = {"pieces": text, "places": places, "policy": policy, "slack": 0}
+    oracle = "".join(letters[places.index(i)] if i in places else c for i, c in enumerate(text))
+    found = ["".join(oracle[place] for place in run) for run in masking.runs(places)]
+    assert fills.read(row, fills.write(row, found)) == (found, "")
+    assert "".join(part for part, _ in fills.parts(row, found)) == oracle
+    assert sum(len(part) for part, is_fill in fills.parts(row, found) if is_fill) == len(places)
+    assert fills.agreement(row, found) == 0 and fills.agreement(row, fills.gold_fills(row)) == 1
+
+
+def test_windows_are_whole_words_of_a_passage():
+    passages = data.read_passages(None, "text")
+    weights = torch.tensor([len(p) for p in passages]).cumsum(0).tolist()
+    for seed in range(200):
+        text = data.window(passages, weights, 40, random.Random(seed))
+        assert 0 < len(text) <= 40 and any(f" {text} " in f" {passage} " for passage in passages)
+
+
+def test_the_built_in_corpus_is_small_and_names_its_source():
+    assert data.BUILT_IN.stat().st_size < 1_000_000
+    assert "public domain" in (data.BUILT_IN.parent / "SOURCE.md").read_text()
+    task = get_task("infill")
+    train, test = (task.dataset(split, 300, 0) for split in ("train", "test"))
+    assert {row["schedule"] for row in train} == set(masking.SCHEDULES)
+    assert {row["level"] for row in test} == {"0.1", "0.2", "0.35"}
+    assert not {row["pieces"] for row in train} & {row["pieces"] for row in test}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("", "no passage"), ("x\n\ny", "no passage"), ("a single passage, no more", "single passage")],
+)
+def test_a_file_without_enough_text_is_refused(tmp_path, content, words):
+    (tmp_path / "text.txt").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        get_task("infill", {"corpus": str(tmp_path / "text.txt")})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"corpus": "/no/such/file.txt"}, "neither a text file nor a Hub data set"),
+        ({"policy": "diffusion"}, "choose from: causal, masked"),
+        ({"masking": ["word"]}, r"did you mean 'words'\?"),
+        ({"mask_ratios": [1.5]}, "at most 1"),
+        ({"judge_width": 0}, "--judge_width 0 must be a multiple of 8"),
+        ({"tiny_width": 18, "tiny_heads": 3, "judge_width": 20}, "--judge_width 20 must be a multiple of 8"),
+        ({"tiny_width": 20, "tiny_heads": 4}, "--tiny_width 20 must be a multiple of 8: twice the number of heads"),
+        ({"tiny_heads": 0}, "--tiny_heads 0 must be at least 1"),
+        ({"gap_slack": 2}, "goes with --policy causal"),
+        ({"policy": "causal", "tokens_of": "bert"}, "goes with --policy masked"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        get_task("infill", options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "causal"}, {"policy": "causal", "gap_slack": 2}, {"mask_ratios": [1.0]}]
+)
+def test_every_variant_keeps_the_contract(options):
+    check_task(get_task("infill", options))
+
+
+def test_a_text_of_ones_own_needs_a_gap():
+    task = get_task("infill")
+    row = task.row_of("the c__ sat _")
+    assert row["prompt"] == "the c<mask><mask> sat <mask>" and row["places"] == [5, 6, 12]
+    assert task.filled(row, "at.") == "the cat sat ."
+    assert task.filled(row, "at") is None and task.score(row, "at").reason == "2 fills for 3 masks"
+    with pytest.raises(ValueError, match="there is no gap"):
+        task.row_of("the cat sat.")
+    with pytest.raises(ValueError, match="there is no gap"):
+        task.row_of("")
+
+
+# ---- tokens that are no characters
+
+
+def test_gaps_can_be_tokens_of_a_model(tmp_path):
+    from transformers import BertTokenizer
+
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "cat",
+        "cats",
+        "##s",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "##ting",
+    ]
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)}, model_max_length=32)
+    tokenizer.save_pretrained(tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("the cat sat on a mat\n\nthe cats sat on a matting the cats")
+    task = get_task("infill", {"corpus": str(tmp_path / "text.txt"), "tokens_of": str(tmp_path / "bert")})
+    check_task(task)
+    assert task.tiny() is None
+    row = task._with_prompt(
+        {"pieces": ["the", "mat", "##ting", "sat"], "places": [1, 2], "level": "0.1", "schedule": "x"}
+    )
+    assert row["prompt"] == "the [MASK] [MASK] sat" and task.gold(row) == "mat ##ting"
+    assert task.filled(row, "cat ##s") == "the cats sat" and task.score(row, "mat ##s").components["agreement"] == 0.5
+    assert len(tokenizer(row["prompt"])["input_ids"]) == 6
+
+
+# ---- the causal policy
+
+
+@pytest.mark.parametrize("slack", [0, 1])
+def test_the_constraint_gives_each_gap_its_length(slack):
+    """Every completion that a random walk under the constraint can write is read as valid, and the gaps' lengths are
+    all reached; the oracle is a regular expression of Python's."""
+    task = get_task("infill", {"policy": "causal", "gap_slack": slack})
+    tokenizer = make_tokenizer([*"abc ", "ab", "\n"], 64)
+    constraint = task.constraint(tokenizer)
+    row = task._with_prompt({"pieces": "ab cab", "places": [0, 1, 4], "level": "0.1", "schedule": "x"})
+    oracle = re.compile(r"[^\n]{2}\n[^\n]{1}" if not slack else r"[^\n]{1,3}\n[^\n]{1,2}")
+    rng, seen = random.Random(0), set()
+    for _ in range(100):
+        state, ids = constraint.start(row), []
+        while not state.finished:
+            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0].tolist()
+            ids.append(rng.choice(allowed))
+            state.accept(ids[-1])
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        assert oracle.fullmatch(text) and task.score(row, text).valid, text
+        seen.add(tuple(len(line) for line in text.split("\n")))
+    assert seen == ({(2, 1)} if not slack else {(a, b) for a in (1, 2, 3) for b in (1, 2)})
+    assert not task.score(row, "ab\nab\nb").valid and "fills for 2 gaps" in task.score(row, "abc").reason
+    assert "___" not in row["prompt"][0]["content"] or slack == 0
+
+
+# ---- judges
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="abcd e", min_size=1, max_size=40).map(data.clean).filter(bool), seed=st.integers(0, 99))
+def test_corruption_changes_a_text_and_keeps_its_length(text, seed):
+    spoiled = judges.Corruption(["abcd abcd dcba", "aabb ccdd e"]).spoil(text, random.Random(seed))
+    assert spoiled != text and len(spoiled) == len(text)
+
+
+def test_a_judge_tells_real_from_corrupted_text_and_stays_as_it_is(judged, capsys):
+    judge = judged.judges()["judge"]
+    real, spoiled = judge.judge(["the red cat of the", "tqe rzd cxt oq tje"])
+    assert real > 0.5 > spoiled
+    model = judge._model
+    assert not model.training and not any(p.requires_grad for p in model.parameters())
+    asked = []
+    model.register_forward_hook(lambda *call: asked.append(1))
+    assert judge.judge(["the red cat of the", None]) == [real, 0.0] and not asked, "what it said was not remembered"
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="must stay frozen"):
+        judge.judge(["something new"])
+
+
+def test_an_evaluation_loads_each_judge_once(judged, tmp_path, monkeypatch):
+    from trl_grpo_tasks.evaluation.evaluate import evaluate
+    from trl_grpo_tasks.models.loading import load_model, load_tokenizer
+    from trl_grpo_tasks.models.tiny import save_tiny
+    from trl_grpo_tasks.rewards import judge
+    from trl_grpo_tasks.rewards.executor import RewardExecutor
+
+    loaded, load_judge = [], judge.load_judge
+    monkeypatch.setattr(judge, "load_judge", lambda source: loaded.append(source) or load_judge(source))
+    save_tiny(judged.tiny(), tmp_path)
+    model, tokenizer = load_model(str(tmp_path), policy="masked"), load_tokenizer(str(tmp_path))
+    with RewardExecutor(judged, 0) as executor:
+        rows = judged.dataset("test", 6, 0)
+        done = evaluate("x", model, tokenizer, judged, rows, executor=executor, num_samples=2, batch_size=4)
+    assert sorted(loaded) == sorted([judged.options.judge, judged.options.held_out_judge])
+    assert all(sample.score["components"].keys() >= {"judge", "held_out"} for sample in done.samples)
+
+
+def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path, capsys):
+    given = {"judge": judged.options.judge, "held_out_judge": judged.options.held_out_judge, "text_length": 16}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += ["--corpus", judged.options.corpus, "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
+    assert command(["eval", "--task", "infill", "--model_name_or_path", tiny_path, *words]) == 2
+    assert "the task wants a masked language model" in capsys.readouterr().err
+
+
+def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
+    flags = ["--corpus", corpus, "--judge_steps", "1", "--judge_width", "16", "--text_length", "16"]
+    assert command(["prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
+    said = capsys.readouterr()
+    assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "not handed over" in said.err
+    assert not (tmp_path / "judge" / "config.json").exists()
+
+
+def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsys):
+    def prepare(folder, *flags):
+        code = command(
+            ["prepare-judge", "--output_dir", str(folder), "--corpus", corpus, "--text_length", "16", *flags]
+        )
+        return code, capsys.readouterr().err
+
+    made = Path(judged.options.judge)
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    code, said = prepare(made, "--judge_width", "16", "--judge_steps", "151")
+    assert code == 2 and "made with other settings (steps 150, not 151)" in said and "--output_dir" in said
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    (tmp_path / "diary.txt").write_text("dear diary")
+    code, said = prepare(tmp_path, "--judge_steps", "2")
+    assert code == 2 and "is no judge and not empty" in said
+    assert (tmp_path / "diary.txt").read_text() == "dear diary"
+
+
+def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
+    task = get_task(
+        "infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(tmp_path / "judges")}
+    )
+    task.prepare(0)
+    weights = (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes()
+    said = []
+    task.prepare(1, said.append)
+    assert not said and (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
+
+
+def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):
+    given = judged.options.judge
+    for source, words in (
+        (str(tmp_path / "none"), "no model in that folder; make one with trl-grpo-tasks prepare-judge"),
+        (bert_path, "BertForMaskedLM, which classifies no texts"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_judge(source)
+        with pytest.raises(ValueError, match=words):
+            get_task("infill", {"judge": source}).prepare(0)
+    with pytest.raises(ValueError, match="must be another one"):
+        get_task("infill", {"judge": given, "held_out_judge": given}).prepare(0)
+    with pytest.raises(ValueError, match="'held_out' is only watched"):
+        component_weights(judged, {"held_out": 1.0})
+
+
+# ---- pictures
+
+
+def test_fills_are_coloured_by_the_judge(judged):
+    row = judged.row_of("the r__ cat <&> t_e")
+    ((title, parts),) = judged.coloured(row, "edh")
+    assert title.startswith("judge 0.") and [part for part, score in parts if score is not None] == ["ed", "h"]
+    shown = judged.render(row, "edh")
+    assert "&lt;&amp;&gt;" in shown and "title='judge 0." in shown
+    files = judged.exports(row, "edh")
+    assert files["sample.png"].startswith(b"\x89PNG") and files["sample.html"] == shown
+    assert colour(0.0)[0] > colour(0.0)[1] and colour(1.0)[1] > colour(1.0)[0] and colour(UNJUDGED) == (110, 110, 110)
+    assert "2 fills for 3 masks" in judged.render(row, "ed")
+    assert len(picture([("long", [("x" * 300, None)])])) > len(picture([("short", [("x", None)])]))
+    assert "<script>" not in to_html([("<script>", [("<script>", 0.2)])])
+
+
+# ---- training
+
+
+def infill_trainer(task, model, output_dir, **options):
+    return TaskGRPOTrainer(
+        model, args=config(output_dir, temperature=0.8, beta=0.1, train_rows=32, **options), task=task
+    )
+
+
+@pytest.fixture(scope="session")
+def encoder_path(judged, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    save_tiny(judged.tiny(), folder, seed=1)
+    return str(folder)
+
+
+def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path, tmp_path):
+    options = {"max_steps": 20, "num_generations": 8, "per_device_train_batch_size": 64, "learning_rate": 1e-2}
+    trainer = infill_trainer(judged, encoder_path, tmp_path, **options)
+    judge = trainer._rewards.frozen_judges["judge"]
+    judge.judge(["to load it"])
+    before = {name: p.clone() for name, p in judge._model.named_parameters()}
+    trainer.train()
+    logs = [line for line in trainer.state.log_history if "reward" in line]
+    assert logs[-1]["reward"] > logs[0]["reward"] + 0.05
+    assert all(line["reward"] == pytest.approx(line["rewards/judge/mean"], abs=1e-6) for line in logs)
+    assert all({"rewards/held_out/mean", "rewards/agreement/mean", "reward_std"} <= line.keys() for line in logs)
+    assert {"pg_loss", "kl_penalty", "advantage_mean", "logp_mean"} <= logs[0].keys()
+    assert all(p.equal(before[name]) for name, p in judge._model.named_parameters()), "the judge was trained"
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for p in judge._model.parameters()}
+
+
+def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "top_p": 0.95}
+    whole = infill_trainer(judged, encoder_path, tmp_path, **options)
+    whole.train()
+    metrics = (tmp_path / "training_metrics.jsonl").read_text()
+    again = infill_trainer(judged, encoder_path, tmp_path, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for (name, one), two in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert one.equal(two), name
+    assert (tmp_path / "training_metrics.jsonl").read_text() == metrics
+
+
+RUN = {"train_rows": 64, "eval_rows": 4, "eval_samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
+       "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2, "reward_workers": 0,
+       "logging_steps": 1, "use_cpu": "true", "report_to": "none"}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["masked", "causal"])
+def test_a_whole_run_from_nothing(judged, tmp_path, policy, capsys):
+    options = judged.options
+    flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
+             "judge": options.judge, "held_out_judge": options.held_out_judge, "policy": policy,
+             "constrain": policy == "causal"}  # fmt: skip
+    assert command(["train", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())["evaluations"]
+    assert [evaluation["name"] for evaluation in results] == ["cold start", "GRPO"]
+    for evaluation in results:
+        metrics = evaluation["metrics"]
+        assert metrics["valid"] == 1 and 0 < metrics["judge"] < 1 and 0 < metrics["held_out"] < 1
+        assert metrics["reward"] == pytest.approx(metrics["judge"])
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "title='judge" in report
+    capsys.readouterr()
+    for name, begins in (("shown.png", b"\x89PNG"), ("shown.html", b"<div>")):
+        assert show([str(tmp_path / "run"), "--rows", "2", "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    assert "held_out of the originals: 0." in capsys.readouterr().out
+    chosen = ["--corpus", options.corpus, "--judge", options.judge, "--held_out_judge", options.held_out_judge]
+    chosen += ["--text_length", "16", "--policy", policy]
+    asked = ["--text", "the r__ cat", "--num_samples", "2", "--output_dir", str(tmp_path / "made")]
+    model = str(tmp_path / "run")
+    assert command(["generate", "--task", "infill", "--model_name_or_path", model, *asked, *chosen]) == 0
+    assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_before_anything_slow(judged, encoder_path, tmp_path, capsys):
+    options = judged.options
+    flags = ["--task", "infill", "--judge", options.judge, "--held_out_judge"]
+    flags += [options.held_out_judge, "--text_length", "64", "--model_name_or_path", encoder_path]
+    assert command(["train", *flags, "--output_dir", str(tmp_path), "--use_cpu", "true"]) == 2
+    assert "longer than the model's context of 24" in capsys.readouterr().err
+
+
+def test_the_cold_start_learns_gold_fills(judged, tmp_path):
+    from trl_grpo_tasks.evaluation.evaluate import evaluate
+    from trl_grpo_tasks.rewards.executor import RewardExecutor
+    from trl_grpo_tasks.training.cold_start import cold_start
+
+    options = {**vars(judged.options), "mask_ratios": [0.1], "tiny_width": 48, "tiny_layers": 2}
+    task, untrained = get_task("infill", options), str(tmp_path / "untrained")
+    save_tiny(task.tiny(), untrained, seed=1)
+    rows, tokenizer = task.dataset("train", 1024, 0), load_tokenizer(untrained)
+    settings = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    sizes = {"steps": 120, "batch_size": 32, "learning_rate": 5e-3, "seed": 1}
+    trained = cold_start(untrained, task, rows, tmp_path / "cold", tokenizer=tokenizer, **sizes, **settings)
+    shares = []
+    for path in (untrained, trained):
+        with RewardExecutor(task) as executor:
+            model, asked = load_model(path, policy="masked"), {"num_samples": 1, "temperature": 0}
+            shares.append(evaluate("x", model, tokenizer, task, rows[:64], executor=executor, **asked).metrics)
+    assert shares[1]["agreement"] > shares[0]["agreement"] + 0.3
+    # Beside what sampling said: the judge's opinion is a component, and the total is what the weights make of it.
+    assert shares[1]["reward"] == pytest.approx(shares[1]["judge"]) and shares[1]["judge"] > shares[0]["judge"]
+
+
+def test_a_judge_with_one_score_is_read_by_its_sigmoid(judged, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(
+        judged.options.judge, num_labels=1, ignore_mismatched_sizes=True
+    )
+    model.config.problem_type = None
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(judged.options.judge)
+    tokenizer.save_pretrained(tmp_path)
+    text = "the red cat"
+    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+    oracle = model.eval()(**inputs).logits[0, 0].sigmoid().item()
+    assert FrozenJudge("one", str(tmp_path), judged.filled).judge([text]) == [pytest.approx(oracle, abs=1e-6)]

@@ -1,0 +1,179 @@
+"""The machine constraint against plain rules: what may come next is found by trying every block on every face."""
+
+import itertools
+import json
+import random
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.tokenizer_makes import MAKES
+from tests.tasks.machine.test_tree import car, catapult, random_machine
+from trl_grpo_tasks.constraints import Vocabulary, unpack
+from trl_grpo_tasks.tasks.machine import ConstructionTree
+from trl_grpo_tasks.tasks.machine import constraint as constraint_module
+from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
+from trl_grpo_tasks.tasks.machine.constraint import MachineTree, machine_constraint, machine_schema, schema_constraint
+from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
+
+KINDS = tuple(BLOCKS)
+SIGNS = [sign.encode() for sign in '0123456789-abcdefghijklmnopqrstuvwxyz_[]{},:"']
+VOCABULARY = Vocabulary(
+    [*SIGNS, None, b',{"id":"', b'","order_id":', b'1"', b'5,"', b"}]", b"12", b'0,"bp_id":2},{"id":"1'],
+    eos=len(SIGNS),
+)
+
+
+def walk(choose, choices, node):
+    text = ""
+    while node is not None:
+        literal, node = choose(choices(node))
+        text += literal
+    return text
+
+
+def legal_blocks(blocks, kinds):
+    """Every block that may come next, by building it and looking."""
+    faces = [(p, f) for p, block in enumerate(blocks) for f in range(len(block.type.faces))]
+    for kind in kinds:
+        for ends in itertools.permutations(faces, 2) if BLOCKS[kind].two_ended else ((face,) for face in faces):
+            block = Block(kind, *itertools.chain(*ends))
+            if kind != "0" and not ConstructionTree((*blocks, block)).validate():
+                yield block
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_offered_is_what_can_be_built(seed):
+    rng = random.Random(seed)
+    machine = random_machine(rng, rng.randint(1, 7))
+    if len(machine.blocks) == 1:
+        machine = ConstructionTree((ROOT, Block("30", 0, 4)))
+    kinds = [*rng.sample([kind for kind in KINDS if not BLOCKS[kind].two_ended and kind != "0"], 4), "9", "30"]
+    tree = MachineTree(kinds, 20)
+    node = (tree.root({})[0], machine.to_json()[:-1])
+    found = set()
+
+    def collect(node, text):
+        for literal, after in tree.choices(node):
+            if after is None:
+                assert literal == "]"
+            elif literal.endswith("}"):
+                found.add(text + literal)
+            else:
+                collect(after, text + literal)
+
+    collect(node, "")
+    expected = {
+        ConstructionTree((*machine.blocks, block)).to_json()[len(machine.to_json()) - 1 : -1]
+        for block in legal_blocks(machine.blocks, dict.fromkeys(kinds))
+    }
+    assert found == expected and found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 18))
+def test_everything_generated_is_valid(rng, max_blocks):
+    tree = MachineTree(KINDS, max_blocks)
+    text = walk(rng.choice, tree.choices, tree.root({}))
+    machine = ConstructionTree.parse(text)
+    assert machine.validate() == [] and machine.to_json() == text and 2 <= len(machine.blocks) <= max_blocks
+
+
+@pytest.mark.parametrize("make", [name for name in MAKES if name not in ("metaspace", "word_level")])  # have no braces
+def test_random_tokens_under_the_mask_make_valid_machines(make):
+    tokenizer = MAKES[make]
+    constraint = machine_constraint(tokenizer, PROMPT_BLOCKS, 4)
+    rng = random.Random(1)
+    for _ in range(3):
+        state, ids = constraint.start({}), []
+        while not state.finished:
+            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0]
+            ids.append(int(rng.choice(allowed)))
+            state.accept(ids[-1])
+        text = tokenizer.decode(ids[:-1])
+        assert ConstructionTree.parse(text).validate() == [], text
+
+
+def test_masks_against_trying_every_token():
+    """A token is allowed just where accepting it is."""
+    constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 5)
+    rng = random.Random(2)
+    for _ in range(3):
+        trail = []
+        state = constraint.start({})
+        while not state.finished:
+            allowed = set(unpack(state.mask(), constraint.vocab_size).nonzero()[0].tolist())
+            if len(trail) % 7 == 0:
+                for token in range(constraint.vocab_size):
+                    copy = constraint.start({})
+                    for earlier in trail:
+                        copy.accept(earlier)
+                    if token in allowed:
+                        copy.accept(token)
+                    else:
+                        with pytest.raises(ValueError):
+                            copy.accept(token)
+            trail.append(rng.choice(sorted(allowed)))
+            state.accept(trail[-1])
+
+
+def spells(constraint, row, text):
+    """Whether a text may be written, character by character."""
+    state = constraint.start(row)
+    try:
+        for sign in text:
+            state.accept(SIGNS.index(sign.encode()))
+        state.accept(len(SIGNS))
+    except ValueError:
+        return False
+    return state.finished
+
+
+def test_machines_of_every_kind_can_be_written_and_others_cannot():
+    rng = random.Random(4)
+    constraint = machine_constraint(VOCABULARY, KINDS, 20)
+    for tree in (car(), catapult(), *(random_machine(rng, 12) for _ in range(10))):
+        assert spells(constraint, {}, tree.to_json())
+        assert not spells(constraint, {"max_blocks": len(tree.blocks) - 1}, tree.to_json())
+        assert not spells(constraint, {"blocks": ["15"]}, tree.to_json())
+    overlapping = ConstructionTree((ROOT, Block("2", 0, 2), Block("2", 0, 2)))
+    assert overlapping.validate() and not spells(constraint, {}, overlapping.to_json())
+    assert not spells(constraint, {}, ConstructionTree((ROOT,)).to_json())
+
+
+def test_forgotten_growths_are_made_again(monkeypatch):
+    monkeypatch.setattr(constraint_module, "_GROWTHS_KEPT", 2)
+    tree = MachineTree(KINDS, 12)
+    for seed in range(5):
+        text = walk(random.Random(seed).choice, tree.choices, tree.root({}))
+        assert ConstructionTree.parse(text).validate() == []
+
+
+def test_the_schema_takes_machines_and_refuses_other_shapes():
+    constraint = schema_constraint(VOCABULARY, KINDS, 20)
+    schema = machine_schema(KINDS, 20)
+    rng = random.Random(6)
+    for tree in (car(), catapult(), *(random_machine(rng, 12) for _ in range(5))):
+        jsonschema.validate(json.loads(tree.to_json()), schema)
+        assert spells(constraint, {}, tree.to_json())
+        assert not spells(constraint, {"max_blocks": len(tree.blocks) - 1}, tree.to_json())
+    text = car().to_json()
+    for old, new in (('"order_id":1,', ""), ('"id":"63"', '"id":"64"'), ('"bp_id":0', '"bp_id":13'), ("[", "[[")):
+        assert old in text and not spells(constraint, {}, text.replace(old, new))
+    without_second_parent = ConstructionTree((ROOT, Block("9", 0, 1, 0, 2))).to_json().replace(',"parent_b":0', "")
+    assert not spells(constraint, {}, without_second_parent)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "max_blocks", "message"),
+    [
+        (("15", "99"), 10, "blocks 15, 99: give some of 0, 15"),
+        (("0", "9"), 10, "not only 0 and two-ended"),
+        (KINDS, 1, "max_blocks is 1; it must be from 2 to 200"),
+    ],
+)
+def test_bad_options_show_at_once(kinds, max_blocks, message):
+    with pytest.raises(ValueError, match=message):
+        MachineTree(kinds, max_blocks)

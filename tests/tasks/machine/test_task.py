@@ -1,0 +1,354 @@
+"""The machine task: its contract, gold machines that really work, prompts, rewards, pictures, recipes, learning."""
+
+import io
+import json
+import pickle
+import random
+from collections import Counter
+
+import mujoco
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from tests.support.paths import RECIPES
+from tests.tasks.machine.test_constraint import SIGNS, VOCABULARY, spells
+from tests.tasks.machine.test_tree import car, catapult
+from trl_grpo_tasks import get_task
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse as parse_arguments
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.constraints import unpack
+from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, MachineTask, simulate, to_xml
+from trl_grpo_tasks.tasks.machine import task as task_module
+from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
+from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
+from trl_grpo_tasks.tasks.machine.data import gold_machines
+from trl_grpo_tasks.tasks.machine.designs import LEVELS, changed, search, sketch_car, sketch_catapult
+from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, VARIANTS, manual
+from trl_grpo_tasks.tasks.machine.render import animation, picture
+from trl_grpo_tasks.tasks.machine.results import Result
+from trl_grpo_tasks.tasks.machine.trials import SCORINGS, TRIALS, Trial, task_score
+
+MODULE = "trl_grpo_tasks.tasks.machine"
+OWN_RECIPES = RECIPES / "machine"
+
+
+def make(**options):
+    return get_task(MODULE, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"trials": list(TRIALS)}, {"trials": ["catapult", "rings"], "scoring": "authors", "constraint": "schema"}],
+    ids=["default", "all_trials", "authors"],
+)
+def test_contract(options):
+    check_task(make(**options), size=6)
+
+
+def test_contract_with_breakage_and_manual():
+    check_task(make(breakage=True, manual=True, trials=["car"]), size=3)
+
+
+# ---- gold machines and rows
+
+
+def test_every_gold_machine_succeeds_and_can_be_generated():
+    constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 24)
+    for trial, levels in gold_machines().items():
+        assert list(levels) == list(LEVELS)
+        for level, machines in levels.items():
+            assert len(machines) >= 5
+            for n, entry in enumerate(machines):
+                tree = ConstructionTree.parse(entry["machine"])
+                least, most = LEVELS[level]
+                assert tree.validate() == [] and tree.to_json() == entry["machine"]
+                assert least <= len(tree.blocks) <= most
+                if n % 3 == 0:  # the others are of the same make
+                    assert set("".join(entry["machine"])) <= {sign.decode() for sign in SIGNS}
+                    assert spells(constraint, {"max_blocks": most}, entry["machine"])
+                    result = simulate(tree, trial, to_the_end=True)
+                    for scoring in SCORINGS:
+                        assert task_score(TRIALS[trial], result, scoring)[0] >= TRIALS[trial].goal, (trial, level, n)
+    assert set(gold_machines()) == set(TRIALS)
+
+
+def test_there_are_many_ways_of_asking():
+    texts = [text for variants in VARIANTS.values() for text in variants]
+    assert len(texts) == len(set(texts)) >= 60 and set(VARIANTS) == set(TRIALS)
+    assert all(len(variants) > TEST_VARIANTS for variants in VARIANTS.values())
+
+
+def test_rows_share_out_trials_and_levels():
+    task = make(trials=["car", "wall"])
+    train, test = task.dataset("train", None, 0), task.dataset("test", None, 0)
+    asked = [{row["prompt"][-1]["content"] for row in rows} for rows in (train, test)]
+    assert not asked[0] & asked[1] and len(train) > 500 and len(test) > 100
+    assert Counter((r["trial"], r["level"]) for r in train[:60]) == {
+        (trial, level): 10 for trial in ("car", "wall") for level in LEVELS
+    }
+    assert len({json.dumps(row) for row in train}) == len(train)
+    assert task.dataset("train", 20, 0) != task.dataset("train", 20, 1)
+    assert all(f"at most {LEVELS[row['level']][1]} blocks" in row["prompt"][-1]["content"] for row in train)
+    with pytest.raises(ValueError, match="unknown split 'dev'"):
+        task.dataset("dev", 1, 0)
+    with pytest.raises(ValueError, match=r"no known machine for car uses only the blocks 0, 36; allow more"):
+        make(trials=["car"], blocks=["36"]).dataset("train", 1, 0)
+
+
+def test_the_manual_names_every_block_it_offers():
+    text = manual(["0", *PROMPT_BLOCKS])
+    assert all(f"\n{kind}: {BLOCKS[kind].name}" in text for kind in PROMPT_BLOCKS)
+    (row,) = make(manual=True).dataset("train", 1, 0)
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+
+
+# ---- the generator and the search
+
+
+def test_a_search_is_repeatable_and_better_than_a_sketch():
+    rng = random.Random(0)
+    for draw in (sketch_car, sketch_catapult):
+        for _ in range(15):
+            tree = draw(rng, (2, 16), PROMPT_BLOCKS)
+            assert tree.validate() == [] and len(tree.blocks) <= 16
+            for _ in range(5):
+                assert changed(tree, rng, 16).validate() == []
+    quick = Trial("quick", "", "distance", 1.0, seconds=1.0)
+    first = search(quick, (2, 10), 3, sketches=4, changes=4)
+    assert first == search(quick, (2, 10), 3, sketches=4, changes=4)
+    assert first[1] >= search(quick, (2, 10), 3, sketches=4, changes=0)[1] > 0
+
+
+def test_the_script_writes_gold_machines(tmp_path, capsys, monkeypatch):
+    from trl_grpo_tasks.tasks.machine import make_gold
+
+    monkeypatch.setattr(make_gold, "LEVELS", {"small": (2, 10)})
+    make_gold.main(["--per_level", "1", "--trials", "car", "--output", str(tmp_path / "gold.json")])
+    (entry,) = json.loads((tmp_path / "gold.json").read_text())["car"]["small"]
+    assert entry["score"] >= TRIALS["car"].goal and "car small: 1 machines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("with_manual", [False, True])
+def test_the_tiny_model_cannot_write_itself_into_a_corner(with_manual):
+    task = make(manual=with_manual, blocks=list(BLOCKS))
+    spec = task.tiny()
+    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    constraint, rng = task.constraint(tokenizer), random.Random(0)
+    row = task.dataset("train", 1, 0)[0]
+    for _ in range(12):
+        state, ids = constraint.start(row), []
+        while not state.finished:
+            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0]
+            ids.append(int(rng.choice(allowed)))
+            state.accept(ids[-1])
+        blocks = ConstructionTree.parse(tokenizer.decode(ids[:-1])).blocks
+        assert ConstructionTree(blocks).validate() == []
+        # The start block, four tokens for each other and two more for each that has two ends, the bracket, the end.
+        assert len(ids) == 3 + sum(4 + 2 * block.type.two_ended for block in blocks[1:])
+
+
+# ---- rewards
+
+
+def test_rewards_are_metres_or_nothing():
+    task = make(trials=["car", "catapult"])
+    drive, throw = ({"trial": trial, "max_blocks": 24} for trial in ("car", "catapult"))
+    score = task.score(drive, car().to_json())
+    assert score.valid and score.success and score.total == score.components["score"] == pytest.approx(44, abs=2)
+    assert score.components["distance"] == score.total and score.components["blocks"] == 10
+    thrown = task.score(throw, catapult().to_json())
+    flight = thrown.info["throws"][0]
+    assert thrown.total == pytest.approx(flight["height"] * flight["distance"]) and thrown.total > 100
+    nothing = task.score(throw, car().to_json())
+    assert nothing.valid and nothing.total == 0 and nothing.reason == "there is no boulder to throw"
+    broken = task.score(drive, car().to_json().replace('"bp_id":3', '"bp_id":99', 1))
+    assert not broken.valid and broken.total == 0 and "face 99" in broken.reason
+    long = task.score({**drive, "max_blocks": 9}, car().to_json())
+    assert not long.valid and "10 blocks; at most 9 were asked for" in long.reason
+    assert pickle.loads(pickle.dumps(thrown)) == thrown
+
+
+def test_scorings_differ_where_they_should():
+    row = {"trial": "catapult", "max_blocks": 24}
+    paper, authors = (make(scoring=scoring).score(row, catapult().to_json()) for scoring in SCORINGS)
+    assert authors.info["seconds"] == pytest.approx(5) and paper.info["seconds"] < 4
+    assert authors.total > 1.2 * paper.total  # it rolls on
+
+
+def test_a_run_that_takes_too_long_is_not_judged(monkeypatch):
+    monkeypatch.setattr(task_module, "simulate", lambda *a, **k: Result(False, "slow", timed_out=True))
+    assert make().score({"trial": "car"}, car().to_json()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": ["cra"]}, r"unknown --trials 'cra' \(did you mean 'car'\?\); choose from: car, rough"),
+        ({"trials": []}, "give some of car rough"),
+        ({"trials": ["car", "car"]}, "each once"),
+        ({"blocks": ["99"]}, "unknown --blocks '99'"),
+        ({"scoring": "mine"}, "unknown --scoring 'mine'; choose from: paper, authors"),
+        ({"constraint": "none"}, "unknown --constraint 'none'; choose from: tree, schema"),
+        ({"tiny_width": 100}, "--tiny_width 100 must be a multiple of 32"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        MachineTask(MachineOptions(**options))
+
+
+# ---- pictures and files
+
+
+def test_pictures_show_the_machine():
+    result = simulate(car(), "car", record=True)
+    image = np.array(Image.open(io.BytesIO(picture(result, "car", ["a car"]))))
+    assert image.shape == (700, 560, 3)
+    dark = (image.max(axis=2) < 75).sum(axis=(0, 1))  # wheels
+    red = ((image[..., 0] > 150) & (image[..., 1] < 90)).sum()  # the path
+    assert dark > 1_000 and red > 100
+    task = make()
+    row = task.dataset("train", 1, 0)[0]
+    for text in (task.gold(row), "nonsense \ud800", ConstructionTree.parse(task.bad(row)).to_json()):
+        assert Image.open(io.BytesIO(task.render(row, text))).format == "PNG"
+
+
+def test_solids_in_front_hide_what_is_behind():
+    """From the right, a wheel on the right hides the bar behind it, and one on the left is hidden by it."""
+    from trl_grpo_tasks.tasks.machine.painter import Camera, paint
+
+    frames = simulate(car(), Trial("t", "", "distance", 1.0, seconds=0.02), record=True).frames
+    wheel = frames.positions[0][frames.model.geom("g6").id]
+    assert wheel[0] > 0.5
+    for azimuth, is_dark in ((-90.0, True), (90.0, True)):  # a wheel on each side is in front of the bar
+        camera = Camera(wheel, 3.0, (60, 60), 1.0, azimuth=azimuth, elevation=0.0)
+        pixels = np.array(paint(camera, frames.model, frames.positions[0], frames.matrices[0], frames.sites[0]))
+        assert (pixels[55:65, 55:65].max() < 80) == is_dark
+
+
+def test_animations_move():
+    result = simulate(catapult(), Trial("catapult", "", "throw", 1.0, seconds=1.0), record=True, to_the_end=True)
+    film = Image.open(io.BytesIO(animation(result, "catapult", frames_per_second=5, caption="throw")))
+    assert film.format == "GIF" and film.n_frames == 6
+    first = np.array(film.convert("RGB"), dtype=int)
+    film.seek(4)
+    assert np.abs(np.array(film.convert("RGB"), dtype=int) - first).max() > 100
+    with pytest.raises(ValueError, match="record=True"):
+        animation(simulate(car()), "car")
+
+
+def test_the_exported_file_runs_by_itself(tmp_path):
+    """What MuJoCo's own viewer opens is the same machine: a load, a run by hand, and the same place at the end."""
+    file = tmp_path / "car.xml"
+    file.write_text(to_xml(car()))
+    model = mujoco.MjModel.from_xml_path(str(file))
+    data = mujoco.MjData(model)
+    start = model.body("b0").pos.copy()
+    data.ctrl[:] = 10.0
+    mujoco.mj_step(model, data, nstep=1000)
+    mujoco.mj_kinematics(model, data)
+    moved = data.body("b0").xpos - start
+    assert np.hypot(moved[0], moved[1]) == pytest.approx(simulate(car()).distance, rel=1e-9)
+    assert sum(model.body_mass) == pytest.approx(sum(block.type.mass for block in car().blocks))
+
+
+def test_a_machine_can_be_looked_at(tmp_path, capsys):
+    from trl_grpo_tasks.tasks.machine import show
+
+    files = {kind: tmp_path / f"machine.{kind}" for kind in ("png", "xml")}
+    (tmp_path / "machine.txt").write_text(f"Here it is:\n```json\n{car().to_json()}\n```")
+    words = [str(tmp_path / "machine.txt"), *(w for kind, file in files.items() for w in (f"--{kind}", str(file)))]
+    assert show.main(words) == 0
+    out = capsys.readouterr().out
+    assert "10 blocks, 2 x 2.5 x 9 m" in out and "score (paper): 44" in out
+    assert Image.open(files["png"]).format == "PNG" and mujoco.MjModel.from_xml_path(str(files["xml"])).nu == 4
+    assert show.main(["gold", "--trial", "wall"]) == 0 and "score (authors)" in capsys.readouterr().out
+    (tmp_path / "machine.txt").write_text("nothing")
+    assert show.main([str(tmp_path / "machine.txt")]) == 1
+    assert "not valid: there is no JSON list" in capsys.readouterr().out
+
+
+def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
+    from trl_grpo_tasks.tasks.machine import show, survey
+
+    task, row = make(trials=["car"]), {"prompt": "", "trial": "car", "max_blocks": 24}
+    texts = {"cold start": [task.bad(row), "nothing"], "GRPO": [task.bad(row), car().to_json()]}
+    found = [
+        {
+            "name": name,
+            "samples": [{"row": row, "completion": text, "score": task.score(row, text).as_dict()} for text in some]
+            + [{"row": row, "completion": "took too long", "score": None}],
+        }
+        for name, some in texts.items()
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"evaluations": found}))
+    survey.main([str(tmp_path)])
+    _, before, after = capsys.readouterr().out.splitlines()
+    assert before.split()[-5:] == ["2", "0.500", "0.000", "0.00", "0.00"]
+    best = simulate(car(), "car").distance
+    assert after.split()[-5:] == ["2", "1.000", "0.500", f"{best / 2:.2f}", f"{best:.2f}"]
+    assert show.main([str(tmp_path)]) == 0 and f"score (paper): {best:.2f}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        show.main([str(tmp_path), "--trial", "wall"])
+    assert "has no machine for --trial wall" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="holds no results"):
+        survey.main([str(tmp_path / "elsewhere")])
+
+
+# ---- recipes and learning
+
+
+@pytest.mark.parametrize("name", ["tiny_cpu", "colab_t4", "single_gpu", "paper", "authors"])
+def test_recipes_are_understood(name):
+    assert yaml.safe_load((OWN_RECIPES / f"{name}.yaml").read_text())["task"] == "machine"
+    words = ["--config", str(OWN_RECIPES / f"{name}.yaml"), "--task", MODULE, "--use_cpu", "true"]
+    if name != "tiny_cpu":
+        words += ["--bf16", "false"]
+    task, _, args, model = parse_arguments(words)
+    assert task.name == "machine"
+    if name == "paper":
+        assert (args.num_generations, args.advantage_clip, args.beta, args.max_grad_norm) == (64, 0.2, 0.001, 0.5)
+        assert (args.learning_rate, args.max_steps, model.lora_r) == (5e-6, 400, 64)
+        assert (args.entropy_coef, len(model.lora_target_modules)) == (0.0, 7)
+        assert model.model_name_or_path == "Qwen/Qwen2.5-14B-Instruct" and args.optim == "adamw_8bit"
+        # One prompt's 64 completions an update, on 8 GPUs with one each and 8 accumulated.
+        assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 8 == args.num_generations
+    if name == "authors":
+        assert (args.advantage_estimator, args.epsilon, args.epsilon_high) == ("best_minus_second", 0.2, 0.28)
+        assert task.options.scoring == "authors" and args.advantage_clip is None
+        assert (model.lora_r, model.lora_alpha, args.max_completion_length) == (64, 32, 1168)
+
+
+@pytest.mark.slow
+def test_training_raises_the_distance(tmp_path):
+    """A cold start of a small model, then some steps of GRPO under the constraint: cars get farther."""
+    settings = {
+        "task": MODULE,
+        "output_dir": tmp_path,
+        "use_cpu": True,
+        "trials": "car",
+        "tiny_width": 64,
+        "tiny_layers": 2,
+        "train_rows": 24,
+        "eval_rows": 3,
+        "eval_samples": 40,  # with fewer, chance decides
+        "cold_start_steps": 12,
+        "cold_start_learning_rate": 3e-3,
+        "cold_start_batch_size": 16,
+        "num_generations": 8,
+        "per_device_train_batch_size": 24,
+        "max_completion_length": 144,
+        "max_steps": 10,
+        "learning_rate": 3e-3,
+        "beta": 0.0,
+        "reward_workers": 0,
+    }
+    assert run.main([word for name, value in settings.items() for word in (f"--{name}", str(value))]) == 0
+    before, after = json.loads((tmp_path / "results.json").read_text())["evaluations"]
+    for sample in before["samples"] + after["samples"]:
+        assert ConstructionTree.parse(sample["completion"]).validate() == []
+    assert after["metrics"]["reward"] > before["metrics"]["reward"]

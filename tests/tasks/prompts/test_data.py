@@ -1,0 +1,345 @@
+"""Rows of the prompts pack: files good and bad, generators checked by other routes."""
+
+import csv
+import dataclasses
+import json
+import re
+from string import Template
+
+import jsonschema
+import pytest
+
+from tests.support.prompt_files import from_rows, make, only_row
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.tasks.prompts import PromptsOptions, generators
+
+# ---- files
+
+GOOD = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "rewards": {"numeric": 1.0}} for n in range(20)]
+
+
+@pytest.mark.parametrize("form", ["json", "json_list", "jsonl", "csv", "parquet", "hub"])
+def test_every_form_of_file_gives_the_same_rows(tmp_path, monkeypatch, form):
+    path = tmp_path / f"prompts.{form.split('_')[0]}"
+    if form == "json":
+        path.write_text(json.dumps({"prompts": GOOD}))
+    elif form == "json_list":
+        path.write_text("\ufeff" + json.dumps(GOOD), encoding="utf-8")
+    elif form == "jsonl":
+        path.write_text("\n\n".join(map(json.dumps, GOOD)) + "\n")
+    elif form == "csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, ["prompt", "answer", "rewards", "unused"])
+            writer.writeheader()
+            writer.writerows({**row, "rewards": "numeric"} for row in GOOD)
+    elif form == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(GOOD), path)
+    else:
+        path = "owner/name:main"
+        monkeypatch.setattr("datasets.load_dataset", lambda name, configuration: {"train": GOOD})
+    task = make(prompts_file=str(path))
+    rows = task.dataset("train", None, 0) + task.dataset("test", None, 0)
+    key = lambda row: row["prompt"][0]["content"]  # noqa: E731
+    expected = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in GOOD]
+    assert sorted(rows, key=key) == sorted(expected, key=key)
+    assert len(task.dataset("test", None, 0)) == 2
+    check_task(task)
+
+
+def test_tables_as_pandas_writes_them(tmp_path):
+    (tmp_path / "t.csv").write_text(',question,answer,prompt\n0,"a b\nc",1,no\n1,d,2,no\n', encoding="utf-8")
+    task = make(prompts_file=str(tmp_path / "t.csv"), prompt_column="question", rewards=["numeric"], test_fraction=0)
+    rows = sorted(task.dataset("train", None, 0), key=lambda row: row["answer"])
+    assert [row["prompt"][0]["content"] for row in rows] == ["a b\nc", "d"]
+    import pandas
+
+    pandas.DataFrame({"prompt": ["a"], "answer": [1], "keywords": [float("nan")], "when": ["x"]}).assign(
+        when=pandas.Timestamp(0)
+    ).to_parquet(tmp_path / "t.parquet")
+    row = only_row(make(prompts_file=str(tmp_path / "t.parquet"), rewards=["numeric"]))
+    assert set(row) == {"prompt", "answer", "rewards"}
+
+
+def test_bare_prompts_as_in_the_seed(tmp_path):
+    task = from_rows(tmp_path, {"prompts": ["Say hello", "Say bye"]}, rewards=["length"], target_length=5)
+    assert {row["target_length"] for row in task.dataset("train", None, 0)} == {5}
+
+
+def test_hub_splits_are_kept_apart(monkeypatch):
+    splits = {"train": GOOD[:8], "test": GOOD[6:10]}
+    monkeypatch.setattr("datasets.load_dataset", lambda name, configuration: splits)
+    task = make(prompts_file="owner/name")
+    assert len(task.dataset("train", None, 0)) == 6 and len(task.dataset("test", None, 0)) == 4
+
+    def offline(name, configuration):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    with pytest.raises(ValueError, match="'owner/name' cannot be loaded: no network"):
+        make(prompts_file="owner/name")
+
+
+def test_columns_may_have_other_names_and_prompts_may_be_chats(tmp_path):
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "1+1"},
+    ]
+    rows = [{"question": chat, "solution": 2, "extra": {"kept": [1]}}]
+    options = {
+        "prompt_column": "question",
+        "answer_column": "solution",
+        "rewards": ["numeric"],
+        "system_prompt": "Be brief",
+    }
+    row = only_row(from_rows(tmp_path, rows, **options))
+    assert row["prompt"] == [{"role": "system", "content": "Be brief"}, *chat]
+    assert (row["answer"], row["extra"]) == ("2", {"kept": [1]})
+    assert "question" not in row and "solution" not in row
+
+
+def test_equal_prompts_stay_in_one_split_and_levels_come_from_the_file(tmp_path):
+    rows = [{"prompt": f"p{i % 10}", "answer": i, "level": 10 - i % 3} for i in range(40)]
+    task = from_rows(tmp_path, rows, rewards=["numeric"], test_fraction=0.3)
+    train, test = task.dataset("train", None, 0), task.dataset("test", None, 0)
+    assert (len(train), len(test)) == (28, 12)
+    assert not {str(row["prompt"]) for row in train} & {str(row["prompt"]) for row in test}
+    assert task.levels == ("8", "9", "10")
+    assert task.dataset("train", 5, 0) != task.dataset("train", 5, 1)
+
+
+BAD_FILES = {
+    "missing.json": (None, r"'.*missing.json' does not exist"),
+    "empty.json": ("", "empty.json, line 1: not JSON"),
+    "none.json": ('{"prompts": []}', "there is no prompt in it"),
+    "blank.jsonl": ("\n\n", "there is no prompt in it"),
+    "object.json": ('{"questions": ["a"]}', 'an object with a list under "prompts"'),
+    "number.json": ("3", "must hold a list of prompts, got int"),
+    "entry.json": ('["a", 3]', "entry.json, row 2: a prompt must be text or an object"),
+    "broken.json": ('[\n"a",\n', "broken.json, line 3: not JSON"),
+    "broken.jsonl": ('"a"\n\n{"prompt": }\n', "broken.jsonl, line 3: not JSON: Expecting value"),
+    "no_prompt.jsonl": ('{"text": "a"}', "line 1: column 'prompt' is missing or empty; columns are: text"),
+    "empty_prompt.json": ('[""]', "row 1: column 'prompt' is missing or empty"),
+    "chat.json": ('[{"prompt": [{"role": "assistant", "content": "a"}], "answer": 1}]', "the last is the user's"),
+    "no_answer.csv": ("prompt,answer\na,1\nb,\n", "line 3: reward 'numeric' needs a column 'answer'; the row has:"),
+    "ragged.csv": ("prompt,answer\na,1,2\n", "ragged.csv, line 2: more cells than the header"),
+    "word.json": ('[{"prompt": "a", "answer": "many"}]', "'numeric' needs a number in 'answer', got 'many'"),
+    "bool.json": ('[{"prompt": "a", "answer": true}]', "column 'answer' must be text or a number, got True"),
+    "reward.json": ('[{"prompt": "a", "reward": "numerc"}]', r"unknown reward 'numerc' \(did you mean 'numeric'\?\)"),
+    "weight.json": ('[{"prompt": "a", "rewards": {"json": "big"}}]', "'json' the weight 'big', which is not a number"),
+    "kind.json": ('[{"prompt": "a", "rewards": 3}]', "column 'rewards' must be names"),
+    "model.json": ('[{"prompt": "a", "rewards": ["reward_model"]}]', "a row cannot choose 'reward_model'"),
+    "tests.json": ('[{"prompt": "a", "tests": [1]}]', "column 'tests' must be a list of texts"),
+    "schema.json": ('[{"prompt": "a", "schema": {"type": 3}}]', "column 'schema' is not a JSON schema"),
+    "schema_text.json": ('[{"prompt": "a", "schema": "{"}]', "column 'schema' is not JSON"),
+    "pattern.json": ('[{"prompt": "a", "pattern": "(("}]', "column 'pattern' is not a regular expression"),
+    "tags.json": ('[{"prompt": "a", "tags": ["<b>"]}]', "column 'tags' must be different tag names"),
+    "length.json": ('[{"prompt": "a", "target_length": 1.5}]', "must be a whole number above 0, got 1.5"),
+    "tolerance.json": ('[{"prompt": "a", "tolerance": "x"}]', "'tolerance' must be a number, 0 or more, got 'x'"),
+    "latin.json": (b'["caf\xe9"]', "latin.json is not UTF-8 text"),
+    "fake.parquet": ("not parquet at all", "fake.parquet is not a Parquet file"),
+    "notes.txt": ("a", "neither a file that ends in .json, .jsonl, .csv, .parquet nor a Hub data set"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files_are_refused_with_the_place(tmp_path, name):
+    content, message = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        make(prompts_file=str(tmp_path / name), rewards=["numeric"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": "arithmetics"}, r"unknown generator 'arithmetics' \(did you mean 'arithmetic'\?\)"),
+        ({"generator_levels": [9]}, "has no level 9; levels are: 1, 2, 3, 4, 5"),
+        ({"rewards": ["lenght"]}, r"--rewards names an unknown reward 'lenght' \(did you mean 'length'\?\)"),
+        ({"rewards": ["numeric=x"]}, "--rewards gives reward 'numeric' the weight 'x'"),
+        ({"rewards": ["length"]}, "generator 'arithmetic': reward 'length' needs a column 'target_length'"),
+        ({"rewards": ["reward_model"]}, "give --reward_model"),
+        ({"test_fraction": 1.0}, "test_fraction must be from 0 to below 1"),
+        ({"sandbox_timeout": 0.0}, "sandbox_timeout must be at least 0.1"),
+        ({"target_length": 0}, "target_length must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_a_row_without_any_reward_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"rows.json, row 2: no reward; .* give --rewards"):
+        from_rows(tmp_path, [{"prompt": "a", "rewards": "json"}, "b"])
+    with pytest.raises(ValueError, match="unknown split 'valid'"):
+        make().dataset("valid", 1, 0)
+
+
+def test_options_become_flags():
+    from transformers import HfArgumentParser
+
+    flags = ["--prompts_file", "x.json", "--rewards", "numeric", "length=0.2", "--allow_code_execution"]
+    (options,) = HfArgumentParser(PromptsOptions).parse_args_into_dataclasses(flags)
+    assert options == PromptsOptions(
+        prompts_file="x.json", rewards=["numeric", "length=0.2"], allow_code_execution=True
+    )
+    assert all(field.metadata["help"] for field in dataclasses.fields(PromptsOptions))
+
+
+# ---- generators
+
+
+def generated(kind, split="train", size=200, seed=3):
+    return list(generators.generate(kind, generators.levels_of(kind), split, size, seed, 0.1))
+
+
+@pytest.mark.parametrize("kind", [*generators.GENERATORS, "mixed"])
+def test_splits_share_no_problem_whatever_the_seeds(kind):
+    train = {row["prompt"] for seed in (0, 1) for row in generated(kind, "train", 400, seed)}
+    test = {row["prompt"] for seed in (0, 2) for row in generated(kind, "test", 60, seed)}
+    assert train and test and not train & test
+    rows = generated(kind, "test", 70)
+    assert len({row["prompt"] for row in rows}) == len(rows) == 70
+    assert generated(kind, "test", size=20) == rows[:20]
+    levels = [row["level"] for row in generated(kind, size=600)]
+    assert set(levels) == set(generators.levels_of(kind))
+    if kind != "mixed":
+        assert max(map(levels.count, levels)) - min(map(levels.count, levels)) <= 1
+
+
+def test_arithmetic_by_python():
+    for row in generated("arithmetic"):
+        expression = re.fullmatch(r"What is ([-+*/() 0-9]+)\? Answer with the number only\.", row["prompt"])[1]
+        assert eval(expression) == int(row["answer"]) == int(row["gold"])
+
+
+def test_word_problems_by_their_steps():
+    assert len(generators.WORD_PROBLEMS) >= 12
+    for row in generated("word_problems", size=300):
+        *steps, last = row["gold"].split("\n")
+        known = set(re.findall(r"[0-9]+", row["prompt"]))
+        for step in steps:
+            left, right = step.split(" = ")
+            assert eval(left) == int(right) and set(re.findall(r"[0-9]+", left)) <= known
+            known.add(right)
+        assert last == f"#### {right}" and row["answer"] == right
+        assert len(steps) == (2 if row["level"] == "3" else 1)
+
+
+# For each exercise: its parameters, an argument, and the result worked out by hand.
+BY_HAND = {
+    "shift": ({"k": 5}, 7, 12),
+    "scale": ({"k": 3}, [1, -2], [3, -6]),
+    "keep_above": ({"k": 2}, [3, 2, 9, 1], [3, 9]),
+    "is_multiple": ({"k": 7}, 21, True),
+    "remainder": ({"k": 7}, 23, 2),
+    "repeat": ({"k": 3}, "ab", "ababab"),
+    "distance": ({"k": 9}, 4, 5),
+    "at_least": ({"k": 9}, 4, 9),
+    "has_length": ({"k": 3}, "abc", False),
+    "count_above": ({"k": 2}, [3, 2, 9, 1], 2),
+    "sum_multiples": ({"k": 3}, 10, 18),
+    "count_long": ({"k": 2}, "ab abc abcd", 2),
+    "rotate": ({"k": 4}, [1, 2, 3], [2, 3, 1]),
+    "chunks": ({"k": 2}, [1, 2, 3], [[1, 2], [3]]),
+    "caesar": ({"k": 2}, "ax zb", "cz bd"),
+    "in_base": ({"k": 2}, 10, "1010"),
+    "closest": ({"k": 5}, [8, 2, 4, 6], 4),
+    "count_letter": ({"c": "a"}, "banana", 3),
+    "fizz": ({"k": 3, "m": 5}, 10, "buzz"),
+    "limit": ({"k": 2, "m": 15}, [1, 7, 99], [2, 7, 15]),
+    "nth_smallest": ({"k": 2}, [5, 1, 3], 3),
+    "count_pairs": ({"k": 4}, [1, 3, 2, 2, 3], 3),
+    "longest_run": ({"k": 2}, [3, 4, 1, 5, 6, 7, 2], 3),
+    "sequence": ({"k": 1, "m": 3}, 4, 11),
+    "best_window": ({"k": 2}, [1, 5, -9, 3, 4], 7),
+    "ways_to_pay": ({"k": 2, "m": 6}, 12, 3),
+    "squeeze": ({"k": 2}, "aaab bbbb", "aab bb"),
+    "last_standing": ({"k": 3}, 6, 4),
+}
+
+
+def test_every_exercise_by_hand():
+    assert len(generators.EXERCISES) >= 25
+    assert {exercise.name for exercise in generators.EXERCISES} == set(BY_HAND)
+    for exercise in generators.EXERCISES:
+        values, argument, expected = BY_HAND[exercise.name]
+        body = Template(exercise.body).substitute(values).replace("\n", "\n    ")
+        namespace = {}
+        exec(f"def f({exercise.argument}):\n    {body}", namespace)
+        assert namespace["f"](argument) == expected, exercise.name
+
+
+def test_code_golds_pass_their_tests_and_lazy_answers_do_not():
+    for row in generated("code"):
+        assert len(row["tests"]) >= 3
+        program = re.fullmatch(r"```python\n(.*)```", row["gold"], re.DOTALL)[1]
+        name, argument = re.match(r"def (\w+)\((\w+)\)", program).groups()
+        assert passes(program, row["tests"])
+        assert not passes(f"def {name}({argument}):\n    return {argument}", row["tests"])
+        expected = row["tests"][0].split(" == ")[1]
+        assert not passes(f"def {name}({argument}):\n    return {expected}", row["tests"])
+
+
+def passes(program, tests):
+    namespace = {}
+    exec(program, namespace)
+    try:
+        for test in tests:
+            exec(test, namespace)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_schema_golds_conform_and_their_facts_are_in_the_request():
+    assert len(generators.FAMILIES) >= 8
+    for row in generated("schema"):
+        gold, schema = json.loads(row["gold"]), json.loads(row["schema"])
+        jsonschema.validate(gold, schema)
+        assert json.loads(row["fields"]) == gold
+        story = row["prompt"].split(" Answer with one JSON object")[0]
+        for value in leaves(gold):
+            assert isinstance(value, bool) or str(value) in story
+
+
+def leaves(value):
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return [value] if parts is None else [leaf for part in parts for leaf in leaves(part)]
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "word_problems", "schema"])
+def test_generators_keep_the_contract(kind):
+    check_task(get_task("prompts", {"generator": kind}), size=12)
+
+
+def test_code_and_mixed_keep_the_contract():
+    pytest.importorskip("trl_grpo_tasks.rewards.sandbox")
+    check_task(get_task("prompts", {"generator": "mixed", "allow_code_execution": True}), size=4)
+    check_task(get_task("prompts", {"generator": "code", "allow_code_execution": True}), size=2)
+
+
+def test_levels_are_chosen_and_kept_in_order():
+    task = make(generator_levels=["3", 1, "1"])
+    assert task.levels == ["1", "3"]
+    check_task(task)
+
+
+def test_flags_replace_the_rewards_of_a_generator():
+    task = make(rewards=["numeric", "length=0.1", "novelty=0.2"], target_length=1)
+    assert task.weights == {"numeric": 1.0, "length": 0.1, "novelty": 0.2}
+    assert task.dataset("test", 1, 0)[0]["rewards"] == {"numeric": 1.0, "length": 1.0, "novelty": 1.0}
+
+
+def test_arithmetic_is_short_for_the_embedded_model():
+    from trl_grpo_tasks.models.tiny import make_tokenizer
+
+    task = make()
+    tokenizer = make_tokenizer(task.tiny().tokens, 512)
+    assert max(len(tokenizer.encode(row["prompt"][0]["content"])) for row in task.dataset("train", 200, 0)) <= 14

@@ -1,0 +1,186 @@
+"""The prompts pack as a task: scores of several rewards, a user's own, constraint and picture."""
+
+import json
+import pickle
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
+from trl_grpo_tasks.commands.check import GARBAGE, check_task
+from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.tasks.prompts import data
+from trl_grpo_tasks.tasks.prompts.reward import REWARDS
+
+# ---- the score
+
+
+def test_row_weights_scale_components_and_flags_set_weights(tmp_path):
+    rows = [
+        {"prompt": "a", "answer": "1", "target_length": 2, "rewards": {"numeric": 2.0, "length": 0.5}},
+        {"prompt": "b", "answer": "1", "target_length": 2},
+    ]
+    task = from_rows(tmp_path, rows, rewards=["numeric=3", "length=0.2"], test_fraction=0)
+    assert task.weights == {"numeric": 3.0, "length": 0.2}
+    a, b = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
+    score = task.score(a, "it's 1")
+    assert score.components == {"numeric": 2.0, "length": 0.5}
+    assert score.total == pytest.approx(3 * 2 + 0.2 * 0.5)
+    assert score.info["raw"] == {"numeric": 1.0, "length": 1.0}
+    assert task.score(b, "it's 1").total == pytest.approx(3.2)
+
+
+def test_success_is_a_matter_of_what_checks(tmp_path):
+    row = {"prompt": "a", "answer": "1", "target_length": 9, "keywords": ["one"], "rewards": ["numeric", "length"]}
+    task = from_rows(tmp_path, [row, {**row, "prompt": "b", "rewards": ["length", "keywords"]}], test_fraction=0)
+    checked, ruled = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
+    assert task.score(checked, "1").success  # too short, but right
+    assert not task.score(ruled, "one").success
+    assert task.score(ruled, "one " * 9).success
+    assert task.score(ruled, "").reason == "the answer is empty"
+
+
+def test_with_only_a_reward_model_nothing_succeeds(tmp_path):
+    task = from_rows(tmp_path, ["a"], reward_model="some/model", rewards=["reward_model=0.5"])
+    assert task.judges() == {"reward_model": "some/model"}
+    assert task.weights == {"reward_model": 0.5}
+    score = task.score(only_row(task), "anything")
+    assert (score.total, score.success, score.reason) == (0, False, "nothing in this row checks the answer")
+
+
+def test_rows_that_went_through_arrow_score_the_same(tmp_path):
+    from datasets import Dataset
+
+    rows = make(generator="schema").dataset("train", 12, 0) + make().dataset("train", 12, 0)
+    task, plain = make(generator="schema"), make()
+    columns = {key: [row.get(key) for row in rows] for row in rows for key in row}
+    for before, after in zip(rows, Dataset.from_dict(columns), strict=True):
+        judge = task if before["kind"] == "schema" else plain
+        assert judge.score(after, judge.gold(after)) == judge.score(before, judge.gold(before))
+        assert judge.score(after, judge.gold(after)).success
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.text(), st.text("0123456789/.,-+eE#= \\boxed{}answer:"), st.text('{}[]":,tfn01 `json\n<>ab')))
+@example("\ud800")
+@example("#### " * 1000)
+@example("answer" * 1000)
+def test_score_never_raises(everything, text):
+    task, row = everything
+    score = task.score(row, text)
+    assert score is not None and not (score.success and not score.valid)
+    assert isinstance(task.render(row, text), str)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A row that asks for every reward that needs no sandbox."""
+    row = {
+        "prompt": "p", "answer": "4", "schema": SCHEMA, "fields": {"a": 1}, "pattern": "[a-z]+", "tags": ["a", "b"],
+        "target_length": 3, "keywords": ["x"], "forbidden": ["y"],
+        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model")],
+    }  # fmt: skip
+    task = from_rows(tmp_path_factory.mktemp("everything"), [row])
+    return task, only_row(task)
+
+
+@pytest.mark.parametrize("text", [*GARBAGE, "1," * 500_000, "`" * 1_000_000, "<a>" * 300_000, "\\frac{" * 100_000])
+def test_scoring_is_quick_whatever_the_text(everything, text):
+    task, row = everything
+    started = time.perf_counter()
+    task.score(row, text)
+    assert time.perf_counter() - started < 2
+
+
+# ---- a user's own reward
+
+
+def own_reward(row, completion):
+    return len(completion) / 10, f"{len(completion)} characters"
+
+
+def none_reward(row, completion):
+    return None
+
+
+def raising_reward(row, completion):
+    raise KeyError("oh")
+
+
+def one_argument(row):
+    return 1.0
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:own_reward", f"{__name__}.own_reward"])
+def test_own_reward(tmp_path, name):
+    task = from_rows(tmp_path, ["p"], rewards=[f"{name}=2"])
+    score = task.score(only_row(task), "12345")
+    assert (score.components, score.total, score.success) == ({name: 0.5}, 1.0, False)
+    assert "5 characters" in score.reason
+    assert task.score(only_row(task), "1234567890").success
+    assert pickle.loads(pickle.dumps(task)).score(only_row(task), "12345") == score
+
+
+def test_own_reward_that_fails(tmp_path):
+    none, raising = (from_rows(tmp_path, ["p"], rewards=[f"{__name__}:{n}_reward"]) for n in ("none", "raising"))
+    assert none.score(only_row(none), "x") is None
+    with pytest.raises(KeyError):  # for the executor to report
+        raising.score(only_row(raising), "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", "module 'no_such_module' cannot be imported"),
+        (f"{__name__}:no_such", "must define a function 'no_such', found nothing"),
+        (f"{__name__}:SCHEMA", "must define a function 'SCHEMA'"),
+        (f"{__name__}:one_argument", r"callable as f\(row, completion\)"),
+    ],
+)
+def test_own_reward_that_is_not_there(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        from_rows(tmp_path, ["p"], rewards=[name])
+
+
+# ---- constraint and picture
+
+
+def test_constraint_by_schema_and_by_pattern(tmp_path):
+    rows = [
+        {"prompt": "a", "schema": json.loads(SCHEMA), "rewards": ["schema"], "gold": '{"a": 12}'},
+        {"prompt": "b", "pattern": "[A-Z]{2}-[0-9]+", "rewards": ["regex"], "gold": "AB-12"},
+        {"prompt": "c", "answer": "7", "rewards": ["numeric"]},
+    ]
+    check_task(from_rows(tmp_path, rows, constrain_format=True, test_fraction=0.3))
+    task = from_rows(tmp_path, rows, constrain_format=True, test_fraction=0)
+    from trl_grpo_tasks.models.tiny import make_tokenizer
+
+    constraint = task.constraint(make_tokenizer(task.tiny().tokens, 512))
+    a, b, c = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
+    assert constraint.start(c) is None
+    for row in (a, b):
+        with pytest.raises(ValueError, match="not allowed"):
+            constraint.start(row).accept(constraint.vocabulary.bytes_of.index(b"z"))
+    assert make().constraint(None) is None
+
+
+def test_schema_generator_under_its_constraint():
+    check_task(get_task("prompts", {"generator": "schema", "constrain_format": True}), size=30)
+
+
+def test_render_escapes_and_lays_out():
+    task = make(generator="schema")
+    row = task.dataset("train", 1, 0)[0]
+    picture = task.render(row, task.gold(row))
+    assert "success" in picture and "{\n  " in picture
+    hostile = task.render(row, "<script>alert(1)</script>\ud800" + "x" * 100_000)
+    assert "<script" not in hostile and "no success, not valid" in hostile and len(hostile) < 20_000
+    hostile.encode()
+
+
+def test_data_helpers():
+    assert data.parse_rewards('{"json": 2}') == {"json": 2.0}
+    assert data.parse_rewards({"json": 2, "numeric": None}) == {"json": 2.0}
+    assert data.parse_rewards("numeric  my.module:f=0.5") == {"numeric": 1.0, "my.module:f": 0.5}

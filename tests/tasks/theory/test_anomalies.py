@@ -1,0 +1,196 @@
+"""Anomalies: every reference case, how they must change when a theory does, and sums over single states."""
+
+import copy
+import json
+import random
+import sys
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.paths import DATA
+from tests.support.theory_oracle import is_anomaly_free
+from trl_grpo_tasks.tasks.theory import anomalies, examples, groups
+from trl_grpo_tasks.tasks.theory.data import STARTS, extension
+from trl_grpo_tasks.tasks.theory.language import parse
+from trl_grpo_tasks.tasks.theory.survey import random_walk
+from trl_grpo_tasks.tasks.theory.theory import Theory, from_dict, to_dict
+
+REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
+BY_ID = {case["id"]: case for case in REFERENCE}
+
+
+@pytest.mark.parametrize("case", REFERENCE, ids=BY_ID)
+def test_reference(case):
+    found = anomalies(case)
+    assert found == {name: Fraction(value) for name, value in case["expected"].items()}
+    assert all(isinstance(value, Fraction) for value in found.values())
+    assert (not any(found.values())) == case["anomaly_free"]
+
+
+def test_import_loads_nothing_heavy():
+    import subprocess
+
+    program = "import sys; from trl_grpo_tasks.tasks.theory import anomalies; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "'torch'" not in loaded and "'matplotlib'" not in loaded and "'transformers'" not in loaded
+
+
+# ---- how anomalies must change
+
+CASES = st.sampled_from(REFERENCE).map(copy.deepcopy)
+
+
+def group_of(case, id):
+    return next(group["group"] for group in case["groups"] if group["id"] == id)
+
+
+def conjugated(case, fermion):
+    """The same field with conjugate representations and opposite charges."""
+    other = copy.deepcopy(fermion)
+    for id, rep in other["reps"].items():
+        rep["dynkin"] = list(groups.conjugate(group_of(case, id), tuple(rep["dynkin"])))
+    other["charges"] = {id: str(-Fraction(charge)) for id, charge in other["charges"].items()}
+    return other
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES)
+def test_conjugating_a_theory_flips_every_odd_coefficient(case):
+    before = anomalies(case)
+    case["fermions"] = [conjugated(case, fermion) for fermion in case["fermions"]]
+    after = anomalies(case)
+    for name, value in before.items():
+        assert after[name] == (value if name.startswith("witten") else -value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES, data=st.data())
+def test_a_vectorlike_pair_changes_nothing(case, data):
+    before = anomalies(case)
+    like = copy.deepcopy(data.draw(st.sampled_from(case["fermions"])))
+    for id in like["charges"]:
+        like["charges"][id] = str(data.draw(st.fractions(-5, 5, max_denominator=12)))
+    like["multiplicity"] = data.draw(st.integers(1, 5))
+    new = [{**like, "name": "new"}, {**conjugated(case, like), "name": "mirror"}]
+    case["fermions"] += new
+    assert anomalies(case) == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES, copies=st.integers(1, 4))
+def test_coefficients_grow_with_the_number_of_copies(case, copies):
+    before = anomalies(case)
+    for fermion in case["fermions"]:
+        fermion["multiplicity"] *= copies
+    for name, value in anomalies(case).items():
+        assert value == (copies * before[name] % 2 if name.startswith("witten") else copies * before[name])
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=st.sampled_from([c for c in REFERENCE if "Y" in {g["id"] for g in c["groups"]}]).map(copy.deepcopy))
+def test_a_complete_generation_changes_nothing(case):
+    before = anomalies(case)
+    for fermion in BY_ID["sm_1gen"]["fermions"]:
+        case["fermions"].append({**fermion, "name": f"more {fermion['name']}"})
+    assert anomalies(case) == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES, data=st.data())
+def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
+    abelian = [group["id"] for group in case["groups"] if group["group"] == "U(1)"]
+    if not abelian:
+        return
+    scaled, factor = data.draw(st.sampled_from(abelian)), data.draw(st.fractions(-3, 3, max_denominator=7))
+    before = anomalies(case)
+    for fermion in case["fermions"]:
+        fermion["charges"][scaled] = str(factor * Fraction(fermion["charges"][scaled]))
+    for name, value in anomalies(case).items():
+        times = 0 if name.startswith("witten") else name.split("*").count(scaled)
+        assert value == before[name] * factor**times
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=CASES, seed=st.integers(0, 99))
+def test_order_and_dictionary_form_do_not_matter(case, seed):
+    before = anomalies(case)
+    random.Random(seed).shuffle(case["fermions"])
+    theory = from_dict(case)
+    assert anomalies(theory) == before
+    assert from_dict(json.loads(json.dumps(to_dict(theory)))) == theory
+
+
+def test_a_left_out_group_means_a_singlet():
+    case = copy.deepcopy(BY_ID["sm_1gen"])
+    for fermion in case["fermions"]:
+        fermion["reps"] = {id: rep for id, rep in fermion["reps"].items() if any(rep["dynkin"])}
+    assert anomalies(case) == anomalies(BY_ID["sm_1gen"])
+
+
+# ---- sums over single states
+
+
+def test_a_hundred_generated_theories_state_by_state():
+    """What the pack calls anomaly free is so when every state is counted on its own."""
+    rng = random.Random(7)
+    theories = [extension(rng, 5)[0] for _ in range(70)]
+    theories += [parse(prompt + gold) for prompt, gold in (STARTS["extra_u1"](rng, 4) for _ in range(12))]
+    theories += [examples.named(name) for name in examples.NAMES]
+    assert len(theories) >= 100
+    for theory in theories:
+        assert not any(anomalies(theory).values())
+        assert is_anomaly_free(theory)
+
+
+@pytest.mark.parametrize("prompt", ["BOS GAUGE_GROUPS NUM_GAUGE num_2", "BOS GAUGE_GROUPS NUM_GAUGE num_1"])
+def test_random_theories_state_by_state(prompt):
+    """Both opinions agree on theories of any groups, most of which are anomalous."""
+    rng = random.Random(3)
+    agreed = {True: 0, False: 0}
+    for _ in range(40):
+        theory = parse(prompt + random_walk(prompt, rng))
+        for number in range(2):
+            fermions = theory.fermions[: 2 * number + 1]
+            part = Theory(theory.groups, fermions)
+            free = not any(anomalies(part).values())
+            assert free == is_anomaly_free(part)
+            agreed[free] += 1
+    assert agreed[False] > 30
+
+
+# ---- errors and speed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda case: case["fermions"][0]["charges"].update(Y=0.1667), "charge 0.1667 under 'Y' is not exact"),
+        (lambda case: case["fermions"][0]["charges"].update(Y="a sixth"), "'a sixth' is no charge"),
+        (lambda case: case["fermions"][0]["charges"].update(Z="1"), "names group 'Z'; the theory has: c, L, Y"),
+        (lambda case: case["fermions"][0].update(multiplicity=0), "multiplicity 0 must be"),
+        (lambda case: case["groups"][0].update(group="SU(x)"), r"unknown group 'SU\(x\)'"),
+        (lambda case: case["fermions"][0]["reps"]["c"].update(dynkin=[1]), "2 Dynkin labels"),
+        (lambda case: case["fermions"][1].update(name="Q"), "field 'Q' is declared twice"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    case = copy.deepcopy(BY_ID["sm_1gen"])
+    change(case)
+    with pytest.raises(ValueError, match=message):
+        anomalies(case)
+
+
+def test_speed():
+    """At most 100 us for a typical theory once warm; processor time, best of several, as the machine may be busy."""
+    case = BY_ID["sm_3gen_nuR"]
+    best = 1.0
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(50):
+            anomalies(case)
+        best = min(best, (time.thread_time() - began) / 50)
+    assert best < 100e-6

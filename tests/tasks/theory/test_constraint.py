@@ -1,0 +1,184 @@
+"""What the choice tree of theories allows: all of it parses, all good theories are in it, and it is fast."""
+
+import gc
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trl_grpo_tasks.constraints import unpack
+from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.tasks.theory import TheoryTask, examples
+from trl_grpo_tasks.tasks.theory.constraint import check_prompt, theory_constraint
+from trl_grpo_tasks.tasks.theory.data import STARTS
+from trl_grpo_tasks.tasks.theory.language import parse, write
+from trl_grpo_tasks.tasks.theory.terms import with_all_terms
+from trl_grpo_tasks.tasks.theory.words import VOCABULARY
+
+SM = write(examples.named("standard_model"))
+SM_PROMPT = SM[: SM.index(" INTERACTIONS")].replace("NUM_MULTIPLETS num_5", "NUM_MULTIPLETS num_8")
+PROMPTS = ["BOS", "BOS GAUGE_GROUPS NUM_GAUGE num_1", "BOS GAUGE_GROUPS NUM_GAUGE num_4", SM_PROMPT]
+
+
+@pytest.fixture(scope="module")
+def words():
+    spec = TheoryTask().tiny()
+    return make_tokenizer(spec.tokens, spec.context)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """A byte-level tokenizer as of an LLM: words are cut into pieces that know nothing of the language."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    text = [
+        "The GROUP of multiplets has a singlet component: num, group, REP, MASS 1 2 3 1/2 GeV. Bare charge END"
+    ] * 20
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", clean_up_tokenization_spaces=False)
+
+
+def walk(constraint, tokenizer, prompt, rng, times=None):
+    """A random completion, and how many of its tokens were forced."""
+    state, ids, forced = constraint.start({"prompt": prompt}), [], 0
+    while not state.finished:
+        began = time.thread_time()
+        mask = state.mask()
+        between = time.thread_time()
+        allowed = np.flatnonzero(unpack(mask, constraint.vocab_size))
+        token = int(rng.choice(allowed))
+        again = time.thread_time()
+        state.accept(token)
+        if times is not None:
+            times.append(time.thread_time() - again + between - began)
+        forced += len(allowed) == 1
+        ids.append(token)
+    return tokenizer.decode(ids, skip_special_tokens=True), forced / len(ids)
+
+
+@pytest.mark.parametrize("kind", ["words", "pieces"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_everything_allowed_is_a_whole_theory(kind, prompt, request):
+    tokenizer = request.getfixturevalue(kind)
+    constraint = theory_constraint(tokenizer)
+    rng = random.Random(kind + prompt)
+    for _ in range(25 if kind == "words" else 4):
+        text = prompt + walk(constraint, tokenizer, prompt, rng)[0]
+        theory = parse(text)  # ids, counts, twins and gauge invariance are the parser's to refuse
+        assert write(theory) == text
+        assert with_all_terms(theory) == theory
+
+
+@pytest.mark.parametrize("name", examples.NAMES)
+def test_every_named_theory_can_be_generated(name, words):
+    constraint = theory_constraint(words)
+    text = write(examples.named(name))
+    cuts = [1, 4, len(text.split()) // 2]
+    for cut in cuts:
+        prompt = " ".join(text.split()[:cut])
+        check_prompt(prompt)
+        state = constraint.start({"prompt": prompt})
+        for token in [*words.encode(text[len(prompt) :], add_special_tokens=False), words.eos_token_id]:
+            state.accept(token)
+        assert state.finished
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), start=st.sampled_from(list(STARTS)))
+def test_every_good_theory_that_is_made_here_can_be_generated(seed, start):
+    prompt, gold = STARTS[start](random.Random(seed), 5)
+    check_prompt((prompt + gold).removesuffix(" END"))
+
+
+def allowed_words(constraint, tokenizer, text):
+    """The words that may follow a prompt of whole words."""
+    mask = constraint.start({"prompt": text}).mask()
+    return {
+        tokenizer.convert_ids_to_tokens(int(i)).strip() for i in np.flatnonzero(unpack(mask, constraint.vocab_size))
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 SU_3 GROUP group_2", {"SU_3", "SU_2", "U_1"}),
+        ("BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 U_1 GROUP", {"group_2"}),
+        (SM[: SM.index(" INTERACTIONS")], {"INTERACTIONS"}),  # five were counted, five are there
+        (SM_PROMPT, {"FERMION"}),  # scalars come before fermions
+        (SM[: SM.index(" INTERACTIONS")] + " INTERACTIONS", {"YUKAWA"}),  # no mass is gauge invariant
+        (SM[: SM.index(" YUKAWA")] + " YUKAWA multiplet_02", {"multiplet_03"}),
+        (SM[: SM.index(" YUKAWA")] + " YUKAWA multiplet_02 multiplet_03", {"SCALAR"}),
+        (SM.removesuffix(" END"), {"END"}),
+        (SM[: SM.index(" component_02")], {"component_01", "component_02"}),
+    ],
+)
+def test_what_may_follow(text, expected, words):
+    assert allowed_words(theory_constraint(words), words, text) == expected
+
+
+def test_no_multiplet_comes_twice(words):
+    """The last number that would make a twin is shut; with other generations it is open."""
+    constraint = theory_constraint(words)
+    numbers = "REP group_1 antifund REP group_2 singlet CHARGE group_3"
+    like_up = f"{SM_PROMPT} FERMION multiplet_07 GENERATIONS num_{{}} {numbers}"
+    assert {"q_-2/3", "q_1/3"} & allowed_words(constraint, words, like_up.format(3)) == set()
+    assert {"q_-2/3", "q_1/3"} <= allowed_words(constraint, words, like_up.format(1))
+    assert len(allowed_words(constraint, words, like_up.format(1))) == 31
+
+
+def test_a_group_with_few_fields_runs_out_of_them_without_getting_stuck(words):
+    """SU(2) alone has twelve fermions (three representations, one to four generations): all twelve can be written."""
+    constraint = theory_constraint(words)
+    groups = "BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 SU_2 SYMMETRY_BREAKING NUM_VEVS num_0"
+    text = f"{groups} MULTIPLETS NUM_MULTIPLETS num_twelve FERMION multiplet_01 GENERATIONS"
+    for seed in range(5):
+        theory = parse(text + walk(constraint, words, text, random.Random(seed))[0])
+        assert len({(f.numbers, f.generations) for f in theory.fermions}) == 12
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("BOS GAUGE", "word 2 of the prompt is 'GAUGE'; there may be: GAUGE_GROUPS"),
+        ("Once upon a time", "word 1 of the prompt is 'Once'; there may be: BOS"),
+        ("BOS GAUGE_GROUPS NUM_GAUGE num_1 ", "single spaces"),
+        ("BOS  GAUGE_GROUPS", "single spaces"),
+        (SM, "the prompt is a whole theory and leaves nothing to write"),
+        (SM_PROMPT + " INTERACTIONS", "'INTERACTIONS'; there may be: FERMION"),
+        ("", "a prompt is words of the language"),
+    ],
+)
+def test_prompts_that_begin_no_theory_are_named_by_the_word(prompt, message):
+    with pytest.raises(ValueError, match=message):
+        check_prompt(prompt)
+
+
+def test_speed_and_forced_share(words):
+    """At most 30 us a token once warm, and about three quarters of the tokens of an extension forced."""
+    constraint, rng = theory_constraint(words), random.Random(0)
+    for _ in range(50):
+        walk(constraint, words, SM_PROMPT, rng)
+    gc.collect()
+    gc.freeze()
+    means, shares = [], []
+    for _ in range(60):
+        times: list[float] = []
+        shares.append(walk(constraint, words, SM_PROMPT, rng, times)[1])
+        means.append(np.mean(times))
+    gc.unfreeze()
+    assert np.median(means) < 30e-6
+    assert 0.7 < np.mean(shares) < 0.82
+
+
+def test_every_word_is_one_token(words):
+    assert len(words) == len(VOCABULARY) + len(["<pad>", "<eos>", "<unk>", "\n", "BOS"])
+    assert len(words.encode(SM, add_special_tokens=False)) == len(SM.split())

@@ -1,0 +1,430 @@
+"""Breaking and masses: every reference case, ranks of explicit generator matrices, and whole mass matrices."""
+
+import itertools
+import json
+import math
+import random
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+from tests.support.paths import DATA
+from tests.support.theory_oracle import rep_weights
+from trl_grpo_tasks.tasks.theory import examples
+from trl_grpo_tasks.tasks.theory.breaking import vacuum
+from trl_grpo_tasks.tasks.theory.data import extension
+from trl_grpo_tasks.tasks.theory.examples import hierarchical, make
+from trl_grpo_tasks.tasks.theory.masses import (
+    PERTURBATIVE,
+    fermion_sectors,
+    is_perturbative,
+    largest_yukawa,
+    massless_charged,
+    scalar_sectors,
+)
+from trl_grpo_tasks.tasks.theory.spectrum import singular_values
+from trl_grpo_tasks.tasks.theory.tensors import components, reps_of
+from trl_grpo_tasks.tasks.theory.theory import MassTerm, is_real
+
+REFERENCE = json.loads((DATA / "theory_masses.json").read_text())
+SM = {"c": "SU(3)", "L": "SU(2)", "Y": "U(1)"}
+HIGGS = {"H": ("singlet fund 1/2", 125, (0, 2, 0), 246)}
+FAMILY = {
+    "Q": ("fund fund 1/6", 1),
+    "uc": ("antifund singlet -2/3", 1),
+    "dc": ("antifund singlet 1/3", 1),
+    "L": ("singlet fund -1/2", 1),
+    "ec": ("singlet singlet 1", 1),
+}
+TOP = {"T": ("fund singlet 2/3", 1), "Tc": ("antifund singlet -2/3", 1)}
+LEPTONS = {"E": ("singlet fund -1/2", 1), "Ec": ("singlet fund 1/2", 1)}
+
+
+def yukawas(up, down, lepton):
+    return {"Q uc H": up, "Q dc H*": down, "L ec H*": lepton}
+
+
+# The theory of each reference case; sectors it does not list are not looked at.
+MASS_CASES = {
+    "sm_1gen": (FAMILY, yukawas(1.0, 0.02, 0.01)),
+    "vl_top": ({**FAMILY, **TOP}, {**yukawas(1.0, 0.02, 0.01), "Q Tc H": 0.5, "T Tc": 1000.0}),
+    "vl_lepton_doublet": (LEPTONS, {"E Ec": 300.0}),
+    "vl_no_mass_term": (TOP, {}),
+    "fourth_gen_y2": (FAMILY, yukawas(2.0, 2.0, 2.0)),
+    "fourth_gen_5e4": (FAMILY, yukawas(math.sqrt(2) * 50_000 / 246, 0.02, 0.01)),
+    "fourth_gen_no_yukawa": (FAMILY, {}),
+}
+
+
+@pytest.mark.parametrize("case", REFERENCE["masses"], ids=lambda case: case["id"])
+def test_reference_masses(case):
+    theory = make(SM, HIGGS, *MASS_CASES[case["id"]])
+    sectors = fermion_sectors(theory, vacuum(theory))
+    for expected in case["sectors"]:
+        (sector,) = [
+            s for s in sectors if (s.colour, abs(s.charge)) == (expected["colour"], Fraction(expected["abs_Q"]))
+        ]
+        assert sector.kind == expected["kind"]
+        assert np.allclose(np.abs(sector.matrix), expected["matrix"])  # signs are a matter of phases
+        assert np.allclose(sector.masses, expected["values"], rtol=1e-9)
+    assert sum(s.massless for s in sectors if s.visible and s.kind == "dirac") == case["massless_charged_dirac"]
+    assert massless_charged(sectors) == case["massless_charged_dirac"]
+    if "max_yukawa" in case:
+        assert largest_yukawa(theory) == pytest.approx(case["max_yukawa"])
+        assert is_perturbative(theory) == case["perturbative_sqrt4pi"]
+
+
+BREAKING_CASES = {
+    "sm_doublet": (SM, HIGGS),
+    "sm_doublet_up": (SM, {"H": ("singlet fund 1/2", 125, (0, 1, 0), 246)}),
+    "two_doublets_aligned": (SM, {**HIGGS, "K": ("singlet fund 1/2", 300, (0, 2, 0), 174)}),
+    "two_doublets_misaligned": (SM, {**HIGGS, "K": ("singlet fund 1/2", 300, (0, 1, 0), 174)}),
+    "doublet_triplet_y1": (SM, {**HIGGS, "D": ("singlet adjoint 1", 300, (0, 2, 0), 1)}),
+    "triplet_y0_only": (SM, {"D": ("singlet adjoint 0", 300, (0, 3, 0), 246)}),
+    "singlet_vev": (SM, {"S": ("singlet singlet 0", 300, (0, 0, 0), 246)}),
+    "colour_vev": (SM, {"S": ("fund singlet -1/3", 300, (2, 0, 0), 246)}),
+    "doublet_y16": (SM, {"H": ("singlet fund 1/6", 125, (0, 2, 0), 246)}),
+    "su5_24": ({"G": "SU(5)"}, {"S": ("adjoint", 300, (23,), 10000)}),
+}
+# Q as (factor of T3, factor of Y), where the reference gives it.
+CHARGES = {"sm_doublet": 1, "sm_doublet_up": -1, "two_doublets_aligned": 1, "doublet_triplet_y1": 1, "doublet_y16": 3}
+
+
+@pytest.mark.parametrize("case", REFERENCE["breaking"], ids=lambda case: case["id"])
+def test_reference_breaking(case):
+    theory = make(*BREAKING_CASES[case["id"]], {}, {})
+    found = vacuum(theory)
+    assert (found.dimension, found.broken, found.unbroken) == (case["dim_G"], case["broken"], case["dim_unbroken"])
+    assert found.unbroken == case["dim_G"] - rank_by_matrices(theory)
+    if case["id"] in CHARGES:
+        half = Fraction(1, 2)
+        assert found.charge == ((0, 0, 0), (half, -half), (CHARGES[case["id"]],))
+    else:
+        assert found.charge is None
+
+
+# ---- an oracle for breaking: hermitian generators as matrices, and the rank of what they do to the vevs
+
+
+def hermitian_generators(n):
+    result = []
+    for a in range(n):
+        for b in range(a):
+            real, imaginary = np.zeros((n, n), complex), np.zeros((n, n), complex)
+            real[a, b] = real[b, a] = 1
+            imaginary[a, b], imaginary[b, a] = -1j, 1j
+            result += [real, imaginary]
+    return result + [np.diag([1.0] * k + [-k] + [0] * (n - k - 1)).astype(complex) for k in range(1, n)]
+
+
+def vev_tensor(n, dynkin, component):
+    """The vev of a field of SU(N) as a tensor, and for each of its indices whether it is an upper one."""
+    rank, fundamental = n - 1, [1] + [0] * (n - 2)
+    dynkin = list(dynkin)
+    if not any(dynkin):
+        return np.ones(()), []
+    if dynkin == fundamental or dynkin == fundamental[::-1]:
+        return np.eye(n)[component - 1], [dynkin == fundamental]
+    adjoint = [a + b for a, b in zip(fundamental, fundamental[::-1], strict=True)]
+    if dynkin == adjoint:
+        places = [(i, j) for i in range(n) for j in range(n) if i != j]
+        tensor = np.zeros((n, n))
+        if component <= len(places):
+            tensor[places[component - 1]] = 1
+        else:
+            p = component - len(places)
+            tensor = np.diag([n - p] * p + [-p] * (n - p)).astype(float)
+        return tensor, [True, False]
+    assert sum(dynkin) == 1 and rank > 2
+    i, j = [(i, j) for i in range(n) for j in range(i + 1, n)][component - 1]
+    tensor = np.zeros((n, n))
+    tensor[i, j], tensor[j, i] = 1, -1
+    return tensor, [dynkin.index(1) == 1] * 2
+
+
+def rank_by_matrices(theory):
+    """The number of broken generators: the real rank of {T_a <phi>}."""
+    columns = []
+    for g, group in enumerate(theory.groups):
+        n = 1 if group.group == "U(1)" else int(group.group[3:-1])
+        for generator in hermitian_generators(n) if n > 1 else [None]:
+            pushed = []
+            for scalar in theory.scalars:
+                if scalar.vev is None:
+                    continue
+                whole, kinds, owner = np.ones(()), [], []
+                for h, (other, number) in enumerate(zip(theory.groups, scalar.numbers, strict=True)):
+                    if other.group != "U(1)":
+                        part, upper = vev_tensor(int(other.group[3:-1]), number, scalar.vev.components[h])
+                        whole, kinds, owner = np.multiply.outer(whole, part), kinds + upper, owner + [h] * len(upper)
+                moved = np.zeros(whole.shape, complex)
+                if generator is None:
+                    moved = moved + float(scalar.numbers[g]) * whole
+                else:
+                    for axis, (upper, h) in enumerate(zip(kinds, owner, strict=True)):
+                        if h == g:
+                            acting = generator if upper else -generator.T
+                            moved += np.moveaxis(np.tensordot(acting, whole, (1, axis)), 0, axis)
+                pushed.append(moved.ravel())
+            column = np.concatenate(pushed) if pushed else np.zeros(1)
+            columns.append(np.concatenate([column.real, column.imag]))
+    return int(np.linalg.matrix_rank(np.array(columns), tol=1e-9))
+
+
+@pytest.mark.parametrize("name", examples.NAMES)
+def test_named_theories_keep_colour_and_charge(name):
+    theory = examples.named(name)
+    found = vacuum(theory)
+    assert found.unbroken == 9 == found.dimension - rank_by_matrices(theory)
+    assert found.charge is not None
+
+
+@pytest.mark.parametrize("groups", [["SU(5)"], ["SU(4)", "SU(2)"], ["SU(3)", "SU(3)"], ["SU(4)", "U(1)"]])
+def test_random_vevs_against_the_rank_of_matrices(groups):
+    rng = random.Random(str(groups))
+    for _ in range(25):
+        scalars = {}
+        for n in range(rng.randint(1, 3)):
+            words, places = [], []
+            for group in groups:
+                if group == "U(1)":
+                    words.append(str(Fraction(rng.randint(-3, 3), 2)))
+                    places.append(0)
+                else:
+                    kind, rep = rng.choice(list(reps_of(group).items()))
+                    words.append(kind)
+                    places.append(rng.randint(1, len(components(group, rep))) if any(rep) else 0)
+            scalars[f"S{n}"] = (" ".join(words), 1000, tuple(places), 1000)
+        theory = make({f"G{n}": group for n, group in enumerate(groups)}, scalars, {}, {})
+        assert vacuum(theory).broken == rank_by_matrices(theory), scalars
+
+
+# ---- an oracle for masses: all components of all fields in one matrix
+
+
+def whole_mass_matrix(theory):
+    """The symmetric mass matrix over every component and generation of SU(3) x SU(2) fields, with contractions spelled
+    out: deltas of colour (and of octets), epsilon or delta of doublets, deltas of triplets."""
+    eps = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    colour = {((1, 0), (0, 1)): np.eye(3), ((0, 0), (0, 0)): np.eye(1), ((1, 1), (1, 1)): octet_metric()}
+    colour[(0, 1), (1, 0)] = np.eye(3)
+    triplet = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, 1]])  # T+ T- + T- T+ + T0 T0
+    size = {(0, 0): 1, (1, 0): 3, (0, 1): 3, (1, 1): 8}
+    starts, total = {}, 0
+    for f in theory.fermions:
+        starts[f.name] = total
+        total += f.generations * size[f.numbers[0]] * (f.numbers[1][0] + 1)
+    matrix = np.zeros((total, total))
+    for term in theory.terms:
+        first, second = theory.fermion(term.first), theory.fermion(term.second)
+        if isinstance(term, MassTerm):
+            weak = {0: np.eye(1), 1: eps, 2: triplet}[first.numbers[1][0]]
+            strengths = [term.value] * min(first.generations, second.generations)
+        else:
+            weak = doublet_vev(first.numbers[1][0], second.numbers[1][0], term.conjugate)
+            strengths = [y * 246 / math.sqrt(2) for y in term.values]
+        block = np.kron(colour[first.numbers[0], second.numbers[0]], weak)
+        rows, columns = block.shape
+        for g, strength in enumerate(strengths):
+            r, c = starts[first.name] + g * rows, starts[second.name] + g * columns
+            matrix[r : r + rows, c : c + columns] += strength * block
+            if first.name != second.name:
+                matrix[c : c + columns, r : r + rows] += strength * block.T
+    return matrix
+
+
+def octet_metric():
+    places = [(i, j) for i in range(3) for j in range(3) if i != j]
+    metric = np.zeros((8, 8))
+    for n, (i, j) in enumerate(places):
+        metric[n, places.index((j, i))] = 1
+    metric[6:, 6:] = np.eye(2)
+    return metric
+
+
+def doublet_vev(first, second, conjugate):
+    """The weak part of f f' H with H = (0, v): entries by component, largest 1."""
+    vev = np.array([0.0, 1.0])
+    one = vev if conjugate else np.array([[0.0, 1.0], [-1.0, 0.0]]) @ vev  # what a doublet is contracted with
+    if (first, second) == (1, 0):
+        return one.reshape(2, 1)
+    if (first, second) == (0, 1):
+        return one.reshape(1, 2)
+    # doublet times triplet: L_i (T)_ij h_j with T = ((T0/sqrt2, T+), (T-, -T0/sqrt2)), lowered with epsilon
+    eps = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    basis = [np.array([[0, 1.0], [0, 0]]), np.array([[0, 0], [1.0, 0]]), np.diag([1.0, -1.0]) / math.sqrt(2)]
+    higgs = -eps @ vev if conjugate else vev  # H*, made into a doublet
+    part = np.array([[(eps @ t @ higgs)[i] for t in basis] for i in range(2)])
+    return part if (first, second) == (1, 2) else part.T
+
+
+def test_masses_against_the_whole_matrix():
+    """Singular values of all components at once are those of the sectors: each state as often as it has colours, a
+    Dirac state twice."""
+    rng = random.Random(11)
+    for _ in range(40):
+        theory, _ = extension(rng, 4)
+        values = np.linalg.svd(whole_mass_matrix(theory), compute_uv=False)
+        expected = []
+        for sector in fermion_sectors(theory, vacuum(theory)):
+            times = sector.colour * (2 if sector.kind == "dirac" else 1)
+            assert sector.kind == "majorana" or sector.matrix.shape[0] == sector.matrix.shape[1]
+            expected += list(sector.masses) * times
+        assert len(expected) == len(values)
+        # Equal up to rounding of the largest entries; the lightest quarks are far above that.
+        assert np.allclose(np.sort(values), np.sort(expected), rtol=1e-6, atol=1e-9)
+
+
+# ---- masses that lie many powers of ten apart
+
+
+def with_many_digits(matrix):
+    """Singular values with 200 digits, largest first; what is 100 digits below the largest is zero."""
+    with mpmath.workdps(200):
+        values = [float(value) for value in mpmath.svd_r(mpmath.matrix(matrix.tolist()), compute_uv=False)]
+    return np.array([0.0 if value < 1e-100 * values[0] else value for value in values])
+
+
+@pytest.mark.parametrize(("yukawa", "heavy"), [(0.01, 1e6), (0.01, 1e14), (1e-6, 1e16), (1.0, 10.0)])
+def test_the_light_neutrino_of_a_seesaw_has_a_mass(yukawa, heavy):
+    fermions = {**FAMILY, "N": ("singlet singlet 0", 1)}
+    theory = make(SM, HIGGS, fermions, {**yukawas(1.0, 0.02, 0.01), "L N H": yukawa, "N N": heavy})
+    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.kind == "majorana"]
+    dirac = yukawa * 246 / math.sqrt(2)
+    with mpmath.workdps(60):
+        root = mpmath.sqrt(mpmath.mpf(heavy) ** 2 + 4 * mpmath.mpf(dirac) ** 2)
+        exact = [float((root - heavy) / 2), float((root + heavy) / 2)]
+    assert sector.masses == pytest.approx(exact, rel=1e-12) and sector.massless == 0
+    if (yukawa, heavy) == (0.01, 1e6):
+        assert sector.masses[0] == pytest.approx(3.03e-6, rel=2e-3)
+
+
+def test_a_seesaw_with_more_doublets_than_singlets_leaves_massless_neutrinos():
+    """Three neutrinos and two heavy singlets: one neutrino stays massless, exactly, and two are light."""
+    fermions = {**FAMILY, "L": ("singlet fund -1/2", 3), "N": ("singlet singlet 0", 2)}
+    theory = make(SM, HIGGS, fermions, {"L N H": (1e-6, 0.01), "N N": 1e12})
+    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.kind == "majorana"]
+    assert sector.massless == 1
+    light = [(y * 246 / math.sqrt(2)) ** 2 / 1e12 for y in (1e-6, 0.01)]
+    assert sector.masses[1:] == pytest.approx([*light, 1e12, 1e12], rel=1e-12)
+
+
+def test_singular_values_of_graded_matrices():
+    """Entries of two digits, in rows and columns up to twenty powers of ten apart, about a third of them zero."""
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        shape = rng.integers(1, 7, 2)
+        matrix = rng.integers(10, 100, shape) * rng.choice([-1.0, 1.0], shape) * (rng.random(shape) < 0.7)
+        matrix = matrix * 10.0 ** rng.integers(-10, 10, (shape[0], 1)) * 10.0 ** rng.integers(-10, 10, shape[1])
+        np.testing.assert_allclose(singular_values(matrix), with_many_digits(matrix), rtol=1e-9, atol=0)
+
+
+def test_the_rank_of_graded_matrices_is_exact():
+    """Products of two factors of integers have a known rank; rounding makes every entry wrong in its last digits."""
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        rank = int(rng.integers(1, 4))
+        left, right = rng.integers(-9, 10, (5, rank)), rng.integers(-9, 10, (rank, 4))
+        product = left @ right
+        scale = np.sqrt(2) * 10.0 ** np.outer(rng.integers(-9, 9, 5), np.ones(4))
+        matrix = product * scale * 10.0 ** rng.integers(-9, 9, 4) / 3
+        expected = np.linalg.matrix_rank(product)
+        assert np.count_nonzero(singular_values(matrix)) == expected
+    assert not singular_values(np.zeros((3, 2))).any() and len(singular_values(np.zeros((3, 0)))) == 0
+
+
+def test_unpaired_states_are_massless():
+    fermions = {**FAMILY, "X": ("fund singlet 5/3", 2), "Xc": ("antifund singlet -5/3", 1)}
+    theory = make(SM, HIGGS, fermions, {**yukawas(1.0, 0.02, 0.01), "X Xc": 1000.0})
+    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.charge == Fraction(5, 3)]
+    assert sector.masses == (0.0, 1000.0)
+    assert massless_charged([sector]) == 1
+
+
+def test_goldstones_are_eaten_and_the_rest_is_physical():
+    alone = make(SM, HIGGS, FAMILY, {})
+    assert scalar_sectors(alone, vacuum(alone)) == []
+    # Two doublets: tan(beta) = 1/2, so the charged Higgs is H sin - K cos, with the mixed mass.
+    two = {"H": ("singlet fund 1/2", 100, (0, 2, 0), 200), "K": ("singlet fund 1/2", 400, (0, 2, 0), 100)}
+    theory = make(SM, two, FAMILY, {})
+    (sector,) = scalar_sectors(theory, vacuum(theory))
+    assert (sector.colour, sector.charge) == (1, 1)
+    assert sector.masses[0] ** 2 == pytest.approx((100**2 * 1 + 400**2 * 4) / 5)
+    inert = make(SM, {**HIGGS, "K": ("singlet fund 1/2", 400)}, FAMILY, {})
+    assert scalar_sectors(inert, vacuum(inert))[0].masses == (400.0,)
+
+
+@pytest.mark.parametrize("name", examples.NAMES)
+def test_charged_scalars_and_broken_generators_add_up(name):
+    """Complex components with colour or charge, less those in the spectrum, are one for each pair of charged or
+    coloured broken generators."""
+    theory = examples.named(name)
+    left = vacuum(theory)
+    physical = 0.0
+    for sector in scalar_sectors(theory, left):
+        physical += sector.colour * len(sector.masses) * (1 if sector.charge or sector.colour == 3 else 0.5)
+    eaten = charged_components(theory, left) - physical
+    assert eaten == (left.broken - neutral_broken(theory, left)) / 2
+
+
+def charged_components(theory, left):
+    """Complex scalar components that have colour or charge, each real one half."""
+    factor, indices = left.colour
+    size = int(theory.groups[factor].group[3:-1])
+    total = 0
+    for scalar in theory.scalars:
+        parts = [
+            [(number,)] if g.group == "U(1)" else rep_weights(int(g.group[3:-1]), number)
+            for g, number in zip(theory.groups, scalar.numbers, strict=True)
+        ]
+        unit = 0.5 if is_real(theory, scalar) else 1
+        for weights in itertools.product(*parts):
+            coloured = len({weights[factor][i] for i in indices}) > 1
+            total += unit * (coloured or left.charge_of(weights) != 0)
+        if len(parts[factor]) == size**2 - 1:
+            total += 2 * unit  # the two diagonal components of an octet have colour but no weight
+    return total
+
+
+def neutral_broken(theory, left):
+    """Broken generators without colour and charge: diagonal ones, and E_ab between equal entries of Q."""
+    factor, indices = left.colour
+    diagonal = sum(1 if g.group == "U(1)" else int(g.group[3:-1]) - 1 for g in theory.groups) - 3
+    pairs = 0
+    for i, entries in enumerate(left.charge):
+        n = len(entries)
+        for a in range(n):
+            for b in range(a):
+                inside = i == factor and (a in indices or b in indices)
+                pairs += 2 * (not inside and entries[a] == entries[b])
+    return diagonal + pairs
+
+
+def test_grand_unified_relations():
+    """SU(5) makes down quarks and leptons equal, flipped SU(5) does not; Pati-Salam gives neutrinos the up mass."""
+    masses = {}
+    for name in ("su5", "flipped_su5", "pati_salam"):
+        theory = examples.named(name)
+        sectors = fermion_sectors(theory, vacuum(theory))
+        masses[name] = {(s.colour, abs(s.charge)): s.masses for s in sectors}
+    third, two_thirds = Fraction(1, 3), Fraction(2, 3)
+    assert np.allclose(masses["su5"][3, third], masses["su5"][1, 1])
+    assert not np.allclose(masses["flipped_su5"][3, third], masses["flipped_su5"][1, 1])
+    assert np.allclose(np.repeat(masses["pati_salam"][3, two_thirds], 2), masses["pati_salam"][1, 0])
+
+
+def test_perturbativity_is_sqrt_four_pi():
+    assert pytest.approx(3.5449077) == PERTURBATIVE
+    below, above = PERTURBATIVE - 1e-9, PERTURBATIVE + 1e-9
+    assert is_perturbative(make(SM, HIGGS, FAMILY, yukawas(below, 0.02, 0.01)))
+    assert not is_perturbative(make(SM, HIGGS, FAMILY, yukawas(above, 0.02, 0.01)))
+
+
+def test_realistic_masses_of_the_standard_model():
+    theory = examples.named("standard_model")
+    heaviest = {(s.colour, abs(s.charge)): s.masses for s in fermion_sectors(theory, vacuum(theory))}
+    assert heaviest[3, Fraction(2, 3)][-1] == pytest.approx(174, abs=1)
+    assert heaviest[1, 1][-1] == pytest.approx(1.74, abs=0.01)
+    assert hierarchical(1.0) == (1e-4, 1e-2, 1.0)

@@ -1,0 +1,411 @@
+"""The theory task: its contract, a reward that cannot be cheated, levels, prompts from a file, recipes, training."""
+
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support.paths import RECIPES, ROOT
+from tests.training.test_resume import lines_written
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse as parse_arguments
+from trl_grpo_tasks.commands.check import GARBAGE, check_task
+from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples, survey
+from trl_grpo_tasks.tasks.theory.data import STARTS
+from trl_grpo_tasks.tasks.theory.language import parse, write
+from trl_grpo_tasks.tasks.theory.reward import GOALS, WORST, find_exotics, judge, log_reward, square_threshold_reward
+
+MODULE = "trl_grpo_tasks.tasks.theory"
+OWN_RECIPES = RECIPES / "theory"
+SM = write(examples.named("standard_model"))
+
+
+def make(**options):
+    return TheoryTask(TheoryOptions(**options))
+
+
+def prompt_of(name, given):
+    """A named theory cut after so many of its fermions, and the rest."""
+    words = write(examples.named(name)).split()
+    starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]
+    return " ".join(words[: starts[given]]), " " + " ".join(words[starts[given] :])
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize("start", ["standard_model", "mixed"])
+def test_contract(start):
+    task = get_task(MODULE, {"start": start, "goals": ["length", "exotics", "anomalies"]})
+    check_task(task)
+    assert pickle.loads(pickle.dumps(task)).dataset("test", 3, 0) == task.dataset("test", 3, 0)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_rows(start):
+    task = make(start=start)
+    train, test = task.dataset("train", 40, 1), task.dataset("test", 20, 1)
+    assert len(train) == 40 and len({row["prompt"] for row in test}) == len(test) > 0
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    assert all(task.score(row, row["gold"]).success for row in train + test)
+    assert train != task.dataset("train", 40, 2)
+
+
+# ---- rewards
+
+
+def test_reward_functions():
+    assert log_reward(0) == 0 and log_reward(Fraction(-1)) == -math.log(2) == log_reward(1.0)
+    values = [log_reward(x) for x in (0, 0.1, 1, 10, 1000)]
+    assert values == sorted(values, reverse=True)
+    assert square_threshold_reward(100.0) == square_threshold_reward(5e4) == 0
+    assert square_threshold_reward(10.0) == pytest.approx(-1) and square_threshold_reward(1.0) == pytest.approx(-4)
+    assert square_threshold_reward(99.999) > -1e-6  # no jump at the threshold
+    assert square_threshold_reward(0.0) == square_threshold_reward(1e-9) == pytest.approx(-25)  # finite
+    assert square_threshold_reward(10.0, threshold=1000.0) == pytest.approx(-4)
+
+
+def test_a_known_theory_has_full_marks_and_its_name():
+    prompt, gold = prompt_of("seesaw_1", 5)
+    score = make().score({"prompt": prompt}, gold)
+    assert score.success and score.total == 3.0 and score.info["named"] == "seesaw_1"
+    assert score.components["anomalies"] == 1.0 and score.info["anomalies"] == {}
+
+
+# Theories with one thing wrong, by the component that must notice it.
+WRONG = {
+    "anomalies": examples.extend(None, {"X": ("fund singlet 2/3", 1), "Y": ("antifund singlet -5/6", 1)}),
+    "exotics": examples.extend(None, {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}, {"E F": 50}),
+    "perturbativity": examples.extend(None, {"N": ("singlet singlet 0", 3)}, {"L N H": 5.0, "N N": 1000}),
+    # Q = T3 + 3 Y: there is no electron of charge -1 with a mass.
+    "standard_model": examples.make(
+        examples.SM_GROUPS,
+        {"H": ("singlet fund 1/6", 125, (0, 2, 0), 246)},
+        {**examples.SM_FERMIONS, "N": ("singlet singlet 0", 3)},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("component", WRONG)
+def test_each_condition_is_needed(component):
+    words = write(WRONG[component]).split()
+    cut = [place for place, word in enumerate(words) if word == "FERMION"][5]
+    score = make().score({"prompt": " ".join(words[:cut])}, " " + " ".join(words[cut:]))
+    assert score.valid and not score.success
+    assert component in score.info["problems"] and score.info["problems"][component] in score.reason
+    assert score.components[component] < (1 if component == "anomalies" else 0)
+    if component in ("exotics", "perturbativity"):
+        assert list(score.info["problems"]) == [component]  # nothing else is wrong
+
+
+def test_more_light_exotics_are_worse_and_heavier_ones_better():
+    task = make()
+    prompt, gold = prompt_of("vectorlike_leptons", 5)
+    totals = [task.score({"prompt": prompt}, gold.replace("m_300GeV", mass)).total for mass in
+              ("m_0GeV", "m_10GeV", "m_50GeV", "m_125GeV")]  # fmt: skip
+    assert totals == sorted(totals) and totals[2] < totals[3] == 3.0
+
+
+def test_a_threshold_can_be_moved():
+    prompt, gold = prompt_of("vectorlike_leptons", 5)
+    assert make(threshold_gev=200.0).score({"prompt": prompt}, gold).success
+    assert not make(threshold_gev=500.0).score({"prompt": prompt}, gold).success
+
+
+def test_a_fourth_light_family_is_exotic_and_a_missing_one_is_missed():
+    theory = examples.named("fourth_generation")
+    found = judge(theory, 0, 400)
+    assert found.problems == {} and len(found.exotics) == 3
+    light = write(theory).replace("y_2e0", "y_1e-2")
+    assert "2 light charged or coloured states" in judge(parse(light), 0, 400).problems["exotics"]
+    # A top quark as light as a muon is one light state too many, and there is no top quark.
+    no_top = write(examples.named("standard_model")).replace("h_1e0", "h_1e-1")
+    assert (
+        "1 light charged or coloured states (colour 3, charge 2/3: 17.4 GeV)"
+        in judge(parse(no_top), 0, 400).problems["exotics"]
+    )
+    assert judge(parse(no_top), 0, 400, threshold=10.0).problems == {}
+    two = write(examples.named("standard_model")).replace("GENERATIONS num_3", "GENERATIONS num_2")
+    found = judge(parse(two), 0, 400)
+    assert found.problems["standard_model"] == "3 of 9 quarks and charged leptons are missing"
+    assert found.components["standard_model"] == pytest.approx(-1 / 3)
+
+
+def test_which_triplets_are_quarks_is_a_convention():
+    for name in ("standard_model", "pati_salam"):
+        found = judge(examples.named(name), 0, 400)
+        fermions = [sector for sector in found.sectors if sector.kind != "scalar"]
+        assert find_exotics(fermions, [])[0] == 0
+
+
+# ---- what a lazy model might try
+
+
+def test_nothing_is_gained_by_writing_nothing():
+    task = make()
+    for row in task.dataset("train", 6, 0):
+        for text in ("", " ", " END", " INTERACTIONS END", *GARBAGE):
+            score = task.score(row, text)
+            assert not score.success and not score.valid and score.total == -13
+
+
+def test_nothing_is_gained_by_being_long():
+    """A theory over the limit has all its other marks, and the penalty in addition."""
+    prompt, gold = prompt_of("e6_u1n", 5)
+    short, long = make(max_words=400), make(max_words=300)
+    good, bad = short.score({"prompt": prompt}, gold), long.score({"prompt": prompt}, gold)
+    assert good.success and bad.valid and not bad.success and "too long: 348 words" in bad.reason
+    assert bad.components["length"] == -300 and bad.components["anomalies"] == good.components["anomalies"]
+    assert bad.total == pytest.approx(good.total - 3 - 2)
+    # Long and wrong is worse than wrong; long enough to be cut off is worst.
+    broken = gold.replace("CHARGE group_3 q_0/1 CHARGE group_4 q_0/1", "CHARGE group_3 q_0/1 CHARGE group_4 q_5/6")
+    broken = broken[: broken.index(" INTERACTIONS")]
+    row = {"prompt": prompt}
+    assert long.score(row, broken + gold * 5).total == -13 <= short.score(row, broken).total
+
+
+def test_nothing_is_gained_by_repeating_the_prompt():
+    task = make()
+    prompt, rest = prompt_of("standard_model", 5)
+    score = task.score({"prompt": prompt}, rest)  # the Standard Model, and nothing else
+    assert score.valid and not score.success and "no fermion was added" in score.reason
+    assert score.components["solved"] == 0
+    for text in (" " + prompt, " " + prompt + rest, " " + SM):
+        again = task.score({"prompt": prompt}, text)
+        assert not again.valid and again.total == -13
+    # A fermion that was begun in the prompt and finished by the model is the model's.
+    whole = write(examples.named("seesaw_1")).split()
+    last = max(place for place, word in enumerate(whole) if word == "FERMION")
+    for cut in (last + 2, last + 12):
+        assert task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
+    cut = last + 13
+    assert not task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
+
+
+def test_what_is_no_theory_is_never_better_than_one():
+    task, rng = make(), random.Random(5)
+    row = task.dataset("train", 1, 0)[0]
+    totals = [task.score(row, survey.random_walk(row["prompt"], rng)).total for _ in range(150)]
+    assert min(totals) > -13 == task.score(row, "").total
+    assert max(totals) <= 3 and len(set(totals)) > 50
+
+
+def test_the_range_of_the_total():
+    weights = TheoryTask.weights
+    lowest = sum(weights[name] * value for name, value in WORST.items())
+    assert lowest == -13
+    assert weights["anomalies"] + weights["solved"] + weights["distinct"] == 4
+
+
+def test_copies_of_one_success_share_their_bonus():
+    task = make()
+    prompt, gold = prompt_of("seesaw_1", 5)
+    other = gold.replace("GENERATIONS num_3", "GENERATIONS num_2")
+    same = gold.replace("m_1000GeV", "m_3000GeV")  # another mass is no other theory
+    texts = [gold, same, other, " nonsense", gold]
+    scores = [task.score({"prompt": prompt}, text) for text in texts]
+    found = task.group_components([{"prompt": prompt}] * 6, [*texts, gold], [*scores, None])  # the last was not judged
+    assert found == {"distinct": [1 / 3, 1 / 3, 1.0, 0.0, 1 / 3, 0.0]}
+
+
+# ---- levels
+
+
+def test_levels_count_one_thing_after_another():
+    task = make(goals=["length", "exotics", "anomalies"])
+    assert task.levels == ("length", "exotics", "anomalies")
+    rows = task.dataset("train", 30, 0)
+    assert Counter(row["level"] for row in rows) == dict.fromkeys(task.levels, 10)
+    assert {row["level"] for row in task.dataset("test", 10, 0)} == {"anomalies"}
+    prompt, gold = prompt_of("vectorlike_leptons", 5)
+    light = gold.replace("m_300GeV", "m_10GeV")
+    successes = [task.score({"prompt": prompt, "level": level}, light).success for level in task.levels]
+    assert successes == [True, False, False]
+    prompt, gold = prompt_of("seesaw_3", 5)
+    assert [task.score({"prompt": prompt, "level": level}, gold).success for level in task.levels] == [True] * 3
+    for level, counted in GOALS.items():
+        score = task.score({"prompt": prompt, "level": level}, gold)
+        assert set(score.components) == {*counted, "solved"}
+        assert not task.score({"prompt": prompt, "level": level}, "").success
+
+
+# ---- options and files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "standard"}, "unknown --start 'standard' .*choose from: standard_model"),
+        ({"goals": ["masses"]}, "unknown --goals 'masses'"),
+        ({"goals": ["anomalies", "length"]}, "in this order"),
+        ({"goals": []}, "give some of"),
+        ({"new_multiplets": 8}, "--new_multiplets 8 must be from 1 to 7"),
+        ({"max_words": 0}, "--max_words 0 must be above 0"),
+        ({"tiny_width": 100, "tiny_heads": 8}, "--tiny_width 100 must be an even multiple of --tiny_heads 8"),
+        ({"prompts_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        TheoryTask(TheoryOptions(**options))
+
+
+def test_prompts_from_a_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    prompt, gold = prompt_of("seesaw_1", 5)
+    lines = [" ".join(SM.split()[:n]) for n in range(4, 60)]
+    file.write_text("\n".join([*lines, "", json.dumps({"prompt": prompt, "gold": gold})]) + "\n")
+    task = make(prompts_file=str(file))
+    train, test = task.dataset("train", None, 0), task.dataset("test", None, 0)
+    assert len(train) + len(test) == 57 and not {r["prompt"] for r in train} & {r["prompt"] for r in test}
+    (known,) = [row for row in train + test if "gold" in row]
+    assert task.gold(known) == gold
+    with pytest.raises(ValueError, match="no known completion"):
+        task.gold(train[0] if "gold" not in train[0] else train[1])
+    file.write_text("BOS GAUGE_GROUPS NUM_GAUGE num_1\nBOS GAUGE_GROUPS NUM_GAUGE num_3\n")
+    few = make(prompts_file=str(file), goals=["length", "exotics", "anomalies"])
+    assert {row["level"] for row in few.dataset("train", None, 0)} == {"length", "exotics", "anomalies"}
+    assert few.dataset("test", None, 0)
+    file.write_text("BOS GAUGE_GROUPS NUM_GAUGE num_1\nBOS GAUGE_GROUPS NUM_GAUGE num_9\n")
+    with pytest.raises(ValueError, match=r"prompts.txt, line 2: word 4 of the prompt is 'num_9'"):
+        make(prompts_file=str(file))
+
+
+@pytest.mark.parametrize("name", ["tiny_cpu", "single_gpu", "colab_t4", "paper"])
+def test_recipes_are_understood(name):
+    words = ["--config", str(OWN_RECIPES / f"{name}.yaml"), "--task", MODULE, "--use_cpu", "true"]
+    if name == "single_gpu":
+        words += ["--bf16", "false"]
+    task, _, args, _ = parse_arguments(words)
+    assert task.name == "theory" and args.constrain
+    if name == "paper":
+        assert (args.num_generations, args.learning_rate, args.beta, args.epsilon) == (64, 1e-4, 0.05, 0.2)
+        assert (args.entropy_coef, args.temperature, args.curriculum, args.replay_size) == (0.01, 1.0, True, 1000)
+        assert task.levels == ("length", "exotics", "anomalies") and task.options.max_words == 512
+
+
+def test_the_paper_model_has_eight_and_a_half_million_parameters():
+    spec = make(tiny_width=400, tiny_heads=8).tiny()
+    per_layer = 4 * spec.hidden_size**2 + 3 * 3 * spec.hidden_size**2
+    total = spec.layers * per_layer + 2 * (len(spec.tokens) + 4) * spec.hidden_size
+    assert total == pytest.approx(8.5e6, rel=0.02)
+
+
+# ---- surveys and training
+
+
+def test_a_survey_counts_differing_successes(tmp_path, capsys):
+    task = make()
+    rows = task.dataset("train", 8, 0)
+    scores = [task.score(row, row["gold"]).as_dict() for row in rows] * 2 + [task.score(rows[0], "").as_dict()]
+    found = survey.summarise(scores)
+    assert found["theories"] == 17 and found["success"] == pytest.approx(16 / 17)
+    assert found["distinct"] == len({task.score(row, row["gold"]).info["theory"] for row in rows})
+    samples = [{"row": row, "score": task.score(row, row["gold"]).as_dict()} for row in rows]
+    results = {"evaluations": [{"name": "gold", "samples": samples}]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    survey.main(["--results", str(tmp_path)])
+    assert "gold" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_training_raises_the_reward(tmp_path):
+    """A short cold start of a small model, then ten steps of GRPO under the constraint: theories get better."""
+    settings = {
+        "task": MODULE,
+        "output_dir": tmp_path,
+        "use_cpu": True,
+        "new_multiplets": 2,
+        "tiny_width": 64,
+        "tiny_layers": 1,
+        "train_rows": 64,
+        "eval_rows": 8,
+        "eval_samples": 4,
+        "cold_start_steps": 15,
+        "cold_start_learning_rate": 3e-3,
+        "cold_start_batch_size": 16,
+        "num_generations": 16,
+        "per_device_train_batch_size": 64,
+        "max_completion_length": 120,
+        "max_steps": 10,
+        "learning_rate": 2e-3,
+        "beta": 0.0,
+        "reward_workers": 0,
+    }
+    assert run.main(words_of(settings)) == 0
+    before, after = json.loads((tmp_path / "results.json").read_text())["evaluations"]
+    assert before["metrics"]["valid"] == after["metrics"]["valid"] == 1
+    assert after["metrics"]["reward"] > before["metrics"]["reward"] + 1
+    assert after["metrics"]["anomalies"] > before["metrics"]["anomalies"]
+
+
+def words_of(settings):
+    return [word for name, value in settings.items() for word in (f"--{name}", *str(value).split())]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_bit_for_bit_the_same(tmp_path):
+    """With replay, curriculum and entropy bonus, as in the paper recipe. The run is killed with SIGKILL."""
+    settings = {
+        "task": MODULE,
+        "use_cpu": True,
+        "goals": "length exotics anomalies",
+        "new_multiplets": 1,
+        "tiny_width": 32,
+        "tiny_layers": 1,
+        "tiny_heads": 2,
+        "train_rows": 24,
+        "eval_before_and_after": False,
+        "cold_start_steps": 0,
+        "num_generations": 8,
+        "per_device_train_batch_size": 32,
+        "max_completion_length": 120,
+        "max_steps": 9,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 2e-3,
+        "beta": 0.05,
+        "entropy_coef": 0.01,
+        "curriculum": True,
+        "curriculum_window": 32,
+        "curriculum_fall_back": 0.0,
+        "replay_size": 20,
+        "replay_fraction": 0.5,
+        "reward_workers": 0,
+    }
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run.main(words_of(settings | {"output_dir": whole})) == 0
+    words = words_of(settings | {"output_dir": killed})
+    root = ROOT
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(root / "train.py"), *words],
+            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    has_begun = lines_written(killed, 5)
+    while not has_begun() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() < 0, (tmp_path / "log").read_text()[-3000:]
+    assert run.main([*words, "--resume_from_checkpoint"]) == 0
+
+    weights, wanted = (load_file(folder / "model.safetensors") for folder in (killed, whole))
+    assert weights.keys() == wanted.keys() and all(weights[name].equal(wanted[name]) for name in wanted)
+    metrics = (whole / "training_metrics.jsonl").read_text()
+    assert (killed / "training_metrics.jsonl").read_text() == metrics
+    logged = [json.loads(line) for line in metrics.splitlines()]
+    assert any(line.get("replay/replaced_groups") for line in logged), "replay was never used"
+    assert {line["curriculum/level"] for line in logged} == {0, 1}, "the curriculum never moved"

@@ -1,0 +1,60 @@
+"""The structure of the package: layers, no import cycles, few modules at the root, tests in the same folders."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "trl_grpo_tasks"
+FOLDERS = {"constraints", "rollout", "rewards", "models", "report", "training", "tasks", "evaluation", "commands"}
+
+
+def lint_imports(folder):
+    """Run the contracts of pyproject.toml on the package in `folder`."""
+    program = "import sys; sys.path.insert(0, ''); from importlinter.cli import lint_imports_command as run; run()"
+    return subprocess.run([sys.executable, "-c", program, "--no-cache"], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(PACKAGE, tmp_path / "trl_grpo_tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_imports_keep_the_contracts():
+    checked = lint_imports(ROOT)
+    assert checked.returncode == 0 and "3 kept, 0 broken" in checked.stdout, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("rollout/batch.py", "from ..training import config", "lower layers only BROKEN"),
+        ("task.py", "def late():\n    from .commands import plan", "lower layers only BROKEN"),
+        ("tasks/brick/data.py", "from ..machine import data", "independent of each other BROKEN"),
+        ("constraints/vocabulary.py", "from . import choices", "no import cycles BROKEN"),
+    ],
+)
+def test_a_violation_is_found(copy, module, line, contract):
+    with (copy / "trl_grpo_tasks" / module).open("a") as file:
+        file.write(f"\n{line}\n")
+    checked = lint_imports(copy)
+    assert checked.returncode == 1 and contract in checked.stdout, checked.stdout
+
+
+def test_the_root_stays_small():
+    modules = {path.name for path in PACKAGE.glob("*.py")}
+    assert modules >= {"__init__.py", "task.py"} and len(modules) <= 6
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == FOLDERS
+
+
+def test_tests_mirror_the_package():
+    tested = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path(".")}
+    packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
+    assert tested <= packages
+    assert {str(folder) for folder in tested} >= FOLDERS - {"tasks"}

@@ -1,0 +1,43 @@
+"""Replay in several processes (gloo), each with one group: what is replaced, and that nobody waits for the others."""
+
+import pytest
+import torch
+
+from tests.support.training import run_processes
+
+# With signal in both groups of the first rollout, and none later: all completions are alike.
+SCRIPT = """
+from tests.training.test_trainer import FixedTrainer
+from tests.support.toy import ToyTask
+from tests.support.training import config
+
+class OnceWithSignal(FixedTrainer):
+    fixed = ["a", "bb", "ab", "ccc"]
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        type(self).fixed = ["a", "bb", "ab", "ccc"] if self.state.global_step == 0 else ["x"]
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+trainer = OnceWithSignal(model, args=config(output_dir, **options), task=ToyTask())
+"""
+STEPS = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, most", [(2, 4), (3, 6)])
+def test_a_group_per_process_is_replayed(tiny_path, tmp_path, processes, most):
+    """At most half of the groups of the four rollouts without signal. Only a process that replays asks the reference
+    once more."""
+    options = {"replay_size": 4, "per_device_train_batch_size": 4, "num_generations": 4, "max_steps": STEPS}
+    options |= {"beta": 0.1, "learning_rate": 1e-3}
+    weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "run", processes, options, timeout=200)
+    assert [line["groups_without_signal"] for line in log] == [0.0] + [1.0] * (STEPS - 1)
+    assert [line["replay/size"] for line in log] == [processes] * STEPS
+    replaced = [line["replay/replaced_groups"] for line in log]
+    assert replaced[0] == 0 and 0 < sum(replaced) <= most + 1
+    for line in log:
+        assert ("replay/age" in line) == bool(line["replay/replaced_groups"])
+        if line["replay/replaced_groups"]:
+            assert line["replay/age"] == line["step"] - 1
+            assert line["pg_loss"] != 0, "a stored group has advantages"
+    assert all(torch.isfinite(value).all() for value in weights.values())

@@ -1,0 +1,206 @@
+"""A run killed with SIGKILL and resumed is, bit for bit, the run that was not killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from tests.support.paths import ROOT
+from tests.support.toy import ToyTask
+from tests.support.training import config, parameters, toy_trainer
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.models import checkpoints
+
+ALL_ON = {
+    # groups of 8 with about one success in ten: some have signal, some have none, so that replay is used
+    "num_generations": 8,
+    "per_device_train_batch_size": 16,
+    "constrain": True,
+    "beta": 0.1,
+    "reference_mode": "ema",
+    "ema_alpha": 0.7,
+    "kl_target": 0.01,
+    "kl_horizon": 50,
+    "replay_size": 6,
+    "curriculum": True,
+    "curriculum_window": 32,
+    "curriculum_advance": 0.02,
+    "curriculum_fall_back": 0.0,
+    "max_steps": 14,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "save_total_limit": 2,
+    "num_iterations": 2,
+    "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1,
+    "logging_steps": 2,
+    "advantage_estimator": "mean",
+    "component_weights": {"success": 1.0, "match": 0.0, "short": 0.0},
+}
+SCRIPT = """
+import json, sys
+from tests.support.training import parameters, toy_trainer
+from peft import LoraConfig
+model, output_dir, options, resume, peft = json.loads(sys.argv[1])
+config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
+trainer = toy_trainer(model, output_dir, peft_config=config, **options)
+trainer.train(resume_from_checkpoint=resume)
+trainer.save_model(output_dir + "/final")
+"""
+
+
+def run(model, output_dir, options, resume=False, peft=False, kill_at=None):
+    """Train in a process of its own; `kill_at` is a file whose appearance means: SIGKILL now."""
+    argument = json.dumps([model, str(output_dir), options, resume, peft])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    log = Path(output_dir).parent / f"{Path(output_dir).name}.log"
+    with open(log, "a") as file:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, argument], env=environment, stdout=file, stderr=file)
+    deadline = time.monotonic() + 240
+    while kill_at is not None and not kill_at() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if kill_at is not None:
+        process.send_signal(signal.SIGKILL)
+    code = process.wait(240)
+    if kill_at is None:
+        assert code == 0, log.read_text()[-3000:]
+
+
+def lines_written(output_dir, count):
+    path = Path(output_dir) / "training_metrics.jsonl"
+    return lambda: path.is_file() and len(path.read_text().splitlines()) >= count
+
+
+def final_weights(output_dir):
+    names = ("model.safetensors", "adapter_model.safetensors")
+    return {k: v for n in names if (p := Path(output_dir) / "final" / n).is_file() for k, v in load_file(p).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
+    options = ALL_ON | {"rollout": "fast" if peft else "trl"}
+    run(tiny_path, tmp_path / "whole", options, peft=peft)
+    # killed three times: after some logging, while a checkpoint is being written, and later again
+    killed = tmp_path / "killed"
+    run(tiny_path, killed, options, peft=peft, kill_at=lines_written(killed, 2))
+    if checkpoints.newest_complete(killed)[0] is None:
+        run(tiny_path, killed, options, peft=peft, kill_at=lambda: (killed / "checkpoint-6").is_dir())
+    run(tiny_path, killed, options, True, peft, kill_at=lambda: (killed / "checkpoint-9").is_dir())
+    run(tiny_path, killed, options, True, peft, kill_at=lines_written(killed, 6))
+    run(tiny_path, killed, options, True, peft)
+    whole, resumed = final_weights(tmp_path / "whole"), final_weights(killed)
+    assert whole.keys() == resumed.keys() and len(whole) >= 4
+    for name, value in whole.items():
+        assert value.equal(resumed[name]), name
+    metrics = [(tmp_path / name / "training_metrics.jsonl").read_text() for name in ("whole", "killed")]
+    assert metrics[0] == metrics[1]
+    logged = [json.loads(line) for line in metrics[0].splitlines()]
+    assert len(logged) == 7 and any(line.get("replay/replaced_groups") for line in logged), "replay was never used"
+    assert len({line.get("beta") for line in logged}) > 2 and any(line.get("curriculum/level") for line in logged)
+
+
+def test_resuming_at_every_step_and_across_epochs(tiny_path, tmp_path):
+    """Checkpoints at every step; continuing from each gives the end of the uninterrupted run. Data of 6 rows and 2
+    prompts a step: step 4 begins the second epoch, which has an order of its own."""
+    options = ALL_ON | {
+        "max_steps": 8,
+        "save_steps": 1,
+        "save_total_limit": None,
+        "logging_steps": 3,
+        "num_iterations": 1,
+    }
+    options |= {"curriculum": False}
+    whole = toy_trainer(tiny_path, tmp_path / "run", **options)
+    whole.train()
+    wanted = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
+    metrics = (tmp_path / "run" / "training_metrics.jsonl").read_text()
+    for step in (1, 2, 3, 4, 5, 7):
+        again = toy_trainer(tiny_path, tmp_path / "run", **options)
+        again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+        for name, p in again.model.named_parameters():
+            assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
+        assert (tmp_path / "run" / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+
+
+def test_resuming_a_stream(tiny_path, tmp_path):
+    """A stream of 6 rows and 2 prompts per step: step 4 begins to read it again, in another order."""
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
+
+    def streaming():
+        rows = [{"prompt": row["prompt"]} for row in ToyTask().dataset("train", None, 0)]
+        return TaskGRPOTrainer(
+            tiny_path,
+            reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
+            args=config(tmp_path, **options),
+            train_dataset=Dataset.from_list(rows).to_iterable_dataset(),
+        )
+
+    whole = streaming()
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    for step in (1, 3, 4, 5):
+        again = streaming()
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+        assert all(p.equal(wanted[name]) for name, p in parameters(again).items()), f"after resuming at step {step}"
+
+
+def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    trainer = toy_trainer(tiny_path, tmp_path, **options)
+    trainer.train()
+    assert [path.name for path in checkpoints.checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
+    (tmp_path / "checkpoint-3" / "complete").unlink()
+    (tmp_path / "checkpoint-10").mkdir()
+    found, skipped = checkpoints.newest_complete(tmp_path)
+    assert found.name == "checkpoint-2" and [p.name for p in skipped] == ["checkpoint-10", "checkpoint-3"]
+    again = toy_trainer(tiny_path, tmp_path, **options)
+    again.train(resume_from_checkpoint=True)
+    said = capsys.readouterr().out
+    assert "skipping" in said and "checkpoint-10" in said and "half-written" in said
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
+
+
+def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_path, capsys):
+    """Back to step 1, where the steps after it had failed, and stopped before it is as far as before."""
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    toy_trainer(tiny_path, tmp_path, **options).train()
+    slower = toy_trainer(tiny_path, tmp_path, **options | {"learning_rate": 1e-3, "max_steps": 2})
+    slower.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert f"{tmp_path / 'checkpoint-3'} is kept" in capsys.readouterr().out
+    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
+    found, skipped = checkpoints.newest_complete(tmp_path)
+    assert found.name == "checkpoint-2" and [path.name for path in skipped] == ["checkpoint-3"]
+    weights = load_file(found / "model.safetensors")
+    assert all(p.equal(weights[name]) for name, p in parameters(slower).items())
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("newest", [False, True], ids=["by name", "newest"])
+def test_resuming_a_finished_run_changes_nothing(tiny_path, tmp_path, capsys, peft, newest):
+    """Data of 6 rows and 2 prompts a step: the run ends within an epoch, where transformers would go on."""
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "beta": 0.1}
+
+    def trainer():
+        adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
+        return toy_trainer(tiny_path, tmp_path, peft_config=adapter, **options)
+
+    whole = trainer()
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    again = trainer()
+    assert any(not value.equal(wanted[name]) for name, value in parameters(again).items()), "nothing was learned"
+    done = again.train(resume_from_checkpoint=newest or str(tmp_path / "checkpoint-2"))
+    assert done.global_step == 2 and "checkpoint-2 is the end of the run" in capsys.readouterr().out
+    assert all(value.equal(wanted[name]) for name, value in parameters(again).items())
+    assert (tmp_path / "training_metrics.jsonl").read_text() == metrics

@@ -1,0 +1,489 @@
+"""The trainer: TRL bit for bit at its defaults; advantages, constraints and rewards where they are asked for."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.support.toy import LETTERS, LettersConstraint, ToyTask
+from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
+from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
+from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.table import padded, widened
+from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.task import Score
+from trl_grpo_tasks.training.advantages import estimate
+
+OURS = ("reward_workers",)
+PROMPTS = Dataset.from_dict({"prompt": [f"{letter}{i}x" for letter in LETTERS for i in "12"]})
+
+
+def count_letters(completions, **kwargs):
+    return [sum(map(text.count, LETTERS)) / 5 + 0.01 * len(text) for text in completions]
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("options", [{}, {"beta": 0.1, "num_iterations": 2, "steps_per_generation": 2}])
+def test_at_default_options_it_is_trl_bit_for_bit(tiny_path, tmp_path, peft, options):
+    results = []
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
+        settings = (
+            {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 5, "num_train_epochs": 9} | options
+        )
+        trainer = trainer_class(
+            model=tiny_path,
+            reward_funcs=count_letters,
+            args=config_class(output_dir=str(tmp_path / trainer_class.__name__), **settings),
+            train_dataset=PROMPTS,
+            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if peft else None,
+        )
+        before = parameters(trainer)
+        trainer.train()
+        after = parameters(trainer)
+        assert any(not torch.equal(before[name], after[name]) for name in before), "nothing was trained"
+        results.append((after, [timeless(line) for line in trainer.state.log_history]))
+    (trl_parameters, trl_logs), (our_parameters, our_logs) = results
+    assert trl_parameters.keys() == our_parameters.keys()
+    for name, value in trl_parameters.items():
+        assert torch.equal(value, our_parameters[name]), name
+    # What ours logs beside TRL's: log-probs as sampled against those of training.
+    assert all(line.get("sampling/logp_difference_max", 0) < 1e-4 for line in our_logs)
+    ours_alone = ("sampling/logp_difference_mean", "sampling/logp_difference_max")
+    assert trl_logs == [{key: line[key] for key in line if key not in ours_alone} for line in our_logs]
+
+
+def test_a_task_with_default_options_trains_as_trl_with_its_reward_functions(tiny_path, tmp_path):
+    task = ToyTask()
+    ours = toy_trainer(tiny_path, tmp_path / "ours", max_steps=3)
+    ours.train()
+
+    def match(completions, row, **kwargs):
+        return [task.score(json.loads(r), c).components["match"] for r, c in zip(row, completions, strict=True)]
+
+    def short(completions, row, **kwargs):
+        return [task.score(json.loads(r), c).components["short"] for r, c in zip(row, completions, strict=True)]
+
+    settings = {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 3, "reward_weights": [1.0, 0.1]}
+    theirs = GRPOTrainer(
+        model=tiny_path,
+        reward_funcs=[match, short],
+        args=GRPOConfig(output_dir=str(tmp_path / "theirs"), **settings),
+        train_dataset=ours.train_dataset,
+    )
+    theirs.train()
+    for name, value in parameters(theirs).items():
+        torch.testing.assert_close(value, parameters(ours)[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+class FixedTrainer(TaskGRPOTrainer):
+    """Samples nothing: completions come from a list, in order."""
+
+    fixed: list = []
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        start = self.state.global_step * len(prompt_ids)
+        chosen = [self.fixed[(start + i) % len(self.fixed)] for i in range(len(prompt_ids))]
+        return [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in chosen], None
+
+
+@pytest.mark.parametrize(
+    ("estimator", "k"), [("mean", None), ("rloo", None), ("maxk", 2), ("best_minus_second", None), ("topk", 2)]
+)
+def test_the_advantages_used_are_those_of_the_estimator(tiny_path, tmp_path, estimator, k):
+    FixedTrainer.fixed = ["a", "ab", "bb", "cccc", "d", "aa", "abab", "dd"]
+    options = config(tmp_path, advantage_estimator=estimator, pass_k=k, scale_rewards="none", max_steps=1)
+    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
+    examples = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[4]] * 4
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(examples)
+    task = ToyTask()
+    totals = [
+        task.score(json.loads(e["row"]), text).total for e, text in zip(examples, FixedTrainer.fixed, strict=True)
+    ]
+    expected = estimate(torch.tensor(totals).view(2, 4), estimator, k).flatten() * (4 if estimator == "maxk" else 1)
+    torch.testing.assert_close(output["advantages"], expected)
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
+
+
+def test_passk_on_success_and_clipping(tiny_path, tmp_path):
+    FixedTrainer.fixed = ["a", "b", "b", "b", "a", "a", "b", "b"]
+    options = config(
+        tmp_path,
+        advantage_estimator="passk",
+        pass_k=2,
+        component_weights={"success": 1.0, "match": 0.0, "short": 0.0},
+        advantage_clip=0.5,
+    )
+    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    raw = estimate(torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0]]), "passk", 2).flatten()
+    torch.testing.assert_close(output["advantages"], raw.clamp(-0.5, 0.5))
+    metrics = trainer._metrics["train"]
+    assert metrics["advantage_clipped_fraction"] == [pytest.approx((raw.abs() > 0.5).float().mean().item())]
+    assert metrics["pass@1"] == [pytest.approx(3 / 8)]
+    assert metrics["pass@2"] == [pytest.approx((0.5 + (1 - 1 / 6)) / 2)]
+    assert metrics["groups_without_signal"] == [0.0]
+
+
+def test_passk_refuses_graded_rewards_at_the_first_batch(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, advantage_estimator="passk", pass_k=2, max_steps=1)
+    with pytest.raises(ValueError, match="0 or 1"):
+        trainer.train()
+
+
+class HalfScored(ToyTask):
+    """Cannot score completions that contain the letter d."""
+
+    spec = None
+
+    def score(self, row, completion):
+        return None if "d" in completion else super().score(row, completion)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "mean"])
+def test_unscored_completions_get_advantage_zero(tiny_path, tmp_path, estimator):
+    FixedTrainer.fixed = ["a", "d", "bb", "ab"]
+    trainer = FixedTrainer(tiny_path, args=config(tmp_path, advantage_estimator=estimator), task=HalfScored())
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    assert output["advantages"][1] == 0
+    totals = [ToyTask().score({"letter": "a"}, text).total for text in ("a", "bb", "ab")]
+    expected = estimate(torch.tensor([totals]), estimator)[0]
+    torch.testing.assert_close(output["advantages"][[0, 2, 3]], expected, atol=1e-5, rtol=1e-5)
+    assert trainer._metrics["train"]["reward_failures"] == [0.25]
+
+
+class Novelty(ToyTask):
+    weights = {"match": 1.0, "short": 0.1, "novelty": 0.5}
+    spec = None
+
+    def group_components(self, rows, completions, scores):
+        pairs = zip(completions, scores, strict=True)
+        return {"novelty": [(completions.count(text) == 1) * score.components["match"] for text, score in pairs]}
+
+
+def test_components_of_whole_groups(tiny_path, tmp_path):
+    FixedTrainer.fixed = ["a", "a", "b", "ab"]
+    trainer = FixedTrainer(tiny_path, args=config(tmp_path), task=Novelty())
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    assert trainer._component("novelty").tolist() == [0.0, 0.0, 0.0, 0.5]
+    assert trainer._metrics["train"]["rewards/novelty/mean"] == [0.125]
+
+
+class Judged(ToyTask):
+    """Has a frozen reward model beside its own score."""
+
+    weights = {"match": 1.0, "short": 0.1, "judge": 0.5}
+    spec = None
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def judges(self):
+        return {"judge": self.folder}
+
+
+def test_a_judge_is_scored_by_trl_and_never_trained(tiny_path, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    judge = AutoModelForSequenceClassification.from_pretrained(tiny_path, num_labels=1)
+    judge.save_pretrained(tmp_path / "judge")
+    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path / "judge")
+    trainer = toy_trainer(tiny_path, tmp_path / "run", task=Judged(str(tmp_path / "judge")), max_steps=2)
+    trainer.train()
+    line = trainer.state.log_history[0]
+    expected = line["rewards/match/mean"] + 0.1 * line["rewards/short/mean"] + 0.5 * line["rewards/judge/mean"]
+    assert line["rewards/judge/mean"] != 0 and line["reward"] == pytest.approx(expected, abs=1e-5)
+    frozen = trainer.reward_funcs[trainer.reward_func_names.index("judge")]
+    for (name, before), after in zip(judge.named_parameters(), frozen.parameters(), strict=True):
+        assert torch.equal(before, after), name
+
+
+# ---- constraints
+
+
+def sequences(most=3):
+    """Every completion that the toy constraint allows."""
+    return ["".join(s) for n in range(1, most + 1) for s in itertools.product(LETTERS, repeat=n)]
+
+
+@pytest.mark.parametrize("rollout", ["trl", "fast"])
+def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path, rollout):
+    options = {"max_steps": 60, "per_device_train_batch_size": 32, "num_generations": 8, "rollout": rollout}
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, **options)
+    trainer.train()
+    history = [line for line in trainer.state.log_history if "reward" in line]
+    assert all(line["rewards/valid/mean"] == 1.0 for line in history)
+    assert all(0 < line["constraint/allowed_mass"] <= 1 for line in history)
+    assert all(1 <= line["constraint/allowed_tokens"] <= 5 for line in history)
+    first, last = history[:10], history[-10:]
+    # Six prompts in batches of four: the mean over ten steps has a standard error of about 0.03.
+    assert sum(line["reward"] for line in last) / 10 > sum(line["reward"] for line in first) / 10 + 0.15
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_checkpointing": True}, {"bf16": True}, {"num_iterations": 2, "beta": 0.1}, {"temperature": 0.7}],
+    ids=str,
+)
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+def test_scoring_is_of_the_sampled_distribution(tiny_path, tmp_path, options, peft):
+    """Old and reference log-probs of a rollout against a dense softmax over what the constraint allows."""
+    peft_config = LoraConfig(r=4, target_modules=["q_proj"]) if peft else None
+    settings = {"steps_per_generation": 2, "beta": 0.1} | options
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, peft_config=peft_config, **settings)
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    with torch.no_grad(), trainer.accelerator.autocast():
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits.double()
+    constraint = LettersConstraint(trainer._tokenizer)
+    length = output["completion_ids"].shape[1]
+    tolerance = 0.05 if options.get("bf16") else 1e-4
+    for row in range(len(ids)):
+        state = constraint.start({})
+        for t in range(int(output["completion_mask"][row].sum())):
+            token = int(output["completion_ids"][row, t])
+            allowed = torch.tensor([bool(state.mask()[i // 32] >> (i % 32) & 1) for i in range(constraint.vocab_size)])
+            step = logits[row, -length + t - 1] / trainer.temperature
+            expected = step.masked_fill(~allowed, -torch.inf).log_softmax(0)[token].item()
+            for key in ("old_per_token_logps", "ref_per_token_logps"):
+                assert output[key][row, t].item() == pytest.approx(expected, abs=tolerance), (key, row, t)
+            if allowed.sum() == 1:
+                assert output["old_per_token_logps"][row, t] == 0
+            state.accept(token)
+
+
+def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
+    """Over every completion the constraint allows, weighted by its probability, the loss's gradient is that of the
+    expected reward under the constrained policy; rows of the LM head that are never allowed get exactly none."""
+    trainer = toy_trainer(
+        tiny_path,
+        tmp_path,
+        constrain=True,
+        loss_type="dr_grpo",
+        per_device_train_batch_size=84,
+        num_generations=84,
+        max_completion_length=4,
+        temperature=0.9,
+        advantage_estimator="mean",
+    )
+    model, tokenizer = trainer.model.double(), trainer._tokenizer
+    texts = sequences()
+    row = json.loads(trainer.train_dataset[0]["row"])
+    rewards = torch.tensor([ToyTask().score(row, text).total for text in texts], dtype=torch.float64)
+    prompt = tokenizer(row["prompt"])["input_ids"]
+    constraint = LettersConstraint(tokenizer)
+
+    # The oracle: probabilities of all sequences by a dense softmax, and autograd through the expected reward.
+    def dense_logp(text):
+        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        logits = model(input_ids=torch.tensor([prompt + ids])).logits[0].double() / 0.9
+        state, total = constraint.start({}), 0.0
+        for t, token in enumerate(ids):
+            allowed = torch.tensor([bool(state.mask()[i // 32] >> (i % 32) & 1) for i in range(len(tokenizer))])
+            step = logits[len(prompt) + t - 1].masked_fill(~allowed, -torch.inf)
+            total = total + step[token] - step.logsumexp(0)
+            state.accept(token)
+        return total
+
+    logps = torch.stack([dense_logp(text) for text in texts])
+    probabilities = logps.exp()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-9)
+    exact = torch.autograd.grad((probabilities * rewards).sum(), list(model.parameters()), allow_unused=True)
+
+    # Ours: one batch that holds every sequence; each weighs its probability times its reward.
+    table = trainer._tables.start("train", len(tokenizer))
+    ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    numbers = padded([[table.number_of(mask) for mask in replay(constraint, row, i)] for i in ids])
+    width = max(map(len, ids))
+    batch = len(texts)
+    inputs = {
+        "prompt_ids": torch.tensor([prompt] * batch),
+        "prompt_mask": torch.ones(batch, len(prompt), dtype=torch.long),
+        "completion_ids": torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids]),
+        "completion_mask": torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i in ids]),
+        "advantages": (probabilities.detach() * rewards * batch * 4).double(),
+        "mask_numbers": widened(numbers, width),
+        "num_items_in_batch": torch.tensor(sum(map(len, ids))),
+    }
+    model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer._compute_loss(model, inputs)
+    ours = torch.autograd.grad(-loss, list(model.parameters()), allow_unused=True)
+    for (name, _), want, got in zip(model.named_parameters(), exact, ours, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-6, msg=name)
+    head = ours[[n for n, _ in model.named_parameters()].index("lm_head.weight")]
+    ever = set(tokenizer.convert_tokens_to_ids(list(LETTERS))) | {tokenizer.eos_token_id}
+    for token in range(len(tokenizer)):
+        assert (head[token] == 0).all() == (token not in ever), token
+
+
+def test_samples_follow_the_constrained_policy(tiny_path, tmp_path):
+    """Chi-square of many samples against the exact probabilities of the first letter and of ending."""
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_completion_length=4)
+    trainer.model.eval()
+    trainer.num_generations_eval = 64
+    example = trainer.train_dataset[0]
+    first = dict.fromkeys(LETTERS, 0)
+    for _ in range(8):
+        output = trainer._generate_and_score_completions([example] * 64)
+        for token in output["completion_ids"][:, 0].tolist():
+            first[trainer._tokenizer.convert_ids_to_tokens(token)] += 1
+    ids = trainer._tokenizer(json.loads(example["row"])["prompt"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids).logits[0, -1].double()
+    probabilities = logits[trainer._tokenizer.convert_tokens_to_ids(list(LETTERS))].softmax(0)
+    n = sum(first.values())
+    chi2 = sum((first[l] - n * p) ** 2 / (n * p) for l, p in zip(LETTERS, probabilities.tolist(), strict=True))
+    assert n == 512 and chi2 < 16.3  # 3 degrees of freedom: exceeded once in a thousand
+
+
+def test_cut_off_in_mid_structure_is_not_a_crash(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_completion_length=1, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == 1.0
+
+
+def test_evaluation_between_steps_does_not_disturb_training(tiny_path, tmp_path):
+    options = {"constrain": True, "max_steps": 4, "steps_per_generation": 2, "num_iterations": 2, "beta": 0.1}
+    plain = toy_trainer(tiny_path, tmp_path / "plain", **options)
+    plain.train()
+    checked = toy_trainer(
+        tiny_path,
+        tmp_path / "eval",
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+        **options,
+    )
+    checked.train()
+    evaluations = [line for line in checked.state.log_history if "eval_reward" in line]
+    assert len(evaluations) == 4 and "eval_constraint/allowed_mass" in evaluations[0]
+    # The rollouts in use and their masks are as they were; only the random numbers drawn later differ.
+    first = [next(line for line in t.state.log_history if "loss" in line)["loss"] for t in (plain, checked)]
+    assert first[0] == first[1]
+    assert math.isfinite(checked.state.log_history[-1]["train_loss"])
+
+
+def test_refusals(tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="no component 'mach'"):
+        toy_trainer(tiny_path, tmp_path, component_weights={"mach": 1})
+    with pytest.raises(ValueError, match="defines its own rewards"):
+        TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path), task=ToyTask())
+    with pytest.raises(ValueError, match="needs a constraint, but none was given"):
+        TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path, constrain=True), PROMPTS)
+    with pytest.raises(TypeError, match="TaskGRPOConfig"):
+        TaskGRPOTrainer(tiny_path, count_letters, GRPOConfig(output_dir=str(tmp_path), bf16=False), PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"advantage_estimator": "passk", "pass_k": 4}, "pass_k=4 makes no sense"),
+        ({"advantage_estimator": "maxk", "pass_k": 1}, "pass_k=1 makes no sense"),
+        ({"advantage_estimator": "gppo"}, "unknown advantage estimator 'gppo'"),
+        ({"advantage_clip": 0.0}, "must be above 0"),
+        ({"reference_mode": "ema"}, "needs beta > 0"),
+        ({"reference_mode": "emma", "beta": 0.1}, "unknown reference_mode 'emma'"),
+        ({"kl_target": 0.1}, "needs beta > 0"),
+        ({"top_p": 0.9, "use_vllm": True}, "top_p=0.9 with use_vllm"),
+        ({"generation_kwargs": {"top_k": 50}, "use_transformers_continuous_batching": True}, "top_k=50 with"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        ({"top_k": -3}, "top_k=-3 must be a whole number"),
+        ({"min_p": 1.5}, "min_p=1.5 must be between 0 and 1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"generation_kwargs": {"repetition_penalty": 1.1}}, "repetition_penalty=1.1 in generation_kwargs"),
+        ({"generation_kwargs": {"num_beams": 2}}, "num_beams=2"),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 3}}, "no_repeat_ngram_size=3"),
+        ({"generation_kwargs": {"do_sample": False}}, "do_sample=False"),
+        ({"generation_kwargs": {"temperature": 0.5}}, "temperature=0.5 in generation_kwargs, but temperature=1.0"),
+        ({"generation_kwargs": {"logit_bias": {}}}, "not known whether log-probs follow"),
+        ({"importance_sampling_correction": True, "loss_type": "vespo"}, "needs one ratio per token"),
+        ({"constrain": True, "use_transformers_continuous_batching": True}, "continuous_batching"),
+        ({"loss_tokens": "decisions"}, "loss_tokens='decisions' needs constrain=True"),
+        ({"constrain": True, "loss_tokens": "forced"}, "unknown loss_tokens 'forced'; choose one of: all, decisions"),
+        ({"curriculum": True, "curriculum_advance": 0.2, "curriculum_fall_back": 0.3}, "must be below"),
+        ({"reward_backend": "dask"}, "unknown reward_backend 'dask'"),
+        ({"replay_size": 8, "use_vllm": True}, "use_vllm must be off"),
+    ],
+)  # fmt: skip
+def test_options_are_checked_before_anything_slow(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **options)
+
+
+def test_replay_needs_whole_groups_on_each_process(tmp_path):
+    args = config(tmp_path, replay_size=8)
+    args.per_device_train_batch_size = 6  # as with two processes and a batch of 12, which TRL accepts
+    with pytest.raises(ValueError, match=r"\(6\) must be a multiple of num_generations \(4\)"):
+        args._check_replay()
+
+
+@pytest.mark.parametrize(
+    "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
+)
+def test_sharded_weights_are_refused_where_whole_ones_are_needed(tmp_path, monkeypatch, option):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="whole weights"):
+        config(tmp_path, **option)
+
+
+def test_rewards_are_begun_before_reference_log_probs(tiny_path, tmp_path, monkeypatch):
+    trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, steps_per_generation=2)
+    order = []
+    monkeypatch.setattr(trainer._rewards, "begin", _noting(order, "begin", trainer._rewards.begin))
+    monkeypatch.setattr(trainer._rewards, "finish", _noting(order, "finish", trainer._rewards.finish))
+    score = trainer._get_per_token_logps_and_entropies
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", _noting(order, "log-probs", score))
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert order == ["begin", "log-probs", "log-probs", "finish"]
+
+
+def _noting(order, name, function):
+    def noted(*args, **kwargs):
+        order.append(name)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def test_scores_reach_the_table_of_completions(tiny_path, tmp_path):
+    import pandas
+
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=1, log_completions=True, num_completions_to_print=1)
+    trainer.train()
+    table = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert {"match", "short", "valid", "success", "reason", "advantage"} <= set(table.columns) and len(table) == 8
+
+
+def test_a_score_is_what_it_says():
+    score = ToyTask().make_score({"match": 0.5, "short": 1.0}, True, False, "because")
+    assert score == Score({"match": 0.5, "short": 1.0}, 0.6, True, False, "because", {})
+
+
+def test_a_constraint_says_when_it_waits_for_another_end_than_the_chat_writes(tiny_path, tmp_path, capsys):
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "a1x"}]}] * 8)
+    tokenizer = load_tokenizer(tiny_path)
+    other_end = "{% for m in messages %}{{ m['content'] }}<unk>{% endfor %}"
+    for template, hints in ((tokenizer.chat_template, False), (other_end, True)):
+        tokenizer.chat_template = template
+        TaskGRPOTrainer(
+            tiny_path,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=config(tmp_path, constrain=True),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            constraint=LettersConstraint(tokenizer),
+        )
+        assert ("hint: the chat template ends an answer with '<unk>'" in capsys.readouterr().out) == hints

@@ -1,0 +1,299 @@
+"""`trl-grpo-tasks eval`: models, adapters, checkpoints and files of completions, side by side on held-out rows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..files import write_atomically
+from ..redact import redacted
+from ..report.run_folder import EVAL_ONLY_FILE
+from ..task import Row, Task, check_decoding, is_constrained, rows_of
+from .arguments import RunArguments
+from .plan import ReadyModel, check_writable, ready_model
+
+TABLE_FILE = "evaluation.md"
+KEPT_FOLDER = "evaluation"  # samples of an evaluation under way, and models that had to be converted for it
+
+
+@dataclass
+class Candidate:
+    """What is evaluated, under a name: a model, or completions that somebody has written already."""
+
+    name: str
+    given: str
+    model: ReadyModel | None = None
+    completions: list[tuple[str, int | None]] | None = None
+
+
+@dataclass
+class Comparison:
+    """What is compared, and on what: found out before anything slow starts."""
+
+    task: Task
+    run: RunArguments
+    args: Any
+    rows: list[dict[str, Any]]
+    candidates: list[Candidate]
+    quantization: Any
+
+    @classmethod
+    def prepare(cls, task: Task, run: RunArguments, args: Any, model_args: Any) -> Comparison:
+        """ValueError in words for what is not there or cannot be."""
+        from accelerate import PartialState
+        from trl import get_quantization_config
+
+        check_writable(args.output_dir)
+        if run.decoding is not None:
+            check_decoding(task, run.decoding)
+        rows = rows_of(task, "test", args.eval_rows, args.seed)
+        found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
+        names = [candidate.name for candidate in found]
+        for name in names:
+            if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
+                raise ValueError(f"--models: {name!r} must be a name of its own, without slashes: give NAME=MODEL")
+        with PartialState().main_process_first():
+            task.prepare(args.seed)
+            for candidate in found:
+                if candidate.given.endswith(".jsonl"):
+                    candidate.completions = read_completions(candidate.given, rows)
+                    continue
+                candidate.model = ready_model(
+                    candidate.given,
+                    task,
+                    rows,
+                    Path(args.output_dir) / KEPT_FOLDER / candidate.name,
+                    seed=args.seed,
+                    constrain=args.constrain if run.decoding is None else is_constrained(run.decoding),
+                    revision=model_args.model_revision,
+                )
+        return cls(task, run, args, rows, found, get_quantization_config(model_args))
+
+    def evaluate(self) -> dict[str, Any]:
+        """One after the other; prints the table and writes it as JSON and Markdown. Returns what the JSON holds. With
+        several processes, all evaluate and the main process prints and writes."""
+        from accelerate import PartialState
+
+        from ..evaluation.summary import table
+
+        is_main = PartialState().is_main_process
+        run, args, folder = self.run, self.args, Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        how = {
+            "num_samples": run.eval_samples,
+            "temperature": args.temperature,
+            "filters": str(args.sampling_filters),
+            "max_completion_length": args.max_completion_length,
+            "decoding": run.decoding or ("constrained" if args.constrain else "free"),
+            "seed": args.seed,
+        }
+        results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
+        if is_main:
+            self._put_aside_another(folder, results)
+        done: list[Any] = []
+        for candidate in self.candidates:
+            done.append(self._evaluate(candidate, how))
+            results["evaluations"] = [
+                one.as_dict() | {"model": its.given} for one, its in zip(done, self.candidates, strict=False)
+            ]
+            if is_main:
+                write_atomically(folder / EVAL_ONLY_FILE, json.dumps(results, ensure_ascii=False, indent=1))
+                write_atomically(folder / TABLE_FILE, _markdown(results, table(done, markdown=True)))
+        if is_main:
+            print(
+                f"\n{_sentence(results)}\n\n{table(done)}\n\nwritten: {folder / EVAL_ONLY_FILE}, {folder / TABLE_FILE}"
+            )
+        return results
+
+    def _put_aside_another(self, folder: Path, results: dict[str, Any]) -> None:
+        """Rename what an evaluation of other models, or in another way, has written here: it may have taken hours."""
+        written = folder / EVAL_ONLY_FILE
+        if not written.is_file():
+            return
+        try:
+            earlier = json.loads(written.read_text(encoding="utf-8"))
+            models = [(one["name"], one["model"]) for one in earlier.pop("evaluations")]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            earlier, models = None, []
+        if earlier == results and models == [(one.name, one.given) for one in self.candidates][: len(models)]:
+            return
+        number = next(n for n in itertools.count(1) if not (folder / f"evaluation-{n}.json").exists())
+        written.rename(folder / f"evaluation-{number}.json")
+        if (folder / TABLE_FILE).is_file():
+            (folder / TABLE_FILE).rename(folder / f"evaluation-{number}.md")
+        print(f"an earlier evaluation is kept: {folder / f'evaluation-{number}.json'}")
+
+    def _evaluate(self, candidate: Candidate, how: dict[str, Any]) -> Any:
+        from ..evaluation.evaluate import KeptSamples
+
+        if candidate.model is None:
+            return evaluate_completions(candidate, self.task, self.rows, self.run, self.args)
+        path = candidate.model.path
+        settings = how | {
+            "task": [self.task.name, self.task.version, redacted(asdict(self.task.options))],
+            "rows": hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest(),
+            "model": [path, _written_at(path), str(redacted(self.args.model_init_kwargs))],
+            "quantization": str(self.quantization),
+        }
+        kept = KeptSamples(Path(self.args.output_dir) / KEPT_FOLDER / candidate.name / "samples.jsonl", settings)
+        model = load_for_evaluation(path, self.task, self.args, self.quantization)
+        return evaluate_model(candidate, model, self.task, self.rows, self.run, self.args, kept)
+
+
+def evaluate_model(
+    candidate: Candidate, model: Any, task: Task, rows: Sequence[Row], run: RunArguments, args: Any, kept: Any = None
+) -> Any:
+    """An evaluation as the options of a run say."""
+    from ..evaluation.evaluate import evaluate
+
+    assert candidate.model is not None  # it is one that generates
+    with _executor(task, args) as executor:
+        return evaluate(
+            candidate.name,
+            model,
+            candidate.model.tokenizer,
+            task,
+            rows,
+            executor=executor,
+            num_samples=run.eval_samples,
+            temperature=args.temperature,
+            filters=args.sampling_filters,
+            max_completion_length=args.max_completion_length,
+            batch_size=max(args.per_device_eval_batch_size, 64),
+            constraint=candidate.model.constraint,
+            decoding=run.decoding,
+            seed=args.seed,
+            ks=run.k,
+            kept=kept,
+        )
+
+
+def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], run: RunArguments, args: Any) -> Any:
+    """The same numbers for completions that are there already. Every process scores its share of them."""
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    from ..evaluation.evaluate import scored_samples
+    from ..evaluation.samples import Evaluation
+    from ..evaluation.summary import summarise
+    from ..rewards.judge import frozen_of
+
+    completions = candidate.completions or []
+    each = len(completions) // len(rows)
+    repeated = [row for row in rows for _ in range(each)]
+    index, count = PartialState().process_index, PartialState().num_processes
+    share = slice(len(repeated) * index // count, len(repeated) * (index + 1) // count)
+    with _executor(task, args) as executor:
+        texts = [text for text, _ in completions[share]]
+        outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated[share]], texts).result()
+    samples = gather_object(
+        scored_samples(task, frozen_of(task.judges()), repeated[share], completions[share], outcomes)
+    )
+    metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts, run.k)
+    return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
+
+
+def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> Any:
+    """The model at `path`, ready to generate."""
+    from ..models.loading import load_model
+
+    model = load_model(path, policy=task.policy, quantization_config=quantization, **args.model_init_kwargs)
+    return model if quantization is not None else model.to(args.device)
+
+
+def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:
+    """Completions and, where they are given, numbers of tokens, from lines of {"row": {...}, "completion": "..."}: in
+    the order of `rows`, as many of each. ValueError in words for a file that is not so."""
+    if not Path(path).is_file():
+        raise ValueError(f"file of completions {path!r} does not exist")
+    # Rows that are alike share what there is of them.
+    keys = [json.dumps(row, sort_keys=True) for row in rows]
+    written: dict[str, list[tuple[str, int | None]]] = {key: [] for key in keys}
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row, completion, tokens = read_scored_line(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            of_row = written.get(json.dumps(row, sort_keys=True))
+            if of_row is None:
+                raise ValueError(
+                    f"{path}, line {number}: its row is not one of the {len(rows)} held-out rows, which --eval_rows, "
+                    "--seed and the options of the task choose"
+                )
+            of_row.append((completion, tokens))
+    repeats = Counter(keys)
+    each = {key: len(texts) / repeats[key] for key, texts in written.items()}
+    fewest, most = min(each.values()), max(each.values())
+    if fewest != most or fewest < 1 or fewest != int(fewest):
+        raise ValueError(
+            f"{path} has between {fewest:g} and {most:g} completions of each of the {len(rows)} held-out rows; it "
+            "must have as many of each, and at least one (--eval_rows says how many rows there are)"
+        )
+    left = {key: iter(texts) for key, texts in written.items()}
+    return [next(left[key]) for key in keys for _ in range(int(fewest))]
+
+
+def read_scored_line(line: str) -> tuple[dict, str, int | None]:
+    """(row, completion, number of tokens if it says so) of a line of JSON; ValueError in words."""
+    try:
+        entry = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict):
+        raise ValueError('must be an object with "row" (an object) and "completion" (text)')
+    if not isinstance(entry.get("completion"), str):
+        raise ValueError('"completion" must be text')
+    tokens = entry.get("tokens")
+    if not (tokens is None or (isinstance(tokens, int) and tokens >= 0)):
+        raise ValueError('"tokens", where it is given, must be a whole number')
+    return entry["row"], entry["completion"], tokens
+
+
+def _named(text: str) -> Candidate:
+    name, equals, given = text.partition("=")
+    if equals and "/" not in name:  # otherwise the sign is part of a path
+        return Candidate(name, given)
+    return Candidate(Path(text).name.removesuffix(".jsonl"), text)
+
+
+def _executor(task: Task, args: Any) -> Any:
+    from ..rewards.components import worker_count
+    from ..rewards.executor import RewardExecutor
+
+    workers = worker_count(args.reward_workers, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb)
+
+
+def _written_at(path: str) -> int | None:
+    """When the weights of a local model were last written; None for one on the Hub."""
+    weights = [file for kind in ("*.safetensors", "*.bin") for file in Path(path).glob(kind)]
+    return max((file.stat().st_mtime_ns for file in weights), default=None)
+
+
+def _sentence(results: dict[str, Any]) -> str:
+    how = results["settings"]
+    return (
+        f"{how['rows']} held-out rows of task {results['task']} {results['version']}, {how['num_samples']} samples "
+        f"each, decoding {how['decoding']}, temperature {how['temperature']:g}"
+        f"{how['filters'] and ', ' + how['filters']}; in brackets 95% intervals by bootstrap"
+    )
+
+
+def _markdown(results: dict[str, Any], text: str) -> str:
+    rows = results["settings"]["rows"]
+    models = "\n".join(
+        f"- {one['name']}: `{one['model']}`, {len(one['samples']) // rows} samples of each row"
+        for one in results["evaluations"]
+    )
+    return f"{_sentence(results)}.\n\n{text}\n\n{models}\n"

@@ -1,0 +1,102 @@
+"""Completions of a text of one's own, and what a person wants of them: pictures, files, and what the task says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..task import Task, check_decoding, printable
+
+if TYPE_CHECKING:
+    from ..evaluation.samples import Sample
+
+LONGEST_SHOWN = 60  # characters of a completion that stands in its line
+
+
+def generate(
+    task: Task,
+    model_name: str,
+    text: str,
+    output_dir: str | Path,
+    *,
+    num_samples: int = 4,
+    decoding: str | None = None,
+    temperature: float | None = None,
+    filters: Mapping[str, Any] | None = None,
+    max_completion_length: int | None = None,
+    seed: int = 0,
+    reward_timeout: float = 30.0,
+    run_seed: int = 42,
+) -> list[Sample]:
+    """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
+    `filters` are top_k, top_p and min_p by name.
+
+    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
+    that of the run that made the model, so that its judges are found rather than made again.
+    """
+    if decoding is None:
+        decoding = "constrained" if "constrained" in task.decodings else "free"
+    check_decoding(task, decoding)
+    row = task.row_of(text)
+    if num_samples < 1:
+        raise ValueError(f"--num_samples {num_samples} must be at least 1")
+    if temperature is not None and temperature < 0:
+        raise ValueError(f"--temperature {temperature} must be at least 0")
+    if max_completion_length is not None and max_completion_length < 1:
+        raise ValueError(f"--max_completion_length {max_completion_length} must be at least 1")
+    if not reward_timeout > 0:
+        raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
+
+    import torch
+
+    from ..constraints.filters import SamplingFilters
+    from ..evaluation.evaluate import evaluate
+    from ..models.loading import load_model
+    from ..rewards.components import worker_count
+    from ..rewards.executor import RewardExecutor
+    from .plan import check_writable, ready_model
+
+    sampling_filters = SamplingFilters.of(filters or {})
+    check_writable(output_dir)
+    folder = Path(output_dir)
+    task.prepare(run_seed)
+    ready = ready_model(model_name, task, [row], folder, seed=seed)
+    model = load_model(ready.path, policy=task.policy, dtype="float32").to(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
+    with RewardExecutor(task, min(num_samples, worker_count(None, 1)), reward_timeout) as executor:
+        samples = evaluate(
+            "generate",
+            model,
+            ready.tokenizer,
+            task,
+            [row],
+            executor=executor,
+            num_samples=num_samples,
+            temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
+            filters=sampling_filters,
+            max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
+            decoding=decoding,
+            seed=seed,
+        ).samples
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, sample in enumerate(samples, 1):
+        files = {"sample.txt": sample.completion, **task.exports(row, sample.completion)}
+        for name, content in files.items():
+            file = folder / f"{Path(name).stem}_{number}{Path(name).suffix}"
+            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+    return samples
+
+
+def verdict(sample: Sample) -> str:
+    """What the task says of a sample, in a line; with the completion where that is short."""
+    score = sample.score
+    if score is None:
+        return printable(f"could not be judged: {sample.reason}")
+    word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
+    facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
+    told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
+    text = sample.completion.strip()
+    written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""
+    return printable("; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part))

@@ -1,0 +1,261 @@
+"""`trl-grpo-tasks sweep`: a search over any options of a run, by Optuna. Each trial is a run of its own, in its own
+folder and process; what is there already is not repeated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import MODEL_FILES, write_atomically
+from ..models.checkpoints import newest_complete
+from ..redact import redacted, redacted_words
+from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
+from ..report.sweep_page import SWEEP_FILE, write_sweep_report
+from ..task import Task, printable, rows_of
+from .arguments import parse
+from .lock import locked
+from .plan import check_writable
+
+JOURNAL_FILE = "optuna.journal"
+CONSOLE_FILE = "console.txt"  # of a trial: what it said
+RANGE = re.compile(r"(?P<low>[-+.\deE]+?)\.\.(?P<high>[-+.\deE]+?)(?P<log>:log)?")
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Search over options: trials are runs of train.py with the options given here and those that Optuna chooses. The
+    same command goes on where it was stopped. All other options are those of train.py."""
+    parser = argparse.ArgumentParser(prog="trl-grpo-tasks sweep", description=sweep.__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--search", nargs="+", required=True, metavar="NAME=VALUES",
+        help="what to search, such as learning_rate=1e-5..1e-3:log beta=0..0.1 advantage_estimator=grpo,rloo",
+    )  # fmt: skip
+    parser.add_argument("--trials", type=int, default=20, help="runs in all; 20 if not given")
+    parser.add_argument(
+        "--metric",
+        default="success",
+        help="what is made large: a metric of the evaluation after GRPO; success if not given",
+    )
+    parser.add_argument(
+        "--output_dir", default="outputs/sweep", help="folder of the sweep; outputs/sweep if not given"
+    )
+    known, rest = parser.parse_known_args(arguments)
+    if known.trials < 1:
+        raise ValueError(f"--trials {known.trials} must be at least 1")
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalStorage
+    except ImportError as error:
+        raise ImportError("a sweep needs Optuna: pip install 'trl_grpo_tasks[sweep]'") from error
+    read = [_read_values(text) for text in known.search]
+    space = dict(read)
+    if len(space) < len(read):
+        raise ValueError(f"--search {' '.join(known.search)}: each option can be searched once")
+    task, seed = _check(space, rest, known.output_dir, known.metric)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder = Path(known.output_dir)
+    with locked(folder, "sweep"):
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
+        study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
+        asked = {"search": known.search, "metric": known.metric, "options": redacted_words(rest)}
+        if study.user_attrs.get("asked", asked) != asked:
+            raise ValueError(f"{folder} holds a sweep with other options; choose another --output_dir")
+        study.set_user_attr("asked", asked)
+        # A sampler that began with the same seed again would propose the first trials again.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+        return _Sweep(study, space, folder, known, rest, task).run()
+
+
+class _Sweep:
+    def __init__(self, study: Any, space: dict[str, Any], folder: Path, known: Any, rest: list[str], task: str):
+        self._study, self._space, self._folder, self._known = study, space, folder, known
+        self._rest, self._task = rest, task
+
+    def run(self) -> int:
+        from optuna.trial import TrialState
+
+        unfinished = [trial.number for trial in self._study.trials if trial.state == TrialState.RUNNING]
+        done = len(self._study.trials) - len(unfinished)
+        print(f"{self._known.trials} trials, {done} of them done; output in {self._folder}", flush=True)
+        while done < self._known.trials:
+            number = unfinished.pop(0) if unfinished else self._study.ask(self._space).number
+            self._write()
+            try:
+                self._try(number)
+            except KeyboardInterrupt as interruption:
+                from .interrupt import exit_status
+
+                print("stopped; the same command goes on from here", file=sys.stderr)
+                return exit_status(interruption)
+            self._write()
+            done += 1
+        page = write_sweep_report(self._folder)
+        completed = [trial for trial in self._study.trials if trial.state == TrialState.COMPLETE]
+        if completed:
+            best = self._study.best_trial
+            print(f"\nbest: trial {best.number}, {self._known.metric} {best.value:.3f}\n{self._command(best.params)}")
+        print(f"report: {page}")
+        return 0 if completed else 1
+
+    def _try(self, number: int) -> None:
+        from optuna.trial import TrialState
+
+        params = self._study.trials[number].params
+        folder = self._folder / f"trial-{number:03d}"
+        folder.mkdir(exist_ok=True)
+        words = [*self._rest, *_flags(params), "--output_dir", str(folder)]
+        if newest_complete(folder)[0]:
+            words.append("--resume_from_checkpoint")
+        else:  # it begins again, also if it was stopped when its model was there already
+            for name in MODEL_FILES:
+                (folder / name).unlink(missing_ok=True)
+        start = time.monotonic()
+        code = _run([sys.executable, "-m", "trl_grpo_tasks.commands.main", "train", *words], folder / CONSOLE_FILE)
+        told = "  ".join(f"{name} {_text(value)}" for name, value in params.items())
+        took = duration(time.monotonic() - start)
+        if code != 0:
+            lines = (folder / CONSOLE_FILE).read_text(errors="replace").splitlines()
+            reason = next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
+            self._study.set_user_attr(f"reason {number}", redacted(reason))
+            self._study.tell(number, state=TrialState.FAIL)
+            print(f"trial {number}: failed ({printable(reason)})  {told}  ({took})", flush=True)
+            return
+        after = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["evaluations"][-1]
+        if self._known.metric not in after["metrics"]:
+            raise ValueError(
+                f"--metric {self._known.metric}: the evaluation has no such metric, but these: "
+                + ", ".join(after["metrics"])
+            )
+        value = after["metrics"][self._known.metric]
+        self._study.tell(number, value) if value == value else self._study.tell(number, state=TrialState.FAIL)
+        low, high = after["intervals"].get(self._known.metric, (value, value))
+        print(
+            f"trial {number}: {self._known.metric} {value:.3f} [{low:.3f}, {high:.3f}]  {told}  ({took})", flush=True
+        )
+
+    def _command(self, params: dict[str, Any]) -> str:
+        return f"trl-grpo-tasks train {shlex.join(redacted_words([*self._rest, *_flags(params)]))}"
+
+    def _write(self) -> None:
+        """What the page of the sweep is made of, after every trial."""
+        trials = [
+            {
+                "number": trial.number,
+                "state": trial.state.name.lower(),
+                "params": trial.params,
+                "value": trial.value,
+                "reason": self._study.user_attrs.get(f"reason {trial.number}", ""),
+                "seconds": trial.duration.total_seconds() if trial.duration else None,
+                "command": self._command(trial.params),
+            }
+            for trial in self._study.trials
+        ]
+        log = [name for name, values in self._space.items() if getattr(values, "log", False)]
+        content = {"task": self._task, "metric": self._known.metric, "log": log, "wanted": self._known.trials}
+        write_atomically(self._folder / SWEEP_FILE, json.dumps(content | {"trials": trials}, indent=1))
+        write_sweep_report(self._folder)
+
+
+def _read_values(text: str) -> tuple[str, Any]:
+    """An option's name and Optuna's distribution of its values; ValueError in words."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    name, equals, values = text.partition("=")
+    if not equals or not name.isidentifier() or not values:
+        raise ValueError(f"--search {text}: write NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=ONE,OTHER")
+    match = RANGE.fullmatch(values)
+    if match is None:
+        if ".." in values:
+            raise ValueError(f"--search {text}: both ends of a range must be numbers, as in 1e-5..1e-3:log")
+        return name, CategoricalDistribution(values.split(","))
+    try:
+        low, high, log = match["low"], match["high"], match["log"] is not None
+        if set(low + high) & set(".eE"):
+            return name, FloatDistribution(float(low), float(high), log=log)
+        return name, IntDistribution(int(low), int(high), log=log)
+    except ValueError as error:
+        raise ValueError(f"--search {text}: {error}") from error
+
+
+def _check(space: dict[str, Any], rest: list[str], output_dir: str, metric: str) -> tuple[str, int]:
+    """The task's name and the seed, once both ends of everything have been read as train.py would read them."""
+    from optuna.distributions import CategoricalDistribution
+
+    check_writable(output_dir)
+    if (Path(output_dir) / SETTINGS_FILE).is_file():
+        raise ValueError(f"{output_dir} holds a run, whose report would be replaced; choose another --output_dir")
+    for name in space:
+        if f"--{name}" in rest:
+            raise ValueError(f"--{name} is both searched and given; leave one of them out")
+    ends = {
+        name: d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for name, d in space.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    trials = [first | {name: value} for name, values in ends.items() for value in values]
+    for params in trials:
+        task, run, args, _ = parse([*rest, *_flags(params), "--output_dir", output_dir])
+    if not run.eval_before_and_after or run.eval_only:
+        raise ValueError(
+            "a sweep goes by the evaluation after GRPO: leave --eval_before_and_after on, --eval_only off"
+        )
+    if args.push_to_hub:
+        raise ValueError("the runs of a sweep are not pushed; push the best one, whose command is printed at the end")
+    _check_metric(metric, task, run, args)
+    return task.name, args.seed
+
+
+def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
+    """ValueError for a metric that no evaluation will have, which otherwise the first trial would show at its end."""
+    from ..evaluation.samples import Sample
+    from ..evaluation.summary import summarise
+
+    samples = []
+    for row in rows_of(task, "test", args.eval_rows, args.seed):
+        score = task.score(row, "")
+        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.eval_samples
+    metrics, _ = summarise(samples, run.eval_samples, args.max_completion_length, task.facts, run.k)
+    known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
+    if name not in known and "+" not in (run.decoding or ""):  # which counts things of its own
+        raise ValueError(f"--metric {name}: evaluations have no such metric, but these: {', '.join(known)}")
+
+
+def _flags(params: dict[str, Any]) -> list[str]:
+    return [word for name, value in params.items() for word in (f"--{name}", _text(value))]
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _run(command: Sequence[str], console: Path) -> int:
+    """The exit status of a run. Ctrl-C reaches it too, SIGTERM is passed on to it, and it saves a checkpoint: it is
+    waited for."""
+    asked: list[int] = []
+    with open(console, "a", encoding="utf-8") as said:
+        running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ)
+
+        def pass_on(number: int, _: Any) -> None:
+            asked.append(number)
+            if number == signal.SIGTERM:
+                running.send_signal(number)
+
+        earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = running.wait()
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+    if asked or code in (130, 143):
+        from .interrupt import SignalError
+
+        raise SignalError(asked[0] if asked else code - 128)
+    return code

@@ -1,0 +1,329 @@
+"""A whole run: model, cold start, evaluation, GRPO, evaluation, report, Hub. What train.py and the command do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..failures import known_failure
+from ..files import write_atomically
+from ..models.checkpoints import CheckpointError, DifferentStartError, newest_complete
+from ..redact import redacted, redacted_words
+from ..report.page import write_report
+from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
+from ..task import DecodingError, Task
+from .arguments import NEWEST, RunArguments, parse
+from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
+from .hub import PushError, push
+from .lock import locked
+from .plan import Plan, check_writable, prepare
+
+CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
+                   "constraint/allowed_mass", "curriculum/level")  # fmt: skip
+
+
+class FolderLostError(RuntimeError):
+    """Files of a run are no longer where it wrote them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse and run; what the user can mend is said in one line, without a traceback. Returns the exit status: 0 when
+    done, 2 for options that cannot be, 1 for other errors, 130 when Ctrl-C and 143 when SIGTERM stopped the run."""
+    with ExitStack() as held:
+        try:
+            return _main(argv, held)
+        except Exception as error:
+            if (failure := known_failure(error)) is None:
+                raise
+            print(f"error: {failure}", file=sys.stderr)
+            return 1
+
+
+def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
+    from accelerate import PartialState
+
+    from .interrupt import StoppedError, exit_status, sigterm_as_ctrl_c
+
+    quiet_third_party_logging()
+    try:
+        task, run, args, model_args = parse(argv)
+        check_writable(args.output_dir)
+        if args.process_index == 0:
+            held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
+        if run.eval_only:
+            act = Comparison.prepare(task, run, args, model_args).evaluate
+        else:
+            act = partial(train, task, run, args, model_args, prepare(task, run, args, model_args))
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        with sigterm_as_ctrl_c():
+            act()
+    except (DifferentStartError, CheckpointError) as error:  # before the cold start or the training begins
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (PushError, DecodingError, FolderLostError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interruption:
+        if args.process_index == 0:
+            print(_how_to_go_on(run, args, interruption), file=sys.stderr, flush=True)
+        if isinstance(interruption, StoppedError):  # in all processes; a launcher ends all as soon as one has ended
+            PartialState().wait_for_everyone()
+        return exit_status(interruption)
+    return 0
+
+
+def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
+    """Run everything that was asked for; returns what results.json holds."""
+    from accelerate import PartialState
+
+    from ..models.loading import MERGED_FOLDER, save_merged
+    from .interrupt import saved_when_interrupted
+
+    state = PartialState()
+    say = print if state.is_main_process else _say_nothing
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = model_args.model_name_or_path or "tiny"
+    say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
+    say(_what_comes(run, args, len(plan.test_rows)))
+
+    model = plan.model.path
+    evaluations = _Evaluations(task, run, args, state, plan)
+    if run.cold_start_steps:
+        model = _cold_start(task, run, args, plan)
+    before = "cold start" if run.cold_start_steps else "before"
+    if run.eval_before_and_after and not evaluations.has(before):
+        evaluations.add(before, evaluations.load(model))
+        evaluations.save()
+
+    trainer = _make_trainer(model, task, run, args, plan)
+    _write_settings(folder, task, run, args, model_args, trainer.model)
+    with saved_when_interrupted(trainer):
+        resume = args.resume_from_checkpoint
+        trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
+    trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
+    if run.eval_before_and_after:
+        evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
+        evaluations.save()
+        evaluations.show()
+    if state.is_main_process:
+        if run.save_merged:
+            save_merged(folder, folder / MERGED_FOLDER)
+        say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")
+        trainer.create_model_card()
+        if not (folder / SETTINGS_FILE).is_file():
+            raise FolderLostError(
+                f"{folder} was deleted or emptied during the run: the model, the evaluation and the report are there, "
+                "but earlier checkpoints, metrics and settings are lost"
+            )
+    if args.push_to_hub:
+        push(trainer)
+        say(f"pushed to {trainer.hub_model_id}")
+    return evaluations.as_dict()
+
+
+def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    from ..models.loading import is_adapter, load_model
+    from ..report.trackers import TrackedSamples
+    from ..training.callbacks import Console, LiveReport
+    from ..training.trainer import TaskGRPOTrainer
+
+    goes_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
+    if goes_on:
+        policy = load_model(
+            model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
+        )
+    trainer = TaskGRPOTrainer(
+        policy if goes_on else model,
+        args=args,
+        train_dataset=plan.rows,
+        processing_class=plan.model.tokenizer,
+        task=task,
+        constraint=plan.model.constraint,
+        peft_config=None if goes_on else plan.peft_config,
+        quantization_config=None if goes_on else plan.quantization,
+    )
+    if not run.verbose:
+        for callback in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+        trainer.add_callback(Console("GRPO", CONSOLE_METRICS))
+    if args.report_to:
+        trainer.add_callback(TrackedSamples(trainer))
+    trainer.add_callback(LiveReport(task, trainer.pictures))
+    return trainer
+
+
+class _Evaluations:
+    """The evaluations of a run so far; kept in results.json, so that a resumed run does not repeat them."""
+
+    def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, plan: Plan):
+        from accelerate.utils import broadcast_object_list
+
+        self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
+        self._path = Path(args.output_dir) / RESULTS_FILE
+        # The main process reads the file for all, so that they agree on its contents.
+        self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
+
+    def _read(self) -> list[Any]:
+        if not self._args.resume_from_checkpoint or not self._path.is_file():
+            return []
+        from ..evaluation.samples import Evaluation
+
+        saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
+        done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
+        # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
+        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.eval_samples)]))
+        return [one for one in done if [sample.row for sample in one.samples] == rows]
+
+    def has(self, name: str) -> bool:
+        return any(evaluation.name == name for evaluation in self._done)
+
+    def load(self, path: str) -> Any:
+        """The model at `path`, ready to generate."""
+        return load_for_evaluation(path, self._task, self._args, self._plan.quantization)
+
+    def add(self, name: str, model: Any) -> None:
+        """Evaluate `model`; every process takes a share of the rows."""
+        candidate = Candidate(name, "", self._plan.model)
+        evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
+        self._done = [one for one in self._done if one.name != name] + [evaluation]
+        if self._state.is_main_process:
+            told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
+            print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
+
+    def show(self) -> None:
+        if self._state.is_main_process:
+            from ..evaluation.summary import table
+
+            print(
+                f"\n{len(self._plan.test_rows)} held-out rows, {self._run.eval_samples} samples each, "
+                f"with 95% intervals:\n{table(self._done)}\n"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "task": self._task.name,
+            "version": self._task.version,
+            "evaluations": [e.as_dict() for e in self._done],
+        }
+
+    def save(self) -> None:
+        if self._state.is_main_process:
+            write_atomically(self._path, json.dumps(self.as_dict(), ensure_ascii=False, indent=1))
+
+
+def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
+    from ..training.cold_start import cold_start
+
+    return cold_start(
+        plan.model.path,
+        task,
+        plan.rows[: run.cold_start_rows],
+        Path(args.output_dir) / "cold_start",
+        tokenizer=plan.model.tokenizer,
+        steps=run.cold_start_steps,
+        learning_rate=run.cold_start_learning_rate,
+        batch_size=run.cold_start_batch_size,
+        peft_config=copy.deepcopy(plan.peft_config),  # peft writes the name of the base model into it
+        bf16=args.bf16,
+        fp16=args.fp16,
+        gradient_checkpointing=args.gradient_checkpointing,
+        dataloader_pin_memory=args.dataloader_pin_memory,
+        seed=args.seed,
+        use_cpu=args.use_cpu,
+        model_init_kwargs=args.model_init_kwargs,
+    )
+
+
+def _what_comes(run: RunArguments, args: Any, held_out: int) -> str:
+    steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    cold_start = f"cold start of {run.cold_start_steps} steps, then " if run.cold_start_steps else ""
+    evaluation = f"; {held_out} held-out rows before and after" if held_out else ""
+    completions = f"{args.generation_batch_size} completions, {args.num_generations} of a prompt"
+    return f"{cold_start}GRPO for {steps} of {completions}{evaluation}"
+
+
+def _how_to_go_on(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
+    if run.eval_only:
+        return "stopped; the same command goes on from here"
+    checkpoint, _ = newest_complete(args.output_dir)
+    if checkpoint is None:
+        return "stopped before the first checkpoint; start again with the same command"
+    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to go on:\n{_command(args, resuming=True)}"
+
+
+def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
+    if not args.should_save:
+        return
+    is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
+    settings = {
+        "command": _command(args),
+        "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
+        "run": asdict(run),
+        "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
+        | ({} if is_packed else {"parameters": sum(p.numel() for p in model.parameters())}),
+        "machine": _machine(args),
+        "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
+        "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
+    }
+    text = json.dumps(redacted(settings), indent=1, default=lambda value: redacted(str(value)))
+    write_atomically(folder / SETTINGS_FILE, text)
+
+
+def _command(args: Any, resuming: bool = False) -> str:
+    """What was typed, without secrets; or the command that resumes it from its newest checkpoint."""
+    typed = list(sys.argv[1:])
+    if resuming and "--resume_from_checkpoint" in typed:
+        at = typed.index("--resume_from_checkpoint")
+        has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
+        del typed[at : at + 1 + has_value]
+    words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
+    program = os.path.basename(sys.argv[0])
+    launcher = "accelerate launch" if args.world_size > 1 else "python"
+    return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"
+
+
+def _machine(args: Any) -> str:
+    import torch
+
+    name = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else args.device.type
+    many = f"{args.world_size} processes, " if args.world_size > 1 else ""
+    return f"{many}{name}, {_precision(args)}"
+
+
+def _precision(args: Any) -> str:
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+
+
+def _say_nothing(*_: Any) -> None:
+    pass
+
+
+def quiet_third_party_logging() -> None:
+    """Leave the console to what matters: no bars for what takes a second, no word of kernels that are optional."""
+    import logging
+
+    # Before anything imports bitsandbytes: it looks for its optional kernels then, and says when there are none.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    # Said of checkpoints that are less than a second apart.
+    logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime may not" not in str(record.msg))

@@ -1,0 +1,101 @@
+"""Completions of rows by any language model: from our rollouts where they are known to be right, from transformers
+elsewhere, and from masked models by filling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..constraints.base import Constraint
+from ..constraints.filters import SamplingFilters
+from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.table import MaskTable
+from ..constraints.vocabulary import check_outputs
+from ..models.masked_policy import MaskedPolicy, is_masked_lm
+from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
+from ..rollout.support import without_adapter
+from ..task import Row
+
+
+class Writer:
+    """Writes with `model`, which is in evaluation mode; the likeliest tokens where the temperature is 0.
+
+    Nothing of the model's own `generation_config` is used but its end-of-sequence tokens, as in training."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        temperature: float,
+        max_length: int,
+        constraint: Constraint | None,
+        filters: SamplingFilters = NO_FILTERS,
+    ):
+        self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
+        if constraint is not None:
+            check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])
+        self._temperature, self._max_length = temperature, max_length
+        self._filters = filters if temperature > 0 else NO_FILTERS
+        self.no_editor_reason = unsupported_reason(without_adapter(model))  # None: `write` can take one
+        self._decoder = Decoder(model) if self.no_editor_reason is None else None
+        self._policy: MaskedPolicy | None = None
+        if is_masked_lm(model):
+            self._policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
+
+    def write(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
+        """The text and the number of tokens of a completion of each row."""
+        prompts = [row["prompt"] for row in rows]
+        if self._policy is not None:
+            fills = self._policy.fill(self._model, self._policy.prompt_ids(prompts)).ids
+            return [(self._policy.text_of(ids), len(ids)) for ids in fills]
+        ids, ends = self._prompt_ids(prompts), self._ends()
+        table = MaskTable(self._model.get_output_embeddings().weight.shape[0])
+        sampling = {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
+        if self._decoder is not None:
+            written = rollout(
+                self._model,
+                ids,
+                max_new_tokens=self._max_length,
+                eos_token_ids=sorted(ends),
+                temperature=self._temperature,
+                decoder=self._decoder,
+                editor=editor,
+                **sampling,
+            ).completion_ids
+        else:
+            written = self._with_transformers(ids, sampling)
+        completions = []
+        for tokens in written:
+            length = next((t + 1 for t, token in enumerate(tokens) if token in ends), len(tokens))
+            completions.append((self._tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
+        return completions
+
+    def _prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
+        if isinstance(prompts[0], str):
+            return self._tokenizer(text=prompts)["input_ids"]
+        return self._tokenizer.apply_chat_template(
+            prompts, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+
+    def _ends(self) -> set[int]:
+        """The tokens that end a completion."""
+        ends = self._model.generation_config.eos_token_id
+        return {self._tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+
+    def _with_transformers(self, ids: Sequence[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
+        device, width = self._model.device, max(map(len, ids))
+        pad = self._tokenizer.pad_token_id
+        pad = self._tokenizer.eos_token_id if pad is None else pad
+        temperature = self._temperature or 1.0
+        with generating_with(self._model, RecordingProcessor(temperature=temperature, **sampling)):
+            return self._model.generate(
+                input_ids=torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=device),
+                attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=device),
+                max_new_tokens=self._max_length,
+                pad_token_id=pad,
+                do_sample=self._temperature > 0,
+                temperature=temperature,
+                top_k=0,
+            )[:, width:].tolist()

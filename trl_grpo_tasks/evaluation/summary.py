@@ -1,0 +1,135 @@
+"""What samples add up to: means, pass@k, max@k and diversity with bootstrap intervals; as text and as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..report.run_folder import shown_metrics
+from ..training.advantages import doublings, expected_best
+from .samples import Evaluation, Sample
+
+MARKS = ("success", "valid")
+NGRAM = 3  # words
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+def summarise(
+    samples: Sequence[Sample],
+    num_samples: int,
+    max_completion_length: int,
+    facts: Sequence[str] = (),
+    ks: Sequence[int] | None = None,
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Metrics by name, and their intervals, of samples that stand row after row, `num_samples` of each.
+
+    Means leave out samples that could not be scored; `facts` are keys of the scores' info that are averaged too. Where
+    rows are of several levels, success is there for each.
+    pass@k and max@k are unbiased, for `ks` or 1, 2, 4, ... `distinct_answers` is how many different valid answers a
+    row has, as a share of its samples; `distinct_ngrams` the share of a row's word triples that differ. Rows are what
+    is resampled for the intervals: samples of one row are not independent.
+    """
+    rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
+    measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples) if ks is None else ks)
+    sums_M_P, counts_M_P = np.array([list(zip(*rows, strict=True)) for rows in measured.values()]).transpose(1, 0, 2)
+    metrics = dict(zip(measured, _ratio(sums_M_P.sum(1), counts_M_P.sum(1)).tolist(), strict=True))
+    intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P), strict=True))
+    for name in samples[0].counts:
+        metrics[f"{name}_median"] = float(statistics.median(sample.counts[name] for sample in samples))
+    return metrics, intervals
+
+
+def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
+    """The metrics of several evaluations side by side, with the intervals that they have."""
+    names = shown_metrics([evaluation.metrics for evaluation in evaluations])
+    first_column = ["", *names]
+    columns = [[evaluation.name, *(_cell(evaluation, name) for name in names)] for evaluation in evaluations]
+    widths = [max(map(len, column)) for column in columns]
+    left = max(map(len, first_column))
+    lines = []
+    for first, *cells in zip(first_column, *columns, strict=True):
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("| " + " | ".join([first.ljust(left), *padded]) + " |" if markdown else
+                     "  ".join([first.ljust(left), *padded]))  # fmt: skip
+    if markdown:
+        lines.insert(1, "|---" + "|---:" * len(columns) + "|")
+    return "\n".join(lines)
+
+
+def _measured(
+    rows_P: Sequence[Sequence[Sample]], max_completion_length: int, facts: Sequence[str], ks: Sequence[int]
+) -> dict[str, list[tuple[float, int]]]:
+    """The sum and the count of each metric in each row."""
+    scores_P = [[sample.score for sample in row if sample.score is not None] for row in rows_P]
+    measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in MARKS}
+    for fact in facts:
+        measured[fact] = [_sum_and_count(score["info"].get(fact) for score in scores) for scores in scores_P]
+    levels_P = [row[0].row.get("level") for row in rows_P]
+    for level in dict.fromkeys(levels_P) if len(set(levels_P)) > 1 else ():
+        measured[f"success/{level}"] = [
+            of_row if its == level else (0.0, 0) for of_row, its in zip(measured["success"], levels_P, strict=True)
+        ]
+    measured["reward"] = [_sum_and_count(score["total"] for score in scores) for scores in scores_P]
+    for part in sorted({part for scores in scores_P for score in scores for part in score["components"]}):
+        measured[part] = [_sum_and_count(score["components"].get(part) for score in scores) for scores in scores_P]
+    for name, key in (("pass", "success"), ("max", "total")):
+        values_P = [torch.tensor([float(score[key]) for score in scores]) for scores in scores_P]
+        for k in ks:
+            measured[f"{name}@{k}"] = [
+                (expected_best(values, k).item(), 1) if len(values) >= k else (0.0, 0) for values in values_P
+            ]
+    measured["distinct_answers"] = [(_distinct_answers(row), len(row)) for row in rows_P]
+    measured["distinct_ngrams"] = [_distinct_ngrams(row) for row in rows_P]
+    measured["unscored"] = [_sum_and_count(sample.score is None for sample in row) for row in rows_P]
+    measured["tokens"] = [_sum_and_count(sample.tokens for sample in row) for row in rows_P]
+    known_P = [[sample.tokens for sample in row if sample.tokens is not None] for row in rows_P]
+    measured["cut_off"] = [_sum_and_count(n >= max_completion_length for n in known) for known in known_P]
+    for name in rows_P[0][0].counts:
+        measured[name] = [_sum_and_count(sample.counts[name] for sample in row) for row in rows_P]
+    return measured
+
+
+def _cell(evaluation: Evaluation, name: str) -> str:
+    value, interval = evaluation.metrics.get(name), evaluation.intervals.get(name)
+    if value is None or value != value:
+        return "-"
+    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _sum_and_count(values: Iterable[Any]) -> tuple[float, int]:
+    known = [float(value) for value in values if value is not None]
+    return sum(known), len(known)
+
+
+def _distinct_answers(row: Sequence[Sample]) -> int:
+    return len({sample.form or sample.completion for sample in row if sample.score and sample.score["valid"]})
+
+
+def _distinct_ngrams(row: Sequence[Sample]) -> tuple[int, int]:
+    found = []
+    for words in (sample.completion.split() for sample in row):
+        # A shorter text is one n-gram by itself, so that repeating a single word counts as repetition.
+        found += [tuple(words[i : i + NGRAM]) for i in range(max(1, len(words) - NGRAM + 1))]
+    return len(set(found)), len(found)
+
+
+def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _intervals(sums_M_P: np.ndarray, counts_M_P: np.ndarray) -> list[list[float]]:
+    """Percentile bootstrap over rows. The same resamples for every metric and, of as many rows, every model."""
+    rows = sums_M_P.shape[1]
+    weights_R_P = np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES).astype(float)
+    values_R_M = _ratio(weights_R_P @ sums_M_P.T, weights_R_P @ counts_M_P.T)
+    ends = []
+    for values in values_R_M.T:
+        known = values[~np.isnan(values)]
+        tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        ends.append(np.quantile(known, tails).tolist() if len(known) else [float("nan")] * 2)
+    return ends

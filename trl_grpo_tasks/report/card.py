@@ -1,0 +1,302 @@
+"""The model card of a run: README.md with the header the Hub reads, numbers, pictures, and how to use the model."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..models.loading import MERGED_FOLDER
+from ..task import Task
+from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
+from .run_folder import RunFolder, duration, is_number, shown_metrics
+
+CARD_FILE = "README.md"
+PICTURE_FILE = "samples.png"
+COLUMNS = 4  # of the picture: rows of the data set
+SIDE = 320  # pixels of each sample in it
+SETTINGS = (
+    "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
+    "temperature", "max_completion_length", "advantage_estimator", "pass_k", "constrain", "component_weights",
+    "reference_mode", "kl_target", "curriculum", "replay_size", "loss_type", "epsilon", "seed",
+)  # fmt: skip
+
+
+def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pictures: Pictures | None = None) -> Path:
+    """Write README.md and, where the task draws pictures, samples.png into a run's folder; returns the card's path.
+
+    `name` is the repository on the Hub, if there is or will be one; `pictures` may have been drawn for the report.
+    """
+    from huggingface_hub import ModelCard
+
+    run = RunFolder.read(run_dir)
+    name = name or run.path.absolute().name
+    model = run.settings.get("model", {})
+    # At a checkpoint the adapter is not in the run's own folder yet.
+    adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
+    base = adapter or model.get("name")
+    picture = _write_picture(run, Pictures(task) if pictures is None else pictures)
+    parts = [
+        f"---\n{_header(run, task, name, base, adapter is not None).to_yaml()}\n---\n",
+        f"# {name.split('/')[-1]}\n",
+        f"{_kind(base, adapter is not None)}, trained with GRPO on the task **{task.name}** (version {task.version}): "
+        f"{task.description.rstrip('.')}. Made with trl_grpo_tasks, on top of "
+        "[TRL](https://github.com/huggingface/trl); `report.html` in this repository has curves and more samples.\n",
+        _results(run),
+        _samples(run, picture),
+        _usage(run, task, name, adapter),
+        _training(run, task),
+        _licence(base),
+        _CITATION,
+    ]
+    card = ModelCard("\n".join(part for part in parts if part))
+    path = run.path / CARD_FILE
+    path.write_text(card.content, encoding="utf-8", errors="replace")
+    return path
+
+
+def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter: bool) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=task.name,
+            dataset_name=f"{task.name} {task.version}, held-out rows",
+            metric_type=metric.replace("@", "_at_"),
+            metric_name=metric,
+            metric_value=round(value, 4),
+        )
+        for metric, value in _shown_metrics((_latest(run) or {"metrics": {}})["metrics"]).items()
+    ]
+    return ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        base_model=base if _is_on_hub(base) else None,
+        pipeline_tag="text-generation",
+        tags=["trl", "grpo", "trl-grpo-tasks", task.name, *(["lora"] if is_adapter else [])],
+        model_name=name.split("/")[-1],  # of the model index, which the Hub wants beside results
+        eval_results=results or None,
+        ignore_metadata_errors=False,
+    )
+
+
+def _kind(base: str | None, is_adapter: bool) -> str:
+    if base == "tiny":
+        return "A small Llama, made on the spot"
+    shown = f"[{base}](https://huggingface.co/{base})" if _is_on_hub(base) else "a local model"
+    return f"An adapter for {shown}" if is_adapter else f"Fine-tuned from {shown}"
+
+
+def _results(run: RunFolder) -> str:
+    if not run.evaluations:
+        return ""
+    names = list(_shown_metrics(run.evaluations[-1]["metrics"]))
+    titles = " | ".join(_in_table(one["name"]) for one in run.evaluations)
+    lines = [f"| | {titles} |", "|---" * (1 + len(run.evaluations)) + "|"]
+    for name in names:
+        values = (_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
+        lines.append(f"| {name} | {' | '.join(values)} |")
+    latest = run.evaluations[-1]
+    rows, made = len(rows_of(latest)), len(latest["samples"])
+    how = "under the task's constraint" if run.settings.get("training", {}).get("constrain") else "freely"
+    if decoding := run.settings.get("run", {}).get("decoding"):
+        how = f"with `--decoding {decoding}`"
+    return (
+        f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run. In "
+        "brackets: 95% intervals, by bootstrap over rows.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    """A code block that nothing in `text` can end: its fence is longer than any row of tildes there."""
+    fence = "~" * max([4, *(len(row) + 1 for row in re.findall("~+", text))])
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _code(text: str) -> str:
+    """Text in a line as a code span, in which Markdown and HTML mean nothing and which nothing in it can end."""
+    text = " ".join(text.split())
+    ticks = "`" * max([1, *(len(row) + 1 for row in re.findall("`+", text))])
+    space = " " if "`" in text else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def _in_table(text: str) -> str:
+    return _code(text).replace("|", "\\|")
+
+
+def _cell(value: Any, interval: Any) -> str:
+    if not is_number(value):
+        return ""
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
+
+
+def _samples(run: RunFolder, has_picture: bool) -> str:
+    latest = _latest(run)
+    if has_picture:
+        both = all(run.before_and_after)
+        what = "The same held-out rows before (above) and after (below)" if both else "Held-out rows"
+        return f"## Samples\n\n![{what}]({PICTURE_FILE})\n\n{what}: of each row the sample in the middle by reward.\n"
+    if latest is None or not latest["samples"]:
+        return ""
+    shown = []
+    for sample in typical_samples(latest, 3):
+        reason = sample.get("reason") or ""
+        verdict = _code(reason[:400]) if reason.strip() else "*no success*"
+        if (sample["score"] or {}).get("success"):
+            verdict = "*success*"
+        written = _fenced(sample["completion"][:1500])
+        shown.append(f"Prompt:\n\n{_fenced(prompt_of(sample, 400))}\n\nAnswer:\n\n{written}\n\n{verdict}\n")
+    return "## Samples\n\nOf three held-out rows, the sample in the middle by reward.\n\n" + "\n".join(shown)
+
+
+def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
+    latest = _latest(run)
+    prompt = latest["samples"][0]["row"]["prompt"] if latest and latest["samples"] else "..."
+    package, kind = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
+    imports = (
+        "from transformers import AutoTokenizer" if adapter else f"from transformers import {kind}, AutoTokenizer"
+    )
+    if isinstance(prompt, str):
+        inputs = 'tokenizer(prompt, return_tensors="pt")'
+    else:
+        inputs = (
+            'tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt")'
+        )
+    length = run.settings.get("training", {}).get("max_completion_length", 256)
+    notes = []
+    if run.settings.get("training", {}).get("constrain"):
+        notes.append(
+            "It was trained and evaluated under the task's constraint, which this snippet does not apply; "
+            f"`trl-grpo-tasks eval --task {task.name} --model_name_or_path {name} --constrain` does."
+        )
+    if adapter and (run.path / MERGED_FOLDER).is_dir():
+        notes.append(
+            "The same weights as a whole model, with nothing else needed: "
+            f'`AutoModelForCausalLM.from_pretrained("{name}", subfolder="{MERGED_FOLDER}")`.'
+        )
+    elif adapter and not _is_on_hub(adapter):
+        notes.append(
+            f"The adapter stands on a model that is not on the Hub (`{Path(adapter).name}`, which the run made or was "
+            "given): whoever uses it needs that folder too, and its path in `adapter_config.json`."
+        )
+    code = "\n".join(
+        [
+            *([f"from {package} import {kind}"] if adapter else []),
+            imports,
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+            f'model = {kind}.from_pretrained("{name}")',
+            f"prompt = {json.dumps(prompt, ensure_ascii=False)}",
+            f"inputs = {inputs}",
+            f"written = model.generate(**inputs, do_sample=True, max_new_tokens={length})",
+            'print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+        ]
+    )
+    return f"## How to use it\n\n```python\n{code}\n```\n" + "".join(f"\n{note}\n" for note in notes)
+
+
+def _training(run: RunFolder, task: Task) -> str:
+    settings = run.settings
+    training = settings.get("training", {})
+    options = {name: value for name, value in settings.get("task", {}).get("options", {}).items()
+               if value != getattr(type(task).Options(), name, None)}  # fmt: skip
+    lines = {
+        "cold start": f"{n} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
+        "steps": run.last_step or None,
+        "time": duration(run.seconds) if run.seconds is not None else None,
+        "machine": settings.get("machine"),
+        **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
+        **{f"`{name}`": _in_table(json.dumps(value)) for name, value in options.items()},
+        "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value is not None)
+    command = f"\n{_fenced(settings['command'], 'bash')}\n" if settings.get("command") else ""
+    return f"## Training\n\n| | |\n|---|---|\n{table}\n{command}" if table or command else ""
+
+
+def _licence(base: str | None) -> str:
+    if base == "tiny":
+        text = "The weights were made from nothing but the task's own rows; no other model's licence applies to them."
+    elif _is_on_hub(base):
+        text = f"Weights made from [{base}](https://huggingface.co/{base}) are under its licence: see its card."
+    else:
+        text = "Weights are under the licence of the model they were made from."
+    return f"## Licence\n\n{text} trl_grpo_tasks itself is under Apache-2.0; data of your own has its own terms.\n"
+
+
+def _write_picture(run: RunFolder, pictures: Pictures) -> bool:
+    """Draw samples.png; whether there is one. Tasks that draw HTML, or cannot draw, have none."""
+    before, after = run.before_and_after
+    latest = after or before
+    if latest is None or not latest["samples"]:
+        return False
+    if before is not None and after is not None and (found := pairs(before, after)):
+        chosen = choose(choose(found, ROWS_SHOWN), COLUMNS)  # of those in the report
+        shown = [[pair.before for pair in chosen], [pair.after for pair in chosen]]
+    else:
+        shown = [spread(typical_samples(latest, ROWS_SHOWN), COLUMNS)]
+    drawn = [[pictures.drawn(sample) for sample in line] for line in shown]
+    if not all(isinstance(picture, bytes) for line in drawn for picture in line):
+        return False
+    return _sheet(drawn, run.path / PICTURE_FILE)
+
+
+def _sheet(drawn: Sequence[Sequence[Any]], path: Path) -> bool:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:  # whoever draws PNG without it does so for the report alone
+        return False
+    page = Image.new("RGB", (SIDE * max(map(len, drawn)), SIDE * len(drawn)), "white")
+    for y, line in enumerate(drawn):
+        for x, picture in enumerate(line):
+            image = ImageOps.contain(Image.open(io.BytesIO(picture)).convert("RGB"), (SIDE, SIDE))
+            page.paste(image, (SIDE * x + (SIDE - image.width) // 2, SIDE * y + (SIDE - image.height) // 2))
+    page.save(path)
+    return True
+
+
+def _latest(run: RunFolder) -> dict[str, Any] | None:
+    before, after = run.before_and_after
+    return after or before
+
+
+def _shown_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: metrics[name] for name in shown_metrics([metrics]) if is_number(metrics[name]) and name != "seconds"}
+
+
+def _adapter_base(folder: Path) -> str | None:
+    config = folder / "adapter_config.json"
+    return json.loads(config.read_text())["base_model_name_or_path"] if config.is_file() else None
+
+
+def _is_on_hub(model: str | None) -> bool:
+    """Whether it can be a Hub id: not a folder or file here, nor the embedded model."""
+    if not model or model == "tiny" or model.endswith(".gguf") or Path(model).exists():
+        return False
+    return model.count("/") <= 1 and not model.startswith(("/", ".", "~"))
+
+
+_CITATION = """## Citation
+
+```bibtex
+@article{shao2024deepseekmath,
+    title  = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
+    author = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and Y. K. Li
+              and Y. Wu and Daya Guo},
+    year   = 2024,
+    eprint = {arXiv:2402.03300},
+}
+@software{vonwerra2020trl,
+    title   = {{TRL: Transformers Reinforcement Learning}},
+    author  = {von Werra, Leandro and Belkada, Younes and Tunstall, Lewis and Beeching, Edward and Thrush, Tristan and
+               Lambert, Nathan and Huang, Shengyi and Rasul, Kashif and Gallouédec, Quentin},
+    license = {Apache-2.0},
+    url     = {https://github.com/huggingface/trl},
+    year    = {2020}
+}
+```
+"""

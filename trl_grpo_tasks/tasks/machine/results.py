@@ -1,0 +1,51 @@
+"""What a simulated run gave: distances, throws, loads, paths and poses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Throw:
+    """How a boulder flew: highest point, rise above its own start, how far it landed, how far it was at the end."""
+
+    height: float
+    rise: float
+    distance: float
+    final_distance: float
+    landed: bool
+    landing: tuple[float, float]  # right, forward of where it started
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run. Paths are (samples, 3) in metres: right, forward, up. `timed_out` means that nothing is
+    known of the machine, because the run took too long by the clock."""
+
+    valid: bool
+    reason: str = ""
+    timed_out: bool = False
+    distance: float = 0.0
+    forward: float = 0.0
+    seconds: float = 0.0
+    throws: tuple[Throw, ...] = ()
+    broken: str = ""
+    loads: dict[int, tuple[float, float]] = field(default_factory=dict)
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
+    path: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)), compare=False)
+    boulder_paths: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    frames: Any = field(default=None, compare=False, repr=False)  # poses for pictures, with record=True
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The poses of all geoms over a run, for pictures."""
+
+    model: Any
+    times: np.ndarray
+    positions: np.ndarray
+    matrices: np.ndarray
+    sites: np.ndarray

@@ -1,0 +1,190 @@
+"""What a run says for itself: metrics as JSON lines, a line on the console, the report while it goes on, and hints in
+plain words when training cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from ..files import write_atomically
+from ..report.gallery import Pictures
+from ..report.page import write_report
+from ..report.run_folder import METRICS_FILE, PERFORMANCE_FILE, duration
+from ..task import Task
+
+# Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
+PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
+SHORT = 10.0  # seconds: what takes less needs no estimate
+WARM_UP, MEASURED = 2, 3  # steps that pay for start-up, and steps after them by which the first estimate goes
+
+
+class MetricsFile(TrainerCallback):
+    """One JSON line a log step. Lines after the step a run resumes from are dropped: they will be written again."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        for name in (METRICS_FILE, PERFORMANCE_FILE):
+            path = Path(args.output_dir) / name
+            if path.is_file():
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
+                write_atomically(path, "".join(f"{line}\n" for line in kept) if state.global_step else "")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        performance = {k: v for k, v in logs.items() if k.removeprefix("eval_").startswith(PERFORMANCE_KEYS)}
+        metrics = {k: v for k, v in logs.items() if k not in performance}
+        head = {"step": state.global_step}
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, values in ((METRICS_FILE, metrics), (PERFORMANCE_FILE, performance)):
+            if values and set(values) - {"epoch", "total_flos"}:
+                with open(folder / name, "a") as file:
+                    file.write(json.dumps(head | values) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):  # the line that was being written when the run was killed
+        return math.inf
+
+
+class Console(TrainerCallback):
+    """A bar where somebody watches, a short line for each log step, and once it can be told how long it will take."""
+
+    def __init__(self, title: str, names: Sequence[str]):
+        self._title = title
+        self._names = names
+        self._steps: list[float] = []  # when each ended
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps = []
+        # Only so many steps together have the same cost: one of them generates what all of them train on.
+        cycle = getattr(args, "num_iterations", 1) * getattr(args, "steps_per_generation", 1)
+        cycle = max(1, cycle // args.gradient_accumulation_steps)
+        self._warm, self._measured = (cycle * math.ceil(least / cycle) for least in (WARM_UP, MEASURED))
+        hidden = None if state.is_world_process_zero else True  # None: unless it is a terminal
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=self._title,
+            unit="step",
+            leave=False,
+            disable=hidden,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._bar.update()
+        self._steps.append(time.monotonic())
+        if len(self._steps) == self._warm + self._measured and state.is_world_process_zero:
+            pace, left = self._pace(), state.max_steps - state.global_step
+            if pace * left > SHORT:
+                tqdm.write(f"{self._title}: {pace:.2g} s per step, about {duration(pace * left)} for {left} more")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        shown = {name: (logs or {}).get(name) for name in self._names}
+        if not state.is_world_process_zero or all(value is None for value in shown.values()):
+            return
+        values = "  ".join(f"{_short(name)} {value:.3g}" for name, value in shown.items() if value is not None)
+        tqdm.write(f"{self._title} {state.global_step}/{state.max_steps}  {values}{self._left(state)}")
+
+    def _left(self, state: Any) -> str:
+        if not self._bar.disable or len(self._steps) < self._warm + self._measured:  # the bar says it
+            return ""
+        return f"  ({duration(self._pace() * (state.max_steps - state.global_step))} left)"
+
+    def _pace(self) -> float:
+        """Seconds per step, without the first ones, which also pay for start-up."""
+        return (self._steps[-1] - self._steps[self._warm - 1]) / (len(self._steps) - self._warm)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._bar.close()
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("rewards/").removeprefix("completions/").removesuffix("/mean").removeprefix("constraint/")
+
+
+class LiveReport(TrainerCallback):
+    """Writes the report again while the run goes on: at a log or a save, at most once in `every` seconds, and never
+    so often that it takes more than a fiftieth of the time."""
+
+    def __init__(self, task: Task, pictures: Pictures | None, every: float = 60.0, say: Any = tqdm.write):
+        self._task, self._pictures, self._every, self._say = task, pictures, every, say
+        self._next = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._next = time.monotonic() + self._every
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        start = time.monotonic()
+        if not state.is_world_process_zero or start < self._next:
+            return
+        try:
+            write_report(args.output_dir, self._task, pictures=self._pictures, running_to=state.max_steps)
+        except Exception as error:  # noqa: BLE001 - whatever ails a page, training goes on
+            self._say(f"the report could not be written ({type(error).__name__}: {error}); training goes on")
+            self._next = math.inf
+            return
+        end = time.monotonic()
+        self._next = end + max(self._every, 50 * (end - start))
+
+    on_save = on_log
+
+
+class Hints(TrainerCallback):
+    """One line, once a stretch, for each way in which a run can be going nowhere."""
+
+    def __init__(self, patience: int = 5, say: Any = tqdm.write):
+        self._patience = patience
+        self._say = say
+        self._streaks: dict[str, int] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs or "reward" not in logs:
+            return
+        if not math.isfinite(logs.get("grad_norm") or 0) and "gradient" not in self._streaks:
+            self._streaks["gradient"] = 1  # it does not recover
+            self._say(
+                "hint: the gradient is not finite, so the weights are spoilt from here on: stop, and resume from the "
+                "checkpoint before this step with a lower learning_rate"
+            )
+        kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
+        self._watch(
+            "no signal",
+            logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0)) == 1,
+            "every group has had equal rewards for {n} logs, so nothing can be learned: "
+            "use an easier level, a higher temperature, more num_generations, or a reward with partial marks",
+        )
+        self._watch(
+            "nothing valid",
+            logs.get("rewards/valid/mean") == 0,
+            "no completion has been valid for {n} logs: turn on --constrain, run --cold_start_steps, "
+            "or show the format in the prompt",
+        )
+        self._watch(
+            "kl",
+            (logs.get("kl") or 0) > kl_limit,
+            f"the KL divergence has been above {kl_limit:g} for {{n}} logs: lower learning_rate, raise beta, "
+            "or set kl_target",
+        )
+        self._watch(
+            "truncated",
+            logs.get("completions/clipped_ratio") == 1,
+            "every completion has been cut off at max_completion_length for {n} logs: raise it, "
+            "or ask for shorter answers",
+        )
+
+    def _watch(self, name: str, is_bad: bool, message: str) -> None:
+        self._streaks[name] = self._streaks.get(name, 0) + 1 if is_bad else 0
+        if self._streaks[name] and self._streaks[name] % self._patience == 0:
+            self._say(f"hint: {message.format(n=self._streaks[name])}")

@@ -1,0 +1,204 @@
+"""A GRPO trainer that can be killed at any moment and resumed bit for bit.
+
+TRL and transformers keep some things in memory only: rollouts that are still in use, the position within them, metrics
+and loss since the last log, the order of later epochs. They go into the checkpoint here, with whatever `_parts` names.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model, send_to_device
+from transformers import TrainerCallback
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from trl import GRPOTrainer
+
+from ..models import checkpoints
+
+
+class CheckpointLayer(GRPOTrainer):
+    """GRPOTrainer whose checkpoints are complete or known not to be, and hold all that a run needs to go on."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._resumed: dict[str, Any] | None = None
+        self._epochs_done = 0  # before this training began
+        self._train_sampler: Any = None  # None where the data set is a stream, which has no sampler
+        self.add_callback(_RestoreCounters(self))
+
+    def _parts(self) -> dict[str, Any]:
+        """What else changes during training: name -> something with state_dict and load_state_dict."""
+        return {}
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; `resume_from_checkpoint=True` finds the newest complete checkpoint and says what it skips. At the
+        end of a run its weights are loaded and no step is taken."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = self._newest_checkpoint()
+        step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
+        if 0 < self.args.max_steps <= step:
+            self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
+            self._load_from_checkpoint(resume_from_checkpoint)  # from where transformers would take one step more
+            return TrainOutput(step, math.nan, {})
+        if resume_from_checkpoint:
+            self._take_back_later(Path(resume_from_checkpoint), step)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _newest_checkpoint(self) -> str:
+        found, skipped = checkpoints.newest_complete(self.args.output_dir)
+        for path in skipped:
+            self.accelerator.print(f"skipping {path}: it is half-written, or the run went back to before it")
+        if found is None:
+            raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
+        self.accelerator.print(f"resuming from {found}")
+        return str(found)
+
+    def _take_back_later(self, resumed: Path, step: int) -> None:
+        """Checkpoints after the one that is resumed stay, but the newest to go on from is no longer one of them."""
+        if not checkpoints.is_of(resumed, self.args.output_dir) or not self.args.should_save:
+            return
+        for path in checkpoints.checkpoint_folders(resumed.parent):
+            if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:
+                checkpoints.mark_incomplete(path)
+                self.accelerator.print(f"{path} is kept, but no longer what --resume_from_checkpoint goes on from")
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            checkpoints.mark_incomplete(folder)
+        # Old checkpoints go only when the new one is complete, so that there is always one to resume from.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        torch.save(self._state_dict(), folder / f"task_state_{self.accelerator.process_index}.pt")
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            checkpoints.mark_complete(folder)
+            rotate_checkpoints(
+                output_dir=str(folder.parent),
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        # A process that ends after this, as it does when interrupted, must not do so while another still writes.
+        self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # Where an adapter lies in a sub-folder (TRL's "ref"), transformers loads that one and not the trained one.
+        model = self.model if model is None else model
+        if is_peft_model(model) and len(model.peft_config) > 1:
+            model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # TRL alone writes none
+            self._resumed = self._read_state(checkpoint)
+            self._load_state_dict(self._resumed)
+
+    def _read_state(self, checkpoint: str) -> dict[str, Any]:
+        """The state of this process in a checkpoint, also where another number of processes has written it: then what
+        belongs to no process in particular is loaded, groups to replay are shared out, and rollouts are dropped."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        is_there = _state_file(checkpoint, index).is_file()
+        state = _load(_state_file(checkpoint, index if is_there else 0))
+        wrote = state.get("processes", processes)
+        if is_there and wrote == processes:
+            return state
+        shared = [name for name, part in self._parts().items() if hasattr(part, "share_out")]
+        theirs: dict[str, list[Any]] = {name: [] for name in shared if name in state["parts"]}
+        losses = []
+        for number in range(wrote):  # one at a time: each may hold the weights of a reference model
+            other = _load(_state_file(checkpoint, number))
+            losses.append(other["loss_since_log"])
+            for name, states in theirs.items():
+                states.append(other["parts"][name])
+        for name, states in theirs.items():
+            state["parts"][name] = self._parts()[name].share_out(states, index, processes)
+        self.accelerator.print(
+            f"{checkpoint} was written by {wrote} process{'es' * (wrote > 1)} and is resumed by {processes}: rollouts "
+            "under way are dropped and sampled again"
+        )
+        return state | {
+            "buffered_inputs": None,
+            "micro_step": checkpoints.step_of(checkpoint) * self.args.gradient_accumulation_steps,
+            "loss_since_log": torch.stack(losses).mean(0),  # which is what is logged
+        }
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "processes": self.accelerator.num_processes,
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "micro_step": self._step,
+            "buffered_inputs": self._buffered_inputs,
+            "metrics": {mode: dict(metrics) for mode, metrics in self._metrics.items()},
+            "loss_since_log": self._tr_loss,
+            "last_logged_step": self._globalstep_last_logged,
+        }
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts().items():
+            if name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
+        self._step = state["micro_step"]
+        self._buffered_inputs = send_to_device(state["buffered_inputs"], self.accelerator.device)
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].update(metrics)
+
+    def _restore_counters(self) -> None:
+        if self._resumed is None:
+            return
+        self._tr_loss.copy_(self._resumed["loss_since_log"])
+        self._globalstep_last_logged = self._resumed["last_logged_step"]
+        # The sampler draws one permutation an epoch from a generator of its own, which has started anew.
+        sampler = self._train_sampler
+        if sampler is not None and sampler.shuffle:
+            for _ in range(self._epochs_done):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        self._resumed = None
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """How many epochs, and how many batches of the next one, were trained on."""
+        done = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
+        is_stream = self._train_sampler is None
+        if resume_from_checkpoint is not None and is_stream and not self.args.ignore_data_skip:
+            # transformers counts as if a stream lasted as long as the run; it may have ended and been read again.
+            saved = checkpoints.state_of(resume_from_checkpoint)
+            batches_per_epoch = saved["max_steps"] * self.args.gradient_accumulation_steps
+            done = int(saved["epoch"]), round(saved["epoch"] % 1 * batches_per_epoch)
+        self._epochs_done = done[0]
+        return done
+
+
+def _state_file(checkpoint: str | Path, process: int) -> Path:
+    return Path(checkpoint) / f"task_state_{process}.pt"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise checkpoints.CheckpointError(
+            f"{path} is not there, so this checkpoint is not complete on this machine: all machines of a run must "
+            "share --output_dir"
+        )
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class _RestoreCounters(TrainerCallback):
+    """transformers sets its counters to zero after loading a checkpoint, just before this is called."""
+
+    def __init__(self, trainer: CheckpointLayer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._restore_counters()

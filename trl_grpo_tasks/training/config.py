@@ -1,0 +1,331 @@
+"""Options of TaskGRPOTrainer, beside those of TRL's GRPOConfig. At their defaults the trainer is TRL's."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from trl import GRPOConfig
+
+from ..constraints.filters import NAMES as FILTERS
+from ..constraints.filters import SamplingFilters
+from ..redact import redacted
+from ..task import option
+from .advantages import ESTIMATORS, check_estimator
+
+REFERENCE_MODES = ("static", "ema", "periodic")
+REWARD_BACKENDS = ("process", "ray")
+ROLLOUTS = ("trl", "fast", "auto")
+LOSS_TOKENS = ("all", "decisions")
+# What TRL and transformers find out only when they train, which may be after a cold start.
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+SCALE_REWARDS = ("group", "batch", "none")
+LEAST = {
+    "train_rows": 1,
+    "eval_rows": 1,
+    "num_generations": 2,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "generation_batch_size": 1,
+    "num_iterations": 1,
+    "max_completion_length": 1,
+    "learning_rate": 0,
+    "temperature": 0,
+    "beta": 0,
+    "epsilon": 0,
+}
+# Options of `generate` that scoring does not follow, with the value at which they change nothing; so does None.
+UNFOLLOWED_SAMPLING: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "do_sample": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": 0.0,
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "watermarking_config": None,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "prompt_lookup_num_tokens": None,
+}
+# Options of `generate` that do not change the probabilities of tokens.
+NEUTRAL_SAMPLING = (
+    "bos_token_id", "cache_config", "cache_implementation", "compile_config", "disable_compile", "eos_token_id",
+    "low_memory", "max_cache_len", "max_length", "max_new_tokens", "max_time", "pad_token_id", "prefill_chunk_size",
+    "remove_invalid_values", "renormalize_logits", "stop", "stop_strings", "stop_token_ids", "use_cache",
+)  # fmt: skip
+
+
+def check_sampling(options: dict[str, Any], source: str) -> None:
+    """ValueError for options of `generate` under which log-probs would not be those of what was sampled."""
+    for name, neutral in UNFOLLOWED_SAMPLING.items():
+        if options.get(name) not in (None, neutral, []):
+            raise ValueError(
+                f"{name}={options[name]} in {source}: log-probs could not follow that sampling exactly; set {name} to "
+                f"{neutral}, with generation_kwargs if the model's own file sets it "
+                "(temperature, top_k, top_p and min_p are supported)"
+            )
+
+
+@dataclass
+class TaskGRPOConfig(GRPOConfig):
+    """GRPOConfig with advantages, constraints, moving references, replay, curriculum and parallel rewards.
+
+    Every field says what it does in its help text (`train.py --help`). What makes no sense is refused here, before a
+    model is loaded.
+    """
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "component_weights"]
+
+    # Data and rewards of a task
+    train_rows: int | None = option(None, "Rows of the task's training split; as many as the task has if not given.")
+    eval_rows: int | None = option(None, "Rows of the task's held-out split; as many as the task has if not given.")
+    component_weights: dict | str | None = option(
+        None,
+        'Weights of reward components by name, as JSON: {"format": 0.2}. Others keep the weight the task gives them. '
+        "'success' and 'valid' are components too, with weight 0.",
+    )
+    reward_workers: int | None = option(
+        None,
+        "Processes that score completions, per training process. 0: none, score in this one. Not given: by cores.",
+    )
+    reward_timeout: float = option(30.0, "Seconds a worker may take for one completion before it is replaced.")
+    reward_memory_mb: int | None = option(None, "Memory limit of a reward worker in MB.")
+    reward_backend: str = option("process", "Where rewards are computed: 'process' (this machine) or 'ray'.")
+
+    # Advantages
+    advantage_estimator: str = option(
+        "grpo", f"How rewards become advantages: {', '.join(ESTIMATORS)}. 'grpo' is TRL's own."
+    )
+    pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
+    advantage_clip: float | None = option(
+        None, "Clamp advantages to [-x, x], after normalisation. Not the clip of the PPO ratio, which is epsilon."
+    )
+
+    # Constraint
+    constrain: bool = option(
+        False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
+    )
+    loss_tokens: str = option(
+        "all",
+        "Tokens that the loss, KL and entropy are averaged over: 'all', or only 'decisions', where the constraint "
+        "allowed more than one token. Forced tokens have no gradient, but with 'all' they count in lengths and means. "
+        "'all' is the default so that loss, KL and entropy compare with TRL's and with runs without a constraint. "
+        "With 'decisions', kl_target and entropy_target are per decision too.",
+    )
+
+    # Rollouts
+    rollout: str = option(
+        "trl",
+        "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
+        "the model, finished rows leave, CUDA graphs), or 'auto' (fast where it is known to be right, else TRL's).",
+    )
+    importance_sampling_correction: bool = option(
+        False,
+        "Apply TRL's vllm_importance_sampling_* options to rollouts without vLLM too: tokens are weighted by the "
+        "ratio of their probability in training to that in the rollout. Costs one more forward pass per rollout.",
+    )
+    share_prompts: bool = option(
+        False,
+        "Score completions of one prompt behind one copy of it where that saves tokens, which it does for prompts "
+        "that are longer than half a completion. The same log-probs, up to rounding.",
+    )
+
+    # Reference policy and KL
+    reference_mode: str = option(
+        "static",
+        "Reference policy: 'static', 'ema' (an average of past policies) or 'periodic' (a copy now and then).",
+    )
+    ema_alpha: float = option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
+    reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
+    kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
+    kl_horizon: float = option(1000.0, "Completions over which beta changes by at most a fifth; larger is slower.")
+
+    # Replay
+    replay_size: int = option(0, "Groups kept to replace groups without signal. 0: no replay.")
+    replay_max_age: int = option(50, "Optimizer steps after which a kept group is dropped.")
+    replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, over time.")
+    replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
+    replay_beta: float = option(0.4, "How much importance weights make up for that preference; 1: fully.")
+
+    # Curriculum
+    curriculum: bool = option(False, "Train on one of the task's levels at a time, by success rate.")
+    curriculum_window: int = option(128, "Completions of a level that are judged before it changes.")
+    curriculum_advance: float = option(0.7, "Success rate from which the next level begins.")
+    curriculum_fall_back: float = option(0.1, "Success rate at which training goes back a level.")
+    curriculum_review: float = option(0.2, "Share of prompts that come from lower levels.")
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():  # first: TRL divides by some of them
+            _check_range(name, getattr(self, name), least=least)
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if "divisible by num_generations" in str(error):  # of the product of the others, which nobody gave
+                raise ValueError(
+                    f"{str(error).rstrip('.')}; change num_generations, or what gives the batch: "
+                    "per_device_train_batch_size x gradient_accumulation_steps x processes"
+                ) from error
+            raise
+        check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
+        if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"advantage_estimator={self.advantage_estimator!r} works on the weighted sum of the components; "
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} goes with 'grpo' only"
+            )
+        _check_range("advantage_clip", self.advantage_clip, above=0)
+        _check_range("reward_timeout", self.reward_timeout, above=0)
+        _check_range("reward_workers", self.reward_workers, least=0)
+        _check_range("reward_memory_mb", self.reward_memory_mb, above=0)
+        _check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
+        _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
+        _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
+        _check_choice("rollout", self.rollout, ROLLOUTS)
+        _check_choice("loss_tokens", self.loss_tokens, LOSS_TOKENS)
+        if self.loss_tokens == "decisions" and not self.constrain:
+            raise ValueError(
+                "loss_tokens='decisions' needs constrain=True: without a constraint every token is a decision; "
+                "leave loss_tokens at 'all'"
+            )
+        _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
+        _check_range("ema_alpha", self.ema_alpha, least=0, most=1)
+        _check_range("reference_update_freq", self.reference_update_freq, least=1)
+        _check_range("kl_target", self.kl_target, above=0)
+        _check_range("kl_horizon", self.kl_horizon, above=0)
+        _check_range("replay_size", self.replay_size, least=0)
+        _check_range("replay_max_age", self.replay_max_age, least=1)
+        for name in ("replay_fraction", "curriculum_advance", "curriculum_fall_back", "curriculum_review"):
+            _check_range(name, getattr(self, name), least=0, most=1)
+        _check_range("curriculum_window", self.curriculum_window, least=1)
+        if self.curriculum and self.curriculum_fall_back >= self.curriculum_advance:
+            raise ValueError(
+                f"curriculum_fall_back={self.curriculum_fall_back} must be below "
+                f"curriculum_advance={self.curriculum_advance}, or the level would swing"
+            )
+        self._check_reference()
+        self._check_sharding()
+        self._check_replay()
+        self._check_sampling()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers', which trackers log; without secrets in nested options."""
+        return redacted(super().to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, as training_args.bin in every checkpoint: without secrets. Copies keep them."""
+        return redacted(self.__dict__)
+
+    def __copy__(self) -> TaskGRPOConfig:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaskGRPOConfig:
+        memo[id(self)] = made = object.__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def _check_reference(self) -> None:
+        moving = self.reference_mode != "static"
+        if self.beta == 0 and (moving or self.kl_target is not None):
+            option = f"reference_mode={self.reference_mode!r}" if moving else f"kl_target={self.kl_target}"
+            raise ValueError(f"{option} needs beta > 0: with beta=0 there is no reference; try beta=0.04")
+        if moving and self.sync_ref_model:
+            raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
+
+    def _check_sharding(self) -> None:
+        moving = self.reference_mode != "static"
+        zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+        if (moving or self.replay_size or self.constrain or self.sampling_filters) and (zero3 or fsdp):
+            raise ValueError(
+                "moving references, replay, constraints and sampling filters need whole weights on each process; "
+                "use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
+            )
+
+    def _check_replay(self) -> None:
+        if self.replay_size and self.use_vllm:
+            raise ValueError("replay_size samples with transformers' generate; use_vllm must be off")
+        local_batch = self.per_device_train_batch_size * self.steps_per_generation
+        if self.replay_size and local_batch % self.num_generations:
+            raise ValueError(
+                f"replay keeps whole groups on each process: per_device_train_batch_size * steps_per_generation "
+                f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
+            )
+
+    @property
+    def sampling_filters(self) -> SamplingFilters:
+        """top_k, top_p and min_p; generation_kwargs come before the options of the same name, as in TRL."""
+        return SamplingFilters.of({name: getattr(self, name) for name in FILTERS} | (self.generation_kwargs or {}))
+
+    def _check_sampling(self) -> None:
+        """Refuse settings that change the sampled distribution in ways that scoring would not see."""
+        given, filters = self.generation_kwargs or {}, self.sampling_filters
+        check_sampling({"repetition_penalty": self.repetition_penalty}, "the options")
+        check_sampling(given, "generation_kwargs")
+        if given.get("temperature", self.temperature) != self.temperature:
+            raise ValueError(
+                f"temperature={given['temperature']} in generation_kwargs, but temperature={self.temperature}: "
+                "log-probs are computed at the second; set temperature alone"
+            )
+        unknown = sorted(set(given) - {*UNFOLLOWED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
+        if unknown:
+            raise ValueError(
+                f"generation_kwargs {unknown}: it is not known whether log-probs follow them; leave them out"
+            )
+        is_sequence = self.vllm_importance_sampling_mode.startswith("sequence")
+        if self.importance_sampling_correction and self.loss_type == "vespo" and is_sequence:
+            raise ValueError(
+                f"loss_type='vespo' with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}: it "
+                "needs one ratio per token; set 'token_truncate' or 'token_mask'"
+            )
+        for name in ("use_vllm", "use_transformers_continuous_batching"):
+            if getattr(self, name) and filters:
+                raise ValueError(
+                    f"{filters} with {name}: the tokens that were kept are not returned, so log-probs "
+                    f"could not follow exactly; set top_k=0, top_p=1 and min_p=0, or leave {name} off"
+                )
+        if self.constrain and self.use_transformers_continuous_batching:
+            raise ValueError("constrain=True does not go with use_transformers_continuous_batching; leave that off")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
+
+
+def _check_range(
+    name: str, value: float | None, above: float | None = None, least: float | None = None, most: float | None = None
+) -> None:
+    if value is None:
+        return
+    if above is not None and not value > above:
+        raise ValueError(f"{name}={value} must be above {above}")
+    if least is not None and not value >= least:  # which nan is not
+        raise ValueError(f"{name}={value} must be at least {least}")
+    if most is not None and not value <= most:
+        raise ValueError(f"{name}={value} must be at most {most}")

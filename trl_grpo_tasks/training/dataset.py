@@ -1,0 +1,25 @@
+"""A task's rows as the data set that TRL trains on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from datasets import Dataset
+
+from ..task import Task, rows_of
+
+
+def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any = None) -> Dataset:
+    """Rows of a task (or `rows`, if given) as TRL wants them: the prompt, and the whole row as JSON. Columns of Arrow
+    would merge the keys of nested rows."""
+    if isinstance(rows, Dataset) and {"prompt", "row", "index"} <= set(rows.column_names):
+        return rows
+    rows = rows_of(task, split, size, seed, rows)
+    return Dataset.from_dict(
+        {
+            "prompt": [row["prompt"] for row in rows],
+            "row": [json.dumps(row, ensure_ascii=False) for row in rows],
+            "index": list(range(len(rows))),
+        }
+    )

@@ -1,0 +1,222 @@
+"""Prioritised replay: groups worth learning from again, with the log-probs of the policy that sampled them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl.trainer.utils import pad
+
+from ..constraints.table import MaskTable
+
+# What a rollout has for each token; the last in sequence mode only one of a row.
+PER_TOKEN = (
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "mask_numbers",
+    "importance_sampling_ratio",
+)
+
+
+@dataclass
+class StoredGroup:
+    """The completions of one prompt, as tensors on the CPU without padding. `behaviour_logps` are of the policy that
+    sampled them, so the importance ratio of a replayed group is against the right policy."""
+
+    row: str
+    prompt_ids: torch.Tensor
+    completion_ids: list[torch.Tensor]
+    behaviour_logps: list[torch.Tensor]
+    advantages: torch.Tensor
+    priority: float
+    step: int
+    # The distinct masks that the completions were sampled under (MaskTable.export), and which of them each token had.
+    masks: list[torch.Tensor] = field(default_factory=list)
+    mask_of_token: list[list[int]] = field(default_factory=list)
+
+
+class ReplayBuffer:
+    """Groups are drawn with probability P_i ~ priority_i ** alpha; their importance weights are (N P_i) ** -beta,
+    divided by the largest in the buffer. Groups older than `max_age` steps are dropped; the oldest go first."""
+
+    def __init__(self, capacity: int, max_age: int, alpha: float = 0.6, beta: float = 0.4, seed: int = 0):
+        self._groups: deque[StoredGroup] = deque(maxlen=capacity)
+        self._max_age, self._alpha, self._beta = max_age, alpha, beta
+        self._random = random.Random(seed)
+        self._allowed = 0.0  # groups that may be replaced, with what earlier rollouts left over of a whole one
+        self._first = 0  # the process that is asked first in the next rollout
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: StoredGroup) -> None:
+        self._groups.append(group)
+
+    def drop_older(self, step: int) -> None:
+        """Forget what was sampled more than `max_age` steps before `step`."""
+        while self._groups and step - self._groups[0].step > self._max_age:
+            self._groups.popleft()
+
+    def sample(self, count: int) -> list[tuple[StoredGroup, float]]:
+        """Up to `count` different groups, each with its importance weight."""
+        chosen: list[tuple[StoredGroup, float]] = []
+        probabilities, weights = probabilities_and_weights([g.priority for g in self._groups], self._alpha, self._beta)
+        left = list(range(len(self._groups)))
+        for _ in range(min(count, len(left))):
+            index = self._random.choices(left, weights=[probabilities[i] for i in left])[0]
+            left.remove(index)
+            chosen.append((self._groups[index], weights[index]))
+        return chosen
+
+    def allot(self, is_empty_P: Sequence[bool], stored: Sequence[int], fraction: float) -> list[int]:
+        """Which groups of a rollout to replace: groups without signal, at most `fraction` of all over time.
+
+        `is_empty_P` covers the groups of all processes, in the order of the processes; `stored` says how many groups
+        each process has to offer. All processes must call this, and get the same answer. What is left over of a whole
+        group counts for the next rollout, so that replay also works with one group per process, or one in all.
+        """
+        groups = len(is_empty_P) // len(stored)
+        self._allowed += fraction * len(is_empty_P)
+        count = int(self._allowed + 1e-9)
+        self._allowed -= count
+        # The processes take turns, beginning with another one each time.
+        order = [(self._first + turn) % len(stored) for turn in range(len(stored))]
+        self._first = (self._first + 1) % len(stored)
+        offers = []
+        for process in order:
+            empty = [p for p in range(process * groups, (process + 1) * groups) if is_empty_P[p]]
+            offers.append(empty[: stored[process]])
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*offers))
+        return [p for p in turns if p is not None][:count]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "groups": [vars(group) for group in self._groups],
+            "random": self._random.getstate(),
+            "allowed": self._allowed,
+            "first": self._first,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._groups.clear()
+        self._groups.extend(StoredGroup(**group) for group in state["groups"])
+        self._random.setstate(state["random"])
+        self._allowed, self._first = state["allowed"], state["first"]
+
+    def share_out(self, states: Sequence[dict[str, Any]], index: int, count: int) -> dict[str, Any]:
+        """The state of buffer `index` of `count`, which together take over the groups of another number of buffers."""
+        groups = sorted((group for state in states for group in state["groups"]), key=lambda group: group["step"])
+        return self.state_dict() | {"groups": groups[index::count]}
+
+
+def probabilities_and_weights(
+    priorities: Sequence[float], alpha: float, beta: float
+) -> tuple[list[float], list[float]]:
+    """How likely each item is drawn, and the importance weight that makes up for it."""
+    if not priorities:
+        return [], []
+    powers = [p**alpha for p in priorities]
+    total = sum(powers)
+    probabilities = [p / total for p in powers]
+    raw = [(len(powers) * p) ** -beta for p in probabilities]
+    largest = max(raw)
+    return probabilities, [w / largest for w in raw]
+
+
+def unpadded(rollout: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The prompts and the completions of a rollout as TRL returns it, without padding."""
+    prompts = [ids[mask.bool()] for ids, mask in zip(rollout["prompt_ids"], rollout["prompt_mask"], strict=True)]
+    completions = [
+        ids[mask.bool()] for ids, mask in zip(rollout["completion_ids"], rollout["completion_mask"], strict=True)
+    ]
+    return prompts, completions
+
+
+def groups_of(
+    rollout: dict[str, Any],
+    rows: Sequence[str],
+    groups: Sequence[int],
+    group_size: int,
+    step: int,
+    table: MaskTable | None = None,
+) -> list[StoredGroup]:
+    """These groups of a rollout, ready to be stored. Their `old_per_token_logps` are the behaviour policy's. `table`
+    is that of the rollout's `mask_numbers`, where it has them."""
+    prompts, completions = unpadded(rollout)
+    stored = []
+    for group in groups:
+        members = range(group * group_size, (group + 1) * group_size)
+        advantages = rollout["advantages"][list(members)].cpu()
+        logps = rollout["old_per_token_logps"]
+        numbers: list[list[int]] = []
+        if table is not None:
+            numbers = [rollout["mask_numbers"][i, : len(completions[i])].tolist() for i in members]
+        index_of = {number: index for index, number in enumerate(dict.fromkeys(itertools.chain(*numbers)))}
+        stored.append(
+            StoredGroup(
+                row=rows[members[0]],
+                prompt_ids=prompts[members[0]].cpu(),
+                completion_ids=[completions[i].cpu() for i in members],
+                behaviour_logps=[logps[i, : len(completions[i])].cpu() for i in members],
+                advantages=advantages,
+                priority=advantages.abs().mean().item() + 0.01,
+                step=step,
+                masks=[] if table is None else table.export(index_of),
+                mask_of_token=[[index_of[number] for number in row] for row in numbers],
+            )
+        )
+    return stored
+
+
+def put_groups(
+    rollout: dict[str, Any],
+    chosen: Sequence[tuple[int, StoredGroup, float]],
+    group_size: int,
+    pad_id: int,
+    table: MaskTable | None = None,
+) -> list[int]:
+    """Write stored groups, with their importance weights, over groups of a rollout. Padding is done anew, as lengths
+    change. Returns the rows that were replaced; their reference log-probs are the caller's to renew."""
+    device = rollout["prompt_ids"].device
+    prompts, completions = unpadded(rollout)
+    # Padded on the right by tensors of the old width; cut to each completion's own length.
+    per_token = {
+        name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
+        for name, values in rollout.items()
+        if name in PER_TOKEN and values.shape[1] == rollout["completion_ids"].shape[1]
+    }
+    replaced = []
+    for group, stored, weight in chosen:
+        numbers = [] if table is None else table.add(stored.masks)
+        for j in range(group_size):
+            i = group * group_size + j
+            replaced.append(i)
+            prompts[i] = stored.prompt_ids.to(device)
+            completions[i] = stored.completion_ids[j].to(device)
+            for name, values in per_token.items():
+                values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
+            for name in {"old_per_token_logps", "sampling_per_token_logps"} & set(per_token):
+                per_token[name][i] = stored.behaviour_logps[j].to(device)
+            if "importance_sampling_ratio" in rollout:  # the ratio to these log-probs is all there is to correct
+                rollout["importance_sampling_ratio"][i] = 1.0
+                if "importance_sampling_ratio" in per_token:
+                    per_token["importance_sampling_ratio"][i] = torch.ones(len(completions[i]), device=device)
+            if table is not None:
+                renumbered = [numbers[index] for index in stored.mask_of_token[j]]
+                per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
+            rollout["advantages"][i] = weight * stored.advantages[j].to(device)
+    for name, tensors, value, side in (
+        ("prompt", prompts, pad_id, "left"),
+        ("completion", completions, pad_id, "right"),
+    ):
+        rollout[f"{name}_ids"] = pad(tensors, value, side)
+        rollout[f"{name}_mask"] = pad([torch.ones_like(ids) for ids in tensors], 0, side)
+    for name, values in per_token.items():
+        rollout[name] = pad(values, 0, "right")
+    return replaced

@@ -1,0 +1,153 @@
+"""RewardLayer: rewards of a task, computed while TRL computes reference log-probs, and advantage estimators."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from accelerate.utils import gather, gather_object
+
+from ..models.tiny import PLAIN_CHAT_TEMPLATE
+from ..rewards.components import TaskRewards
+from ..rewards.judge import text_of
+from ..task import Task
+from .advantages import estimate, expected_best_curve, k_fits, without_signal
+from .config import TaskGRPOConfig
+from .dataset import task_dataset
+from .scoring_layer import ScoringLayer
+
+
+class RewardLayer(ScoringLayer):
+    """With a task: its rewards and its rows. Without one: reward functions and a data set, as TRL takes them."""
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: TaskGRPOConfig,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *more: Any,
+        task: Task | None,
+        **kwargs: Any,
+    ):
+        self._rewards: TaskRewards | None = None
+        if task is not None:
+            if reward_funcs is not None or args.reward_weights is not None:
+                raise ValueError("a task defines its own rewards: leave out reward_funcs and reward_weights, and set "
+                                 "component_weights to weight its components")  # fmt: skip
+            self._rewards = TaskRewards(task, args, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            reward_funcs = self._rewards.functions()
+            train_dataset = task_dataset(task, "train", args.train_rows, args.seed, train_dataset)
+            if eval_dataset is not None or args.eval_strategy != "no":
+                eval_dataset = task_dataset(task, "test", args.eval_rows, args.seed, eval_dataset)
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *more, task=task, **kwargs)
+        if self._rewards is not None:
+            self.reward_func_names = self._rewards.names
+            self.reward_weights = torch.tensor(self._rewards.weights, dtype=torch.float32)
+            if self._tokenizer.chat_template is None:
+                self._tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def latest_samples(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Row, completion and outcome of each sample in this process's latest rollout, for reports and trackers."""
+        record = self.latest_rollout
+        return list(zip(record.rows, record.completions, record.outcomes, strict=True)) if record.outcomes else []
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self._rewards is not None or self.args.advantage_estimator != "grpo" or self.args.advantage_clip:
+            self._replace_advantages(output)
+        return output
+
+    # ---- rewards
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        generated = super()._generate(prompts)
+        if self._rewards is not None:
+            record = self.latest_rollout
+            self._rewards.begin([example["row"] for example in record.examples], record.completions)
+        return generated
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
+        record, rewards = self.latest_rollout, self._rewards
+        if rewards is not None:
+            record.outcomes = outcomes = rewards.finish()
+            self._log_completion_extra("reason", [o.reason or (o.score.reason if o.score else "") for o in outcomes])
+            self._log_metric("reward_failures", sum(o.score is None for o in outcomes) / len(outcomes))
+            self._log_metric("perf/reward_seconds", sum(o.seconds for o in outcomes) / len(outcomes))
+            self._log_metric("perf/reward_cache_hit_rate", rewards.executor.stats.hit_rate)
+        rewards_N_F = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
+        if rewards is not None:
+            if rewards.has_group_components:
+                rows = gather_object([example["row"] for example in inputs])
+                texts = gather_object([text_of(completion) for completion in completions])
+                scores = gather_object([outcome.score for outcome in record.outcomes])
+                rewards.fill_group_components(rewards_N_F, rows, texts, scores, self._group_size)
+            rewards_N_F = rewards.unscored_to_nan(rewards_N_F)
+        record.rewards_N_F = rewards_N_F
+        return rewards_N_F
+
+    def _component(self, name: str) -> torch.Tensor:
+        """One reward component of all completions of the latest rollout, over all processes."""
+        assert self.latest_rollout.rewards_N_F is not None
+        return self.latest_rollout.rewards_N_F[:, self.reward_func_names.index(name)]
+
+    def _totals(self) -> torch.Tensor:
+        """The weighted sum of each completion's components; NaN where it has none."""
+        rewards_N_F = self.latest_rollout.rewards_N_F
+        assert rewards_N_F is not None
+        totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(1)
+        totals_N[torch.isnan(rewards_N_F).all(1)] = torch.nan
+        return totals_N
+
+    # ---- advantages
+
+    def _replace_advantages(self, output: dict[str, Any]) -> None:
+        """Compute advantages of whole groups from rewards gathered over all processes; keep this process's slice."""
+        args, size, metrics = self.args, self._group_size, self._metrics[self._mode]
+        totals_P_G = self._totals().view(-1, size)
+        advantages_N = gather(output["advantages"])
+        # In evaluation groups may be too small for k: then TRL's own advantages stay. Only the loss shows them.
+        if args.advantage_estimator != "grpo" and (
+            self.model.training or k_fits(args.advantage_estimator, args.pass_k, size)
+        ):
+            scale = args.scale_rewards == "group"
+            advantages_N = estimate(totals_P_G, args.advantage_estimator, args.pass_k, scale=scale).flatten()
+            if args.advantage_estimator == "maxk":
+                advantages_N = advantages_N * size  # the estimator is for a sum over the group, the loss is a mean
+        if args.advantage_clip is not None:
+            clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
+            metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
+            advantages_N = clipped
+        without_signal_P = without_signal(totals_P_G, advantages_N.view(-1, size))
+        self.latest_rollout.without_signal_P = without_signal_P
+        metrics["groups_without_signal"].append(without_signal_P.float().mean().item())
+        if self._rewards is not None:
+            for name, values_P_G in (("pass", self._component("success").view(-1, size)), ("max", totals_P_G)):
+                for k, value in expected_best_curve(values_P_G).items():
+                    metrics[f"{name}@{k}"].append(value)
+        if args.advantage_estimator != "grpo" or args.advantage_clip is not None:
+            self._put_advantages(output, advantages_N)
+
+    def _put_advantages(self, output: dict[str, Any], advantages_N: torch.Tensor) -> None:
+        """Replace TRL's advantages in a rollout and in the table of logged completions."""
+        local = len(output["advantages"])
+        first = self.accelerator.process_index * local
+        output["advantages"] = advantages_N[first : first + local].to(output["advantages"].dtype)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(advantages_N))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+
+    # ---- checkpoints
+
+    def _parts(self) -> dict[str, Any]:
+        if self._rewards is None:
+            return super()._parts()
+        judges = {f"judge {name}": judge for name, judge in self._rewards.frozen_judges.items()}
+        return super()._parts() | {"rewards": self._rewards.executor} | judges
