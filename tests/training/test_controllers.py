@@ -274,6 +274,15 @@ def test_the_average_of_adapters_is_the_nearest_of_their_rank():
     torch.testing.assert_close(same_b @ same_a, b @ a, atol=1e-5, rtol=1e-5)
 
 
+def test_adapters_whose_rank_exceeds_the_layer_are_averaged():
+    generator = torch.Generator().manual_seed(0)
+    a_ref, a = torch.randn(2, 8, 9, generator=generator)
+    b_ref, b = torch.randn(2, 3, 8, generator=generator)
+    new_a, new_b = average_product(a_ref, b_ref, a, b, keep=0.9)
+    assert new_a.shape == a.shape and new_b.shape == b.shape
+    torch.testing.assert_close(new_b @ new_a, 0.9 * b_ref @ a_ref + 0.1 * b @ a, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["ema", "periodic"])
 def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
     options = {"reference_mode": mode, "ema_alpha": 0.75, "reference_update_freq": 2}
