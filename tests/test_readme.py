@@ -41,7 +41,7 @@ NOT_RUN = {
     "python -m mujoco.viewer": "opens a window",
     "python docs/make_pictures.py": "takes minutes; there is a test below",
     "python notebooks/make_notebooks.py": "test_notebooks.py runs it",
-    "python -m trl_grpo_tasks.tasks.machine.make_gold": "takes minutes; test_machine_task.py looks at what it made",
+    "trl-grpo-tasks task machine make-gold": "takes minutes; tests of task machine look at what it made",
 }
 
 
@@ -109,48 +109,84 @@ def clone(folder, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run_before():
-    """Commands that were run already, and the page that made each output folder."""
-    return set(), {}
+def reader(folder):
+    return Reader(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_every_command_runs(page, clone, run_before):
+def test_every_command_runs(page, clone, reader):
     """In the order of the page, since one uses what another made."""
-    done, made_by = run_before
-    for name, text in saved_files(page).items():
-        (clone / name).write_text(text)
+    reader.open(page)
     for words in commands(page):
         typed = " ".join(words)
-        if any(typed.startswith(start) for start in NOT_RUN):
-            continue
-        key = typed.rpartition("train.py ")[2] if "train.py" in words else typed.removeprefix("trl-grpo-tasks train ")
-        if key in done:
-            continue
-        assert run_here(words, clone, page, made_by) == 0, typed
-        done.add(key)
+        if not any(typed.startswith(start) for start in NOT_RUN):
+            assert reader.run(words) == 0, typed
 
 
-def run_here(words, clone, page, made_by):
-    if words[0] == "make":
-        lines = subprocess.run(["make", "-n", *words[1:]], capture_output=True, text=True, check=True).stdout
-        trained = [shlex.split(line) for line in lines.splitlines() if "train.py" in line]
-        return max([train(line[line.index("train.py") + 1 :], clone, page, made_by) for line in trained], default=0)
-    if words[:2] == ["accelerate", "launch"]:
-        launcher = words[2 : words.index("train.py")]
-        assert all((clone / file).is_file() for file in launcher if file.endswith(".yaml"))
-        return train(words[words.index("train.py") + 1 :], clone, page, made_by)
-    if words[:2] == ["trl-grpo-tasks", "train"]:
-        return train(words[2:], clone, page, made_by)
-    if words[:2] == ["trl-grpo-tasks", "new"]:  # another page may have written it
-        (clone / f"{words[2]}.py").unlink(missing_ok=True)
-    if words[0] == "trl-grpo-tasks":
-        return cli.main([*words[1:], *added(words)])
-    if words[:2] == ["python", "-m"]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
-    raise AssertionError(f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not")
+class Reader:
+    """Runs the commands of all pages in one folder, shortened. A command that an earlier page had is not repeated
+    while the folder that it wrote is there; a folder that another page made is not in the way of this one."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._page = None
+        self._trained = {}  # output folder -> (page, options)
+
+    def open(self, page):
+        self._page = page
+        for name, text in saved_files(page).items():
+            (self._folder / name).write_text(text)
+
+    def run(self, words):
+        if words[0] == "make":
+            lines = subprocess.run(["make", "-n", *words[1:]], capture_output=True, text=True, check=True).stdout
+            trained = [shlex.split(line) for line in lines.splitlines() if "train.py" in line]
+            return max([self._train(line[line.index("train.py") + 1 :]) for line in trained], default=0)
+        if words[:2] == ["accelerate", "launch"]:
+            launcher = words[2 : words.index("train.py")]
+            assert all((self._folder / file).is_file() for file in launcher if file.endswith(".yaml"))
+            return self._train(words[words.index("train.py") + 1 :])
+        if words[:2] == ["trl-grpo-tasks", "train"]:
+            return self._train(words[2:])
+        if words[:2] == ["trl-grpo-tasks", "new"]:
+            (self._folder / f"{words[2]}.py").unlink(missing_ok=True)
+        if words[0] == "trl-grpo-tasks":
+            return cli.main([*words[1:], *added(words)])
+        if words[:2] == ["python", "-m"]:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
+        raise AssertionError(
+            f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not"
+        )
+
+    def _train(self, words):
+        """With small steps, and a small model of the same family where the Hub would be asked for one."""
+        words = [ALIASES.get(word, word) for word in words]
+        given = dict(pairwise(words))
+        recipe = yaml.safe_load(find_recipe(given["--config"]).read_text()) if "--config" in given else {}
+        options = {f"--{name}": value for name, value in recipe.items()} | given
+        if not words[0].startswith("--"):
+            options["--task"] = words[0]
+        task = options["--task"]
+        # Several commands of a page train the same task.
+        output = options.get("--output_dir", f"outputs/{len(self._trained)}_{Path(task).stem}")
+        by, what = self._trained.get(output, (None, None))
+        self._trained[output] = (self._page, words)
+        if by != self._page:
+            if what == words and (self._folder / output).is_dir():
+                return 0
+            shutil.rmtree(self._folder / output, ignore_errors=True)
+        short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
+        short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
+        short += ["--bf16", "false", "--fp16", "false", "--push_to_hub", "false", "--output_dir", output]
+        if "--pass_k" in options:
+            short += ["--num_generations", "8"]  # k must be below the size of a group
+        if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():
+            short += ["--model_name_or_path", str(save_small(name, self._folder / "small" / name))]
+        if options.get("--prompts_file", "").count("/") == 1:
+            short += ["--prompts_file", HUB_DATA["prompts_file"]]
+        return run.main([*words, *short])
 
 
 def added(words):
@@ -159,38 +195,9 @@ def added(words):
         return ["--eval_rows", "2", "--max_completion_length", "16", "--use_cpu", "true"]
     if words[1] == "sweep":
         return f"{SHORT} --trials 2".split()
-    if words[1] == "prepare-judge":
+    if words[1] == "task" and words[3] == "prepare-judge":
         return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
     return []
-
-
-def train(words, clone, page, made_by):
-    """With small steps, and a small model of the same family where the Hub would be asked for one."""
-    words = [ALIASES.get(word, word) for word in words]
-    given = dict(pairwise(words))
-    recipe = yaml.safe_load(find_recipe(given["--config"]).read_text()) if "--config" in given else {}
-    options = {f"--{name}": value for name, value in recipe.items()} | given
-    if not words[0].startswith("--"):
-        options["--task"] = words[0]
-    task = options["--task"]
-    short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
-    short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
-    short += ["--bf16", "false", "--fp16", "false", "--push_to_hub", "false"]
-    if "--pass_k" in options:
-        short += ["--num_generations", "8"]  # k must be below the size of a group
-    if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():
-        small = save_small(name, clone / "small" / name)
-        short += ["--model_name_or_path", str(small)]
-    if options.get("--prompts_file", "").count("/") == 1:
-        short += ["--prompts_file", HUB_DATA["prompts_file"]]
-    if "--output_dir" not in options:  # several commands of a page train the same task
-        options["--output_dir"] = f"outputs/{len(list(clone.glob('outputs/*')))}"
-        short += ["--output_dir", options["--output_dir"]]
-    output = options["--output_dir"]
-    if made_by.setdefault(output, page) != page:  # the reader of this page does not have it
-        shutil.rmtree(output, ignore_errors=True)
-        made_by[output] = page
-    return run.main([*words, *short])
 
 
 @pytest.mark.slow
