@@ -2,8 +2,8 @@
 
 trl-grpo-tasks task machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine, and
-the output folder of a run the best machine of its last evaluation. MuJoCo's viewer opens the XML:
+The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine,
+and the output folder of a run the best machine of its last evaluation. MuJoCo's viewer shows XML:
 python -m mujoco.viewer --mjcf=machine.xml
 """
 
