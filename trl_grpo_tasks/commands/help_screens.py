@@ -78,9 +78,9 @@ SCREENS: dict[str, dict[str, Any]] = {
         "and print their metrics side by side with 95% intervals. An evaluation that was stopped resumes.",
         "options": EVAL_OPTIONS,
         "examples": [
-            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/brick_demo --num_samples 8",
-            "trl-grpo-tasks eval brick --models outputs/brick_demo --editor rollback",
-            "accelerate launch train.py brick --eval_only true --models outputs/brick_demo",
+            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/demo --num_samples 8",
+            "trl-grpo-tasks eval brick --models outputs/demo --editor rollback",
+            "accelerate launch train.py brick --eval_only true --models outputs/demo",
         ],
     },
     "sweep": {

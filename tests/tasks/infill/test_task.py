@@ -129,7 +129,7 @@ def test_a_file_with_too_little_text_is_reported(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"corpus": "/no/such/file.txt"}, "neither a text file nor a Hub data set"),
+        ({"corpus": "/no/such/file.txt"}, "--corpus /no/such/file.txt: folder '/no' does not exist"),
         ({"policy": "diffusion"}, "choose from: causal, masked"),
         ({"masking": ["word"]}, r"did you mean 'words'\?"),
         ({"mask_ratios": [1.5]}, "at most 1"),
