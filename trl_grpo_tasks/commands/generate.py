@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..task import Task, check_decoding, printable
+from ..task import Row, Task, check_decoding, printable
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -17,7 +17,7 @@ LONGEST_SHOWN = 60  # characters of a completion that stands in its line
 def generate(
     task: Task,
     model_name: str,
-    text: str,
+    text: str | Row,
     output_dir: str | Path,
     *,
     num_samples: int = 4,
@@ -29,8 +29,8 @@ def generate(
     reward_timeout: float = 30.0,
     run_seed: int = 42,
 ) -> list[Sample]:
-    """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
-    `filters` are top_k, top_p and min_p by name.
+    """Sample completions of `text`, or of a row of the task, and write `sample_1.txt` and what else the task exports,
+    one of each per sample. `filters` are top_k, top_p and min_p by name.
 
     Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
     that of the run that made the model, so that its judges are found rather than made again.
@@ -38,7 +38,7 @@ def generate(
     if decoding is None:
         decoding = "constrained" if "constrained" in task.decodings else "free"
     check_decoding(task, decoding)
-    row = task.row_of(text)
+    row = task.row_of(text) if isinstance(text, str) else dict(text)
     if num_samples < 1:
         raise ValueError(f"--num_samples {num_samples} must be at least 1")
     if temperature is not None and temperature < 0:

@@ -7,9 +7,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -60,10 +60,11 @@ def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
         check_writable(args.output_dir)
         if args.process_index == 0:
             held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
+        act: Callable[[], Any]
         if run.eval_only:
             act = Comparison.prepare(task, run, args, model_args).evaluate
         else:
-            act = partial(train, task, run, args, model_args, prepare(task, run, args, model_args))
+            act = partial(run_training, task, run, args, model_args, prepare(task, run, args, model_args))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -85,8 +86,27 @@ def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
     return 0
 
 
-def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
-    """Run everything that was asked for; returns what results.json holds."""
+@dataclass
+class TrainingResult:
+    """What a run made: its folder, its trainer, and its evaluations in order."""
+
+    folder: Path
+    trainer: Any
+    evaluations: list[Any]
+
+
+def run_training(
+    task: Task,
+    run: RunArguments,
+    args: Any,
+    model_args: Any,
+    plan: Plan,
+    *,
+    callbacks: Sequence[Any] = (),
+    command: str | None = None,
+) -> TrainingResult:
+    """Run everything that was asked for. `callbacks` are added to the trainer; `command` is recorded as the command
+    line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
     from ..models.loading import MERGED_FOLDER, save_merged
@@ -110,7 +130,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
         evaluations.save()
 
     trainer = _make_trainer(model, task, run, args, plan)
-    _write_settings(folder, task, run, args, model_args, trainer.model)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    _write_settings(folder, task, run, args, model_args, trainer.model, command or _command(args))
     with saved_when_interrupted(trainer):
         resume = args.resume_from_checkpoint
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
@@ -132,7 +154,7 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
-    return evaluations.as_dict()
+    return TrainingResult(folder, trainer, evaluations.done)
 
 
 def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
@@ -177,7 +199,7 @@ class _Evaluations:
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
         # The main process reads the file for all, so that they agree on its contents.
-        self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
+        self.done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
     def _read(self) -> list[Any]:
         if not self._args.resume_from_checkpoint or not self._path.is_file():
@@ -191,7 +213,7 @@ class _Evaluations:
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
     def has(self, name: str) -> bool:
-        return any(evaluation.name == name for evaluation in self._done)
+        return any(evaluation.name == name for evaluation in self.done)
 
     def load(self, path: str) -> Any:
         """The model at `path`, ready to generate."""
@@ -201,7 +223,7 @@ class _Evaluations:
         """Evaluate `model`; every process takes a share of the rows."""
         candidate = Candidate(name, "", self._plan.model)
         evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
-        self._done = [one for one in self._done if one.name != name] + [evaluation]
+        self.done = [one for one in self.done if one.name != name] + [evaluation]
         if self._state.is_main_process:
             told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
             print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
@@ -212,14 +234,14 @@ class _Evaluations:
 
             print(
                 f"\n{len(self._plan.test_rows)} held-out rows, {self._run.eval_samples} samples each, "
-                f"with 95% intervals:\n{table(self._done)}\n"
+                f"with 95% intervals:\n{table(self.done)}\n"
             )
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "task": self._task.name,
             "version": self._task.version,
-            "evaluations": [e.as_dict() for e in self._done],
+            "evaluations": [e.as_dict() for e in self.done],
         }
 
     def save(self) -> None:
@@ -267,12 +289,14 @@ def _how_to_go_on(run: RunArguments, args: Any, interruption: KeyboardInterrupt)
     return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to go on:\n{_command(args, resuming=True)}"
 
 
-def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
+def _write_settings(
+    folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
+) -> None:
     if not args.should_save:
         return
     is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
     settings = {
-        "command": _command(args),
+        "command": command,
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
