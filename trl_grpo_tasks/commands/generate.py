@@ -29,8 +29,8 @@ def generate(
     reward_timeout: float = 30.0,
     run_seed: int = 42,
 ) -> list[Sample]:
-    """Sample completions of `text`, or of a row of the task, and write `sample_1.txt` and what else the task exports,
-    one of each per sample. `filters` are top_k, top_p and min_p by name.
+    """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
+    `filters` are top_k, top_p and min_p by name.
 
     Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
     that of the run that made the model, so that its judges are found rather than made again.

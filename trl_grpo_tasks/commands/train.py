@@ -199,7 +199,7 @@ class _Evaluations:
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
         # The main process reads the file for all, so that they agree on its contents.
-        self.done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
+        self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
     def _read(self) -> list[Any]:
         if not self._args.resume_from_checkpoint or not self._path.is_file():
@@ -212,8 +212,12 @@ class _Evaluations:
         rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.eval_samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
+    @property
+    def done(self) -> list[Any]:
+        return self._done
+
     def has(self, name: str) -> bool:
-        return any(evaluation.name == name for evaluation in self.done)
+        return any(evaluation.name == name for evaluation in self._done)
 
     def load(self, path: str) -> Any:
         """The model at `path`, ready to generate."""
@@ -223,7 +227,7 @@ class _Evaluations:
         """Evaluate `model`; every process takes a share of the rows."""
         candidate = Candidate(name, "", self._plan.model)
         evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
-        self.done = [one for one in self.done if one.name != name] + [evaluation]
+        self._done = [one for one in self._done if one.name != name] + [evaluation]
         if self._state.is_main_process:
             told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
             print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
@@ -234,14 +238,14 @@ class _Evaluations:
 
             print(
                 f"\n{len(self._plan.test_rows)} held-out rows, {self._run.eval_samples} samples each, "
-                f"with 95% intervals:\n{table(self.done)}\n"
+                f"with 95% intervals:\n{table(self._done)}\n"
             )
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "task": self._task.name,
             "version": self._task.version,
-            "evaluations": [e.as_dict() for e in self.done],
+            "evaluations": [e.as_dict() for e in self._done],
         }
 
     def save(self) -> None:
