@@ -40,6 +40,7 @@ from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.masses import fermion_sectors, scalar_sectors
 from trl_grpo_tasks.tasks.theory.render import draw_spectrum
 from trl_grpo_tasks.training.cold_start import cold_start
+from trl_grpo_tasks.training.record import RolloutRecord
 
 IMAGES = Path(__file__).parent / "images"
 # Pixels of a strip: a picture, the names of the rows, a line of text, what is between pictures.
@@ -182,11 +183,8 @@ class SamplingOnly(TaskGRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():  # for constraint/allowed_mass, which is measured while scoring under the masks
             super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        masks, self._masks = self._masks, None
-        try:
+        with self._scoring(RolloutRecord(self._mode)):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        finally:
-            self._masks = masks
 
 
 def constraints(steps: int = 120) -> None:

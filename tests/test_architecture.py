@@ -1,5 +1,7 @@
 """The structure of the package: layers, no import cycles, few modules at the root, tests in the same folders."""
 
+import dataclasses
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from trl_grpo_tasks.training.record import RolloutRecord
 
 PACKAGE = ROOT / "trl_grpo_tasks"
 FOLDERS = {"constraints", "rollout", "rewards", "models", "report", "training", "tasks", "evaluation", "commands"}
@@ -58,3 +61,17 @@ def test_tests_mirror_the_package():
     packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
     assert tested <= packages
     assert {str(folder) for folder in tested} >= FOLDERS - {"tasks"}
+
+
+def test_the_diagram_is_drawn_from_its_text_and_names_what_exists():
+    spec = importlib.util.spec_from_file_location("make_diagram", ROOT / "docs" / "make_diagram.py")
+    diagram = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(diagram)
+    source = diagram.SOURCE.read_text()
+    assert diagram.IMAGE.read_text() == diagram.svg(source), "run python docs/make_diagram.py"
+    known = {field.name for field in dataclasses.fields(RolloutRecord)}
+    named = {
+        word for _, _, fields in diagram.stages(source) for word in fields.replace(",", "").split() if "_" in word
+    }
+    assert named and named <= known
+    assert all((PACKAGE / "training" / file).is_file() for file, _, _ in diagram.stages(source))

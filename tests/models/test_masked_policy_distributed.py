@@ -7,7 +7,7 @@ from tests.support.training import run_processes
 
 SCRIPT = """
 from tests.support.toy_fill import FillTask
-from tests.training import config
+from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 trainer = TaskGRPOTrainer(model, args=config(output_dir, **options), task=FillTask())
 

@@ -302,7 +302,7 @@ def test_the_page_is_written_again_but_not_too_often(tmp_path, monkeypatch):
     now[0] += 1000
     live.on_log(args, state, None)
     live.on_log(args, state, None)
-    assert len(said) == 1 and "training goes on" in said[0]
+    assert len(said) == 1 and "training continues" in said[0]
 
 
 def test_a_training_run_refreshes_its_page(tmp_path, monkeypatch):

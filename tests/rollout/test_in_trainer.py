@@ -16,7 +16,7 @@ from trl_grpo_tasks.rollout import rollout
 def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, options, peft):
     from peft import LoraConfig
 
-    from trl_grpo_tasks.training import sampling_layer as exact
+    from trl_grpo_tasks.training import generation_layer
 
     kept = []
 
@@ -24,7 +24,7 @@ def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, op
         kept.append(rollout(*args, **kwargs))
         return kept[-1]
 
-    monkeypatch.setattr(exact, "rollout", keeping)
+    monkeypatch.setattr(generation_layer, "rollout", keeping)
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
     settings = {"rollout": "fast", "temperature": 0.8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 3}
     trainer = toy_trainer(tiny_path, tmp_path, peft_config=adapter, **settings, **options)
@@ -41,7 +41,7 @@ def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, op
 def test_what_it_cannot_do_is_left_to_trl_with_a_line_why(tiny_path, tmp_path, capsys, options):
     trainer = toy_trainer(tiny_path, tmp_path, rollout="fast", max_steps=1, **options)
     said = capsys.readouterr().out
-    assert said.count("rollouts are TRL's: ") == 1 and next(iter(options)) in said
+    assert said.count("TRL generates the completions, because ") == 1 and next(iter(options)) in said
     trainer.train()
 
 
@@ -68,7 +68,7 @@ class Engine:
 def with_engine(trainer, constraint):
     trainer.vllm_generation = Engine(trainer.model, trainer.processing_class)
     trainer.use_vllm, trainer._last_loaded_step = True, -1
-    trainer._set_up_constraint(constraint)
+    trainer._constraint = trainer._ready_constraint(constraint)
     return trainer
 
 
@@ -113,7 +113,7 @@ def test_what_vllm_is_handed_is_the_same_language(grammar):
 def test_what_cannot_be_handed_to_vllm_is_refused(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
     by_row = GrammarConstraint(trainer.processing_class, lambda row: Grammar.regex(row["letter"]))
-    with pytest.raises(ValueError, match=r"from row to row.*leave use_vllm off"):
+    with pytest.raises(ValueError, match=r"from row to row.*set use_vllm=False"):
         with_engine(trainer, by_row)
     tree = ChoiceTreeConstraint(trainer.processing_class, lambda row: 0, lambda node: [("a", None)])
     with pytest.raises(ValueError, match="not a grammar"):

@@ -191,7 +191,7 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
     loss = trainer._compute_loss(trainer.model, second)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
-    logps = trainer._scored_logps[second["completion_mask"].bool()]
+    logps = trainer._score(second, of_reference=False)[second["completion_mask"].bool()].detach()
     assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
 
 
@@ -205,7 +205,7 @@ def record_masks(trainer):
         ids, logprobs = fixed(trainer, prompt_ids, *args, **kwargs)
         table = trainer._tables.start("train", trainer.model.config.vocab_size)
         masks = [replay(trainer._constraint, {}, i) for i in ids]
-        trainer._masks = padded([[table.number_of(m) for m in row] for row in masks])
+        trainer.latest_rollout.mask_numbers_B_T = padded([[table.number_of(m) for m in row] for row in masks])
         return ids, logprobs
 
     trainer._generate_single_turn = with_masks
@@ -252,8 +252,10 @@ def test_curriculum_chooses_the_rows_of_a_run(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, curriculum=True, curriculum_review=0.0, curriculum_window=1000)
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[1]] * 4 + [trainer.train_dataset[3]] * 4)
-    assert {json.loads(example["row"])["level"] for example in trainer._inputs} == {"1"}
-    assert len({example["row"] for example in trainer._inputs[:4]}) == 1, "a group must stay one prompt"
+    assert {json.loads(example["row"])["level"] for example in trainer.latest_rollout.examples} == {"1"}
+    assert len({example["row"] for example in trainer.latest_rollout.examples[:4]}) == 1, (
+        "a group must stay one prompt"
+    )
 
 
 # ---- moving references
@@ -272,13 +274,22 @@ def test_the_average_of_adapters_is_the_nearest_of_their_rank():
     torch.testing.assert_close(same_b @ same_a, b @ a, atol=1e-5, rtol=1e-5)
 
 
+def test_adapters_whose_rank_exceeds_the_layer_are_averaged():
+    generator = torch.Generator().manual_seed(0)
+    a_ref, a = torch.randn(2, 8, 9, generator=generator)
+    b_ref, b = torch.randn(2, 3, 8, generator=generator)
+    new_a, new_b = average_product(a_ref, b_ref, a, b, keep=0.9)
+    assert new_a.shape == a.shape and new_b.shape == b.shape
+    torch.testing.assert_close(new_b @ new_a, 0.9 * b_ref @ a_ref + 0.1 * b @ a, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["ema", "periodic"])
 def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
     options = {"reference_mode": mode, "ema_alpha": 0.75, "reference_update_freq": 2}
     trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, max_steps=1, **options)
     start = {n: p.detach().clone() for n, p in trainer.ref_model.named_parameters()}
     trainer.model.train()
-    trainer._move_controllers()  # before the first rollout: nothing to follow yet
+    trainer._update_controllers()  # before the first rollout: nothing to follow yet
     expected = start
     for step in range(1, 4):
         with torch.no_grad():
@@ -286,8 +297,8 @@ def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
                 p.add_(0.1)
         policy = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
         trainer.state.global_step = step
-        trainer._move_controllers()
-        trainer._move_controllers()  # a second rollout within one step moves nothing
+        trainer._update_controllers()
+        trainer._update_controllers()  # a second rollout within one step moves nothing
         if mode == "ema":
             expected = {n: 0.75 * expected[n] + 0.25 * policy[n] for n in expected}
         elif step % 2 == 0:

@@ -9,7 +9,7 @@ SCRIPT = """
 from tests.training.test_trainer import FixedTrainer
 from tests.training.test_controllers import record_masks
 from tests.support.toy import ToyTask
-from tests.training import config
+from tests.support.training import config
 trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
 
 # Every completion is a function of its prompt, the step and its place in the gathered batch.
@@ -55,7 +55,7 @@ def test_two_processes_equal_one(tiny_path, tmp_path, estimator, loss_tokens):
 ONE_SIGNAL = """
 from tests.training.test_trainer import FixedTrainer
 from tests.support.toy import ToyTask
-from tests.training import config
+from tests.support.training import config
 trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
 
 def only_at_first(prompt_ids):

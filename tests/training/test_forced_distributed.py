@@ -1,7 +1,5 @@
 """Two processes (gloo) train together where a constraint leaves one of them nothing to choose."""
 
-import json
-
 import pytest
 import torch
 
@@ -33,19 +31,19 @@ class PlacedTrainer(TaskGRPOTrainer):
     """Where there is a choice, completions follow from the step and the place in the group."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        rows, step = [json.loads(example["row"]) for example in self._inputs], self.state.global_step
+        rows, step = self.latest_rollout.rows, self.state.global_step
         free = ["b", "ca", "bb", "dbc", "a", "bd"]
         texts = ["a" if row["letter"] == "a" else free[(i % 4 + step) % len(free)] for i, row in enumerate(rows)]
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
         table = self._tables.start("train", self.model.config.vocab_size)
         masks = [replay(self._constraint, row, one) for row, one in zip(rows, ids, strict=True)]
-        self._masks = padded([[table.number_of(mask) for mask in each] for each in masks])
+        self.latest_rollout.mask_numbers_B_T = padded([[table.number_of(mask) for mask in each] for each in masks])
         return ids, None
 
 
 SCRIPT = """
 from tests.training.test_forced_distributed import HalfForced, PlacedTrainer
-from tests.training import config
+from tests.support.training import config
 trainer = PlacedTrainer(model, args=config(output_dir, **options), task=HalfForced())
 assert not trainer.model.config.tie_word_embeddings
 """

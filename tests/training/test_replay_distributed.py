@@ -9,7 +9,7 @@ from tests.support.training import run_processes
 SCRIPT = """
 from tests.training.test_trainer import FixedTrainer
 from tests.support.toy import ToyTask
-from tests.training import config
+from tests.support.training import config
 
 class OnceWithSignal(FixedTrainer):
     fixed = ["a", "bb", "ab", "ccc"]

@@ -47,7 +47,7 @@ ALL_ON = {
 }
 SCRIPT = """
 import json, sys
-from tests.training import parameters, toy_trainer
+from tests.support.training import parameters, toy_trainer
 from peft import LoraConfig
 model, output_dir, options, resume, peft = json.loads(sys.argv[1])
 config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
@@ -166,7 +166,7 @@ def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
     again = toy_trainer(tiny_path, tmp_path, **options)
     again.train(resume_from_checkpoint=True)
     said = capsys.readouterr().out
-    assert "skipping" in said and "checkpoint-10" in said and "half-written" in said
+    assert "skipping" in said and "checkpoint-10" in said and "it is incomplete" in said
     with pytest.raises(ValueError, match="no complete checkpoint"):
         toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
 

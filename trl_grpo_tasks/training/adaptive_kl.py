@@ -1,5 +1,4 @@
-"""Adaptive KL coefficient: beta grows while the policy is further from the reference than asked, and shrinks while
-it is nearer."""
+"""Adaptive KL coefficient: beta grows while the KL divergence is above its target, and shrinks while it is below."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ class AdaptiveKL:
     """beta <- beta * exp(clip(KL / target - 1, -0.2, 0.2) * min(n / horizon, 1)), within [beta_min, beta_max].
 
     The usual rule, beta * (1 + error * n / horizon), is the same up to second order for small batches, and turns
-    negative for n > 5 * horizon. However large, one batch is one measurement and moves beta by at most 22%.
+    negative for n > 5 * horizon. One batch, however large, changes beta by at most 22%.
     """
 
     def __init__(self, beta: float, target: float, horizon: float, beta_min: float = 1e-6, beta_max: float = 10.0):
@@ -24,12 +23,13 @@ class AdaptiveKL:
         self._kl_count = 0
 
     def observe(self, kl: float) -> None:
-        """One measurement of the KL divergence; `update` uses their mean."""
+        """Add one measurement of the KL divergence; `update` uses the mean of all since the last update."""
         self._kl_sum += kl
         self._kl_count += 1
 
     def update(self, n: int) -> float:
-        """The coefficient for the next iteration, after one with `n` completions. Without a measurement: unchanged."""
+        """Return the coefficient for the next iteration, after one with `n` completions; without a measurement it
+        stays."""
         if self._kl_count:
             error = min(max(self._kl_sum / self._kl_count / self.target - 1, -0.2), 0.2)
             factor = math.exp(error * min(n / self.horizon, 1.0))

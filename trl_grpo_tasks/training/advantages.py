@@ -1,14 +1,14 @@
-"""Advantage estimators: pure functions from the rewards of a group to what each completion is worth.
+"""Advantage estimators: pure functions from the rewards of a group to the advantage of each completion.
 
 `estimate` works on rewards_P_G (P prompts, G generations each). NaN marks a completion that could not be scored: it is
-left out of the group's baseline and gets advantage 0. Which estimator for what:
+left out of the group's baseline and gets advantage 0. The estimators:
 
     grpo               (r - mean) / (std + 1e-4): TRL's own
     mean               r - mean
     rloo               r minus the mean of the others
-    passk              binary rewards: makes "at least one of k samples succeeds" likelier (arXiv 2508.10751)
-    maxk               any rewards: makes the best of k samples better (arXiv 2505.15201, leave-one-out baseline)
-    best_minus_second  only the best completion is pushed, by its lead over the second
+    passk              binary rewards: maximises the probability that one of k samples succeeds (arXiv 2508.10751)
+    maxk               any rewards: maximises the best of k samples (arXiv 2505.15201, leave-one-out baseline)
+    best_minus_second  only the best completion has an advantage: its lead over the second best
     topk               r - mean for the k best completions, 0 for the others
 """
 
@@ -25,7 +25,7 @@ NEEDS_K = ("passk", "maxk", "topk")
 
 
 def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: bool = False) -> torch.Tensor:
-    """Advantages of the shape of `rewards_P_G`. `k` is needed by passk, maxk and topk. `scale` divides
+    """Compute advantages in the shape of `rewards_P_G`. `k` is needed by passk, maxk and topk. `scale` divides
     best_minus_second by the group's standard deviation; the other estimators define their own scale."""
     if rewards_P_G.ndim != 2:
         raise ValueError(f"rewards must have the shape (prompts, generations), got {tuple(rewards_P_G.shape)}")
@@ -48,7 +48,7 @@ def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *,
 
 
 def k_range(estimator: str, group_size: int) -> tuple[int, int]:
-    """The smallest and the largest k that makes sense for an estimator that needs one."""
+    """The smallest and the largest valid k for an estimator that needs one."""
     lowest = 2 if estimator == "maxk" else 1
     # At k = n every completion is in the only subset, so Pass@k credits none of them more than another.
     highest = group_size - 1 if estimator == "passk" else group_size
@@ -61,22 +61,22 @@ def k_fits(estimator: str, k: int | None, group_size: int) -> bool:
 
 
 def check_estimator(estimator: str, k: int | None, group_size: int) -> None:
-    """ValueError for an estimator that does not exist or a k that makes no sense for groups of `group_size`."""
+    """Raise ValueError for an unknown estimator, or for a k that is invalid for groups of `group_size`."""
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}; estimators are: {', '.join(ESTIMATORS)}")
     if k_fits(estimator, k, group_size):
         return
     lowest, highest = k_range(estimator, group_size)
     if k is None:
-        raise ValueError(f"advantage estimator {estimator!r} needs pass_k, between {lowest} and {highest} here")
+        raise ValueError(f"advantage estimator {estimator!r} needs pass_k; choose {lowest} <= pass_k <= {highest}")
     raise ValueError(
-        f"pass_k={k} makes no sense for advantage estimator {estimator!r} with groups of {group_size}: "
-        f"choose {lowest} <= pass_k <= {highest}, or more generations"
+        f"pass_k={k} is invalid for advantage estimator {estimator!r} with groups of {group_size}: "
+        f"choose {lowest} <= pass_k <= {highest}, or raise num_generations"
     )
 
 
 def without_signal(rewards_P_G: torch.Tensor, advantages_P_G: torch.Tensor) -> torch.Tensor:
-    """Which groups teach nothing: all advantages are 0, or all rewards are equal up to rounding."""
+    """True for groups without a learning signal: all advantages are 0, or all rewards are equal up to rounding."""
     unscored = rewards_P_G.isnan()
     highest = rewards_P_G.masked_fill(unscored, -torch.inf).amax(1)
     lowest = rewards_P_G.masked_fill(unscored, torch.inf).amin(1)
@@ -91,8 +91,8 @@ def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:
 
 @lru_cache(maxsize=512)
 def best_weights(n: int, k: int) -> torch.Tensor:
-    """C(i, k-1) / C(n, k) for i = 0 ... n-1: how likely the i-th smallest of n values is the largest of k drawn from
-    them. Computed as a product of ratios, since the binomials themselves leave the range of a float."""
+    """C(i, k-1) / C(n, k) for i = 0 ... n-1: the probability that the i-th smallest of n values is the largest
+    of k drawn from them. Computed as a product of ratios, since the binomials exceed the range of a float."""
     i = torch.arange(n - 1, 0, -1, dtype=torch.float64)
     downwards = torch.cat([torch.tensor([k / n], dtype=torch.float64), (i - k + 1).clamp(min=0) / i])
     return downwards.cumprod(0).flip(0)
@@ -104,8 +104,8 @@ def doublings(group_size: int) -> list[int]:
 
 
 def expected_best_curve(rewards_P_G: torch.Tensor) -> dict[int, float]:
-    """{k: mean over groups of the unbiased best of k} for k = 1, 2, 4, ... n; groups with unscored members count
-    for the k they still allow."""
+    """{k: mean over groups of the unbiased best of k} for k = 1, 2, 4, ... n. A group with unscored members counts for
+    those k that do not exceed the number of its scored members."""
     scored_P = (~rewards_P_G.isnan()).sum(1).tolist()
     ordered_P_G = rewards_P_G.double().cpu().sort(1).values  # NaN comes last
     curve = {}

@@ -1,5 +1,5 @@
-"""What a run says for itself: metrics as JSON lines, a line on the console, the report while it goes on, and hints in
-plain words when training cannot work."""
+"""Callbacks that report on a run: metrics as JSON lines, console lines, a live report, and hints when training cannot
+work."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..task import Task
 
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
-SHORT = 10.0  # seconds: what takes less needs no estimate
-WARM_UP, MEASURED = 2, 3  # steps that pay for start-up, and steps after them by which the first estimate goes
+SHORT = 10.0  # seconds; no estimate is printed for less
+WARM_UP, MEASURED = 2, 3  # steps that include start-up costs, and the steps after them that are timed
 
 
 class MetricsFile(TrainerCallback):
-    """One JSON line a log step. Lines after the step a run resumes from are dropped: they will be written again."""
+    """Writes one JSON line per log step. On resuming, lines after the resumed step are dropped and written again."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -59,20 +59,22 @@ def _step_of(line: str) -> float:
 
 
 class Console(TrainerCallback):
-    """A bar where somebody watches, a short line for each log step, and once it can be told how long it will take."""
+    """Prints one line per log step, a progress bar on terminals, and an estimate of the remaining time."""
 
     def __init__(self, title: str, names: Sequence[str]):
         self._title = title
         self._names = names
-        self._steps: list[float] = []  # when each ended
+        self._steps: list[float] = []  # end time of each step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps = []
-        # Only so many steps together have the same cost: one of them generates what all of them train on.
+        # One step of each cycle generates what all steps of the cycle train on, so only whole cycles are comparable.
         cycle = getattr(args, "num_iterations", 1) * getattr(args, "steps_per_generation", 1)
         cycle = max(1, cycle // args.gradient_accumulation_steps)
         self._warm, self._measured = (cycle * math.ceil(least / cycle) for least in (WARM_UP, MEASURED))
-        hidden = None if state.is_world_process_zero else True  # None: unless it is a terminal
+        hidden = (
+            None if state.is_world_process_zero else True
+        )  # None: tqdm hides the bar unless the output is a terminal
         self._bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
@@ -98,12 +100,12 @@ class Console(TrainerCallback):
         tqdm.write(f"{self._title} {state.global_step}/{state.max_steps}  {values}{self._left(state)}")
 
     def _left(self, state: Any) -> str:
-        if not self._bar.disable or len(self._steps) < self._warm + self._measured:  # the bar says it
+        if not self._bar.disable or len(self._steps) < self._warm + self._measured:  # the bar shows it
             return ""
         return f"  ({duration(self._pace() * (state.max_steps - state.global_step))} left)"
 
     def _pace(self) -> float:
-        """Seconds per step, without the first ones, which also pay for start-up."""
+        """Seconds per step, without the first steps, which include start-up costs."""
         return (self._steps[-1] - self._steps[self._warm - 1]) / (len(self._steps) - self._warm)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -115,8 +117,8 @@ def _short(name: str) -> str:
 
 
 class LiveReport(TrainerCallback):
-    """Writes the report again while the run goes on: at a log or a save, at most once in `every` seconds, and never
-    so often that it takes more than a fiftieth of the time."""
+    """Rewrites the report during a run, at a log or a save, at most once in `every` seconds, and rarely enough to take
+    no more than a fiftieth of the time."""
 
     def __init__(self, task: Task, pictures: Pictures | None, every: float = 60.0, say: Any = tqdm.write):
         self._task, self._pictures, self._every, self._say = task, pictures, every, say
@@ -131,8 +133,8 @@ class LiveReport(TrainerCallback):
             return
         try:
             write_report(args.output_dir, self._task, pictures=self._pictures, running_to=state.max_steps)
-        except Exception as error:  # noqa: BLE001 - whatever ails a page, training goes on
-            self._say(f"the report could not be written ({type(error).__name__}: {error}); training goes on")
+        except Exception as error:  # noqa: BLE001 - training must continue whatever is wrong with the report
+            self._say(f"the report could not be written ({type(error).__name__}: {error}); training continues")
             self._next = math.inf
             return
         end = time.monotonic()
@@ -142,7 +144,7 @@ class LiveReport(TrainerCallback):
 
 
 class Hints(TrainerCallback):
-    """One line, once a stretch, for each way in which a run can be going nowhere."""
+    """Prints a hint when a known problem has lasted for `patience` logs, and again after as many more."""
 
     def __init__(self, patience: int = 5, say: Any = tqdm.write):
         self._patience = patience
@@ -155,7 +157,7 @@ class Hints(TrainerCallback):
         if not math.isfinite(logs.get("grad_norm") or 0) and "gradient" not in self._streaks:
             self._streaks["gradient"] = 1  # it does not recover
             self._say(
-                "hint: the gradient is not finite, so the weights are spoilt from here on: stop, and resume from the "
+                "hint: the gradient is not finite, so the weights are no longer usable: stop, and resume from the "
                 "checkpoint before this step with a lower learning_rate"
             )
         kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
@@ -163,7 +165,7 @@ class Hints(TrainerCallback):
             "no signal",
             logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0)) == 1,
             "every group has had equal rewards for {n} logs, so nothing can be learned: "
-            "use an easier level, a higher temperature, more num_generations, or a reward with partial marks",
+            "use an easier level, a higher temperature, more num_generations, or a reward that gives partial credit",
         )
         self._watch(
             "nothing valid",

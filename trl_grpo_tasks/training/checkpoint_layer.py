@@ -1,7 +1,7 @@
-"""A GRPO trainer that can be killed at any moment and resumed bit for bit.
+"""CheckpointLayer: a GRPO trainer that can be killed at any moment and resumed bit for bit.
 
-TRL and transformers keep some things in memory only: rollouts that are still in use, the position within them, metrics
-and loss since the last log, the order of later epochs. They go into the checkpoint here, with whatever `_parts` names.
+TRL and transformers keep some state in memory only: the current rollout and the position in it, metrics and loss since
+the last log, and the order of later epochs. This layer adds it to checkpoints, with the state of every `_parts` entry.
 """
 
 from __future__ import annotations
@@ -20,56 +20,58 @@ from ..models import checkpoints
 
 
 class CheckpointLayer(GRPOTrainer):
-    """GRPOTrainer whose checkpoints are complete or known not to be, and hold all that a run needs to go on."""
+    """GRPOTrainer whose checkpoints hold everything a run needs to resume, and are marked when complete."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._resumed: dict[str, Any] | None = None
-        self._epochs_done = 0  # before this training began
-        self._train_sampler: Any = None  # None where the data set is a stream, which has no sampler
+        self._epochs_done = 0  # before the resumed step
+        self._train_sampler: Any = None  # None for streaming data sets, which have no sampler
         self.add_callback(_RestoreCounters(self))
 
     def _parts(self) -> dict[str, Any]:
-        """What else changes during training: name -> something with state_dict and load_state_dict."""
+        """Further state that changes during training: name -> object with state_dict and load_state_dict."""
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's; `resume_from_checkpoint=True` finds the newest complete checkpoint and says what it skips. At the
-        end of a run its weights are loaded and no step is taken."""
+        """Train as TRL does. `resume_from_checkpoint=True` resumes from the newest complete checkpoint and prints
+        which ones it skips. If that checkpoint is the end of the run, its weights are loaded and no step is taken."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
         if 0 < self.args.max_steps <= step:
             self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
-            self._load_from_checkpoint(resume_from_checkpoint)  # from where transformers would take one step more
+            self._load_from_checkpoint(resume_from_checkpoint)  # transformers would take one more step
             return TrainOutput(step, math.nan, {})
         if resume_from_checkpoint:
-            self._take_back_later(Path(resume_from_checkpoint), step)
+            self._invalidate_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _newest_checkpoint(self) -> str:
         found, skipped = checkpoints.newest_complete(self.args.output_dir)
         for path in skipped:
-            self.accelerator.print(f"skipping {path}: it is half-written, or the run went back to before it")
+            self.accelerator.print(
+                f"skipping {path}: it is incomplete, or the run resumed from an earlier checkpoint since"
+            )
         if found is None:
             raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
         self.accelerator.print(f"resuming from {found}")
         return str(found)
 
-    def _take_back_later(self, resumed: Path, step: int) -> None:
-        """Checkpoints after the one that is resumed stay, but the newest to go on from is no longer one of them."""
+    def _invalidate_later(self, resumed: Path, step: int) -> None:
+        """Mark checkpoints after the resumed one as incomplete: they stay, but a later resume does not choose them."""
         if not checkpoints.is_of(resumed, self.args.output_dir) or not self.args.should_save:
             return
         for path in checkpoints.checkpoint_folders(resumed.parent):
             if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:
                 checkpoints.mark_incomplete(path)
-                self.accelerator.print(f"{path} is kept, but no longer what --resume_from_checkpoint goes on from")
+                self.accelerator.print(f"{path} is kept, but --resume_from_checkpoint no longer chooses it")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             checkpoints.mark_incomplete(folder)
-        # Old checkpoints go only when the new one is complete, so that there is always one to resume from.
+        # Old checkpoints are deleted only when the new one is complete, so that there is always one to resume from.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
@@ -85,25 +87,25 @@ class CheckpointLayer(GRPOTrainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
-        # A process that ends after this, as it does when interrupted, must not do so while another still writes.
+        # An interrupted process ends after this; it must not do so while another process still writes.
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        # Where an adapter lies in a sub-folder (TRL's "ref"), transformers loads that one and not the trained one.
+        # If there is an adapter in a sub-folder (TRL's "ref"), transformers loads that one instead of the trained one.
         model = self.model if model is None else model
         if is_peft_model(model) and len(model.peft_config) > 1:
             model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # TRL alone writes none
+        if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # checkpoints of plain TRL have none
             self._resumed = self._read_state(checkpoint)
             self._load_state_dict(self._resumed)
 
     def _read_state(self, checkpoint: str) -> dict[str, Any]:
-        """The state of this process in a checkpoint, also where another number of processes has written it: then what
-        belongs to no process in particular is loaded, groups to replay are shared out, and rollouts are dropped."""
+        """The state of this process in a checkpoint. If another number of processes wrote it, the common state is
+        loaded, replay groups are redistributed, and rollouts are dropped."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         is_there = _state_file(checkpoint, index).is_file()
         state = _load(_state_file(checkpoint, index if is_there else 0))
@@ -127,7 +129,7 @@ class CheckpointLayer(GRPOTrainer):
         return state | {
             "buffered_inputs": None,
             "micro_step": checkpoints.step_of(checkpoint) * self.args.gradient_accumulation_steps,
-            "loss_since_log": torch.stack(losses).mean(0),  # which is what is logged
+            "loss_since_log": torch.stack(losses).mean(0),  # the mean is what is logged
         }
 
     def _state_dict(self) -> dict[str, Any]:
@@ -155,7 +157,7 @@ class CheckpointLayer(GRPOTrainer):
             return
         self._tr_loss.copy_(self._resumed["loss_since_log"])
         self._globalstep_last_logged = self._resumed["last_logged_step"]
-        # The sampler draws one permutation an epoch from a generator of its own, which has started anew.
+        # The sampler draws one permutation per epoch from its own generator, which has been seeded again.
         sampler = self._train_sampler
         if sampler is not None and sampler.shuffle:
             for _ in range(self._epochs_done):
@@ -169,11 +171,11 @@ class CheckpointLayer(GRPOTrainer):
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        """How many epochs, and how many batches of the next one, were trained on."""
+        """The number of finished epochs, and of batches in the current epoch, before the resumed step."""
         done = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         is_stream = self._train_sampler is None
         if resume_from_checkpoint is not None and is_stream and not self.args.ignore_data_skip:
-            # transformers counts as if a stream lasted as long as the run; it may have ended and been read again.
+            # transformers assumes that a stream lasts as long as the run; it may have ended and been read again.
             saved = checkpoints.state_of(resume_from_checkpoint)
             batches_per_epoch = saved["max_steps"] * self.args.gradient_accumulation_steps
             done = int(saved["epoch"]), round(saved["epoch"] % 1 * batches_per_epoch)
@@ -188,14 +190,14 @@ def _state_file(checkpoint: str | Path, process: int) -> Path:
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise checkpoints.CheckpointError(
-            f"{path} is not there, so this checkpoint is not complete on this machine: all machines of a run must "
+            f"{path} does not exist, so the checkpoint is incomplete on this machine; all machines of a run must "
             "share --output_dir"
         )
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class _RestoreCounters(TrainerCallback):
-    """transformers sets its counters to zero after loading a checkpoint, just before this is called."""
+    """Restores counters that transformers sets to zero after loading a checkpoint, just before on_train_begin."""
 
     def __init__(self, trainer: CheckpointLayer):
         self._trainer = trainer

@@ -1,5 +1,5 @@
-"""Cold start: a short supervised warm-up on a task's gold answers, with TRL's SFTTrainer; where masks are filled, with
-transformers' Trainer, on the gold fills."""
+"""Cold start: a short supervised warm-up on a task's gold answers, with TRL's SFTTrainer; for masked language models,
+with transformers' Trainer on the gold fills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..models.loading import building, is_made_from, load_model, origin_of
 from ..rollout.attention import disable_cudnn_attention
 from ..task import Row, Task
 
-ADAPTER_FOLDER = "adapter"  # of the cold start's folder, while its weights are being merged
+ADAPTER_FOLDER = "adapter"  # inside the cold start's folder, until its weights are merged
 
 
 def cold_start(
@@ -33,7 +33,8 @@ def cold_start(
     **settings: Any,
 ) -> str:
     """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
-    `peft_config` an adapter is trained and merged. What was made there before in the same way is taken as it is."""
+    `peft_config` an adapter is trained and merged. A complete result of an earlier call with the same settings is
+    reused."""
     from transformers.trainer import TRAINING_ARGS_NAME
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import SFTConfig, SFTTrainer
@@ -65,7 +66,7 @@ def cold_start(
         save_strategy="no",
         report_to="none",
         ddp_find_unused_parameters=False,
-        adam_beta2=0.98,  # a short run must not wait a thousand steps for its averages
+        adam_beta2=0.98,  # the default averages over a thousand steps, longer than this run
         **settings,
     )
     if task.policy == "masked":
@@ -80,12 +81,12 @@ def cold_start(
     trainer.train()
     is_main = trainer.accelerator.is_main_process
     with building(folder, origin) if is_main else nullcontext():
-        # The trainer knows how weights are spread over processes, so it saves them, with all processes taking part.
+        # All processes take part in saving, since weights may be sharded over them.
         trained = folder if peft_config is None else folder / ADAPTER_FOLDER
         trainer.save_model(str(trained))
         if is_main:
             if peft_config is not None:
-                init = {"dtype": "float32"} | (args.model_init_kwargs or {})  # as TRL loads it
+                init = {"dtype": "float32"} | (args.model_init_kwargs or {})  # the precision that TRL loads it in
                 merged = load_model(str(trained), policy=task.policy, **init)
                 merged.merge_and_unload().save_pretrained(folder)
                 trainer.processing_class.save_pretrained(folder)
@@ -97,7 +98,7 @@ def cold_start(
 
 
 def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any) -> Any:
-    """Cross-entropy of the gold fills at the masks; gold fills that are no token of the model do not count."""
+    """A Trainer for the cross-entropy of gold fills at the masks. Fills that are no token of the model are ignored."""
     import torch
     from peft import get_peft_model
     from torch.nn.utils.rnn import pad_sequence
@@ -130,7 +131,7 @@ def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_co
 
 
 def gold_dataset(task: Task, rows: list[dict[str, Any]]) -> Dataset:
-    """Prompts and gold answers in the form that SFTTrainer takes; only the answers count in its loss."""
+    """Prompts and gold answers as SFTTrainer takes them: the loss covers the answers only."""
     return Dataset.from_list([{"prompt": row["prompt"], "completion": _answer(task, row)} for row in rows])
 
 

@@ -19,7 +19,7 @@ REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
 ROLLOUTS = ("trl", "fast", "auto")
 LOSS_TOKENS = ("all", "decisions")
-# What TRL and transformers find out only when they train, which may be after a cold start.
+# Options that TRL and transformers check only when training starts, which may be after a cold start.
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 SCALE_REWARDS = ("group", "batch", "none")
@@ -38,8 +38,8 @@ LEAST = {
     "beta": 0,
     "epsilon": 0,
 }
-# Options of `generate` that scoring does not follow, with the value at which they change nothing; so does None.
-UNFOLLOWED_SAMPLING: dict[str, Any] = {
+# Options of `generate` that scoring cannot reproduce, with their neutral value; None is neutral too.
+UNSUPPORTED_SAMPLING: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -80,12 +80,12 @@ NEUTRAL_SAMPLING = (
 
 
 def check_sampling(options: dict[str, Any], source: str) -> None:
-    """ValueError for options of `generate` under which log-probs would not be those of what was sampled."""
-    for name, neutral in UNFOLLOWED_SAMPLING.items():
+    """Raise ValueError for options of `generate` that scoring cannot reproduce."""
+    for name, neutral in UNSUPPORTED_SAMPLING.items():
         if options.get(name) not in (None, neutral, []):
             raise ValueError(
-                f"{name}={options[name]} in {source}: log-probs could not follow that sampling exactly; set {name} to "
-                f"{neutral}, with generation_kwargs if the model's own file sets it "
+                f"{name}={options[name]} in {source}: exact log-probs of such samples cannot be computed; set {name} "
+                f"to {neutral}, in generation_kwargs if the model's own file sets it "
                 "(temperature, top_k, top_p and min_p are supported)"
             )
 
@@ -94,40 +94,41 @@ def check_sampling(options: dict[str, Any], source: str) -> None:
 class TaskGRPOConfig(GRPOConfig):
     """GRPOConfig with advantages, constraints, moving references, replay, curriculum and parallel rewards.
 
-    Every field says what it does in its help text (`train.py --help`). What makes no sense is refused here, before a
-    model is loaded.
+    The help text of each field is shown by `train.py --help-all`. Invalid values raise ValueError here, before a model
+    is loaded.
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "component_weights"]
 
     # Data and rewards of a task
-    train_rows: int | None = option(None, "Rows of the task's training split; as many as the task has if not given.")
-    eval_rows: int | None = option(None, "Rows of the task's held-out split; as many as the task has if not given.")
+    train_rows: int | None = option(None, "Rows of the task's training split. Default: all.")
+    eval_rows: int | None = option(None, "Rows of the task's held-out split. Default: all.")
     component_weights: dict | str | None = option(
         None,
-        'Weights of reward components by name, as JSON: {"format": 0.2}. Others keep the weight the task gives them. '
-        "'success' and 'valid' are components too, with weight 0.",
+        'Weights of reward components by name, as JSON: {"format": 0.2}. Other components keep the task\'s weights. '
+        "'success' and 'valid' are components with weight 0.",
     )
     reward_workers: int | None = option(
         None,
-        "Processes that score completions, per training process. 0: none, score in this one. Not given: by cores.",
+        "Worker processes that score completions, per training process. 0: score in the training process. Default: by "
+        "the number of cores.",
     )
-    reward_timeout: float = option(30.0, "Seconds a worker may take for one completion before it is replaced.")
+    reward_timeout: float = option(30.0, "Seconds that scoring one completion may take; then its worker is replaced.")
     reward_memory_mb: int | None = option(None, "Memory limit of a reward worker in MB.")
     reward_backend: str = option("process", "Where rewards are computed: 'process' (this machine) or 'ray'.")
 
     # Advantages
     advantage_estimator: str = option(
-        "grpo", f"How rewards become advantages: {', '.join(ESTIMATORS)}. 'grpo' is TRL's own."
+        "grpo", f"How advantages are computed from rewards: {', '.join(ESTIMATORS)}. 'grpo' is TRL's."
     )
     pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
     advantage_clip: float | None = option(
-        None, "Clamp advantages to [-x, x], after normalisation. Not the clip of the PPO ratio, which is epsilon."
+        None, "Clamp advantages to [-x, x] after normalisation. (The clip of the PPO ratio is epsilon.)"
     )
 
     # Constraint
     constrain: bool = option(
-        False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the masked policy."
+        False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the constrained policy."
     )
     loss_tokens: str = option(
         "all",
@@ -140,8 +141,8 @@ class TaskGRPOConfig(GRPOConfig):
     # Rollouts
     rollout: str = option(
         "trl",
-        "How completions are generated: 'trl' (TRL's way), 'fast' (one prefill a prompt, forced tokens without asking "
-        "the model, finished rows leave, CUDA graphs), or 'auto' (fast where it is known to be right, else TRL's).",
+        "Which engine generates completions: 'trl'; 'fast' (one prefill per prompt, forced tokens without a model "
+        "call, CUDA graphs); or 'auto' (fast for supported models, otherwise TRL's, and the reason is printed).",
     )
     importance_sampling_correction: bool = option(
         False,
@@ -150,51 +151,55 @@ class TaskGRPOConfig(GRPOConfig):
     )
     share_prompts: bool = option(
         False,
-        "Score completions of one prompt behind one copy of it where that saves tokens, which it does for prompts "
-        "that are longer than half a completion. The same log-probs, up to rounding.",
+        "Score the completions of a prompt behind one copy of it where that saves tokens (prompts longer than half a "
+        "completion). Log-probs are the same up to rounding.",
     )
 
     # Reference policy and KL
     reference_mode: str = option(
         "static",
-        "Reference policy: 'static', 'ema' (an average of past policies) or 'periodic' (a copy now and then).",
+        "Reference policy: 'static', 'ema' (an average of past policies) or 'periodic' (a copy at intervals).",
     )
-    ema_alpha: float = option(0.99, "Share of the old reference that stays in each 'ema' update, once an iteration.")
+    ema_alpha: float = option(0.99, "Share of the old reference that each 'ema' update keeps, once per iteration.")
     reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
     kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
-    kl_horizon: float = option(1000.0, "Completions over which beta changes by at most a fifth; larger is slower.")
+    kl_horizon: float = option(
+        1000.0, "Number of completions in which beta changes by at most a fifth; a larger value adapts more slowly."
+    )
 
     # Replay
-    replay_size: int = option(0, "Groups kept to replace groups without signal. 0: no replay.")
-    replay_max_age: int = option(50, "Optimizer steps after which a kept group is dropped.")
-    replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, over time.")
-    replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages; 0: not at all.")
-    replay_beta: float = option(0.4, "How much importance weights make up for that preference; 1: fully.")
+    replay_size: int = option(0, "Number of groups stored to replace groups without signal. 0: no replay.")
+    replay_max_age: int = option(50, "Optimizer steps after which a stored group is dropped.")
+    replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, on average.")
+    replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
+    replay_beta: float = option(0.4, "How far importance weights correct for that preference. 1: fully.")
 
     # Curriculum
-    curriculum: bool = option(False, "Train on one of the task's levels at a time, by success rate.")
-    curriculum_window: int = option(128, "Completions of a level that are judged before it changes.")
-    curriculum_advance: float = option(0.7, "Success rate from which the next level begins.")
-    curriculum_fall_back: float = option(0.1, "Success rate at which training goes back a level.")
-    curriculum_review: float = option(0.2, "Share of prompts that come from lower levels.")
+    curriculum: bool = option(
+        False, "Train on one level of the task at a time; the success rate decides when the level changes."
+    )
+    curriculum_window: int = option(128, "Number of completions of a level over which the success rate is measured.")
+    curriculum_advance: float = option(0.7, "Success rate at which training moves to the next level.")
+    curriculum_fall_back: float = option(0.1, "Success rate at which training returns to the previous level.")
+    curriculum_review: float = option(0.2, "Share of prompts taken from lower levels.")
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():  # first: TRL divides by some of them
+        for name, least in LEAST.items():  # before TRL, which divides by some of them
             _check_range(name, getattr(self, name), least=least)
         try:
             super().__post_init__()
         except ValueError as error:
-            if "divisible by num_generations" in str(error):  # of the product of the others, which nobody gave
+            if "divisible by num_generations" in str(error):  # TRL's message names only the product
                 raise ValueError(
-                    f"{str(error).rstrip('.')}; change num_generations, or what gives the batch: "
+                    f"{str(error).rstrip('.')}; change num_generations or the batch, which is "
                     "per_device_train_batch_size x gradient_accumulation_steps x processes"
                 ) from error
             raise
         check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
         if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"advantage_estimator={self.advantage_estimator!r} works on the weighted sum of the components; "
-                f"multi_objective_aggregation={self.multi_objective_aggregation!r} goes with 'grpo' only"
+                f"advantage_estimator={self.advantage_estimator!r} uses the weighted sum of the components; "
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} works with 'grpo' only"
             )
         _check_range("advantage_clip", self.advantage_clip, above=0)
         _check_range("reward_timeout", self.reward_timeout, above=0)
@@ -224,7 +229,7 @@ class TaskGRPOConfig(GRPOConfig):
         if self.curriculum and self.curriculum_fall_back >= self.curriculum_advance:
             raise ValueError(
                 f"curriculum_fall_back={self.curriculum_fall_back} must be below "
-                f"curriculum_advance={self.curriculum_advance}, or the level would swing"
+                f"curriculum_advance={self.curriculum_advance}, or the level would alternate"
             )
         self._check_reference()
         self._check_sharding()
@@ -232,11 +237,11 @@ class TaskGRPOConfig(GRPOConfig):
         self._check_sampling()
 
     def to_dict(self) -> dict[str, Any]:
-        """As transformers', which trackers log; without secrets in nested options."""
+        """The options as trackers log them, without secrets in nested options."""
         return redacted(super().to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, as training_args.bin in every checkpoint: without secrets. Copies keep them."""
+        """The state for pickling (training_args.bin in every checkpoint), without secrets. Copies keep them."""
         return redacted(self.__dict__)
 
     def __copy__(self) -> TaskGRPOConfig:
@@ -269,7 +274,7 @@ class TaskGRPOConfig(GRPOConfig):
 
     def _check_replay(self) -> None:
         if self.replay_size and self.use_vllm:
-            raise ValueError("replay_size samples with transformers' generate; use_vllm must be off")
+            raise ValueError("replay_size does not work with use_vllm; set one of them to 0 or False")
         local_batch = self.per_device_train_batch_size * self.steps_per_generation
         if self.replay_size and local_batch % self.num_generations:
             raise ValueError(
@@ -283,19 +288,19 @@ class TaskGRPOConfig(GRPOConfig):
         return SamplingFilters.of({name: getattr(self, name) for name in FILTERS} | (self.generation_kwargs or {}))
 
     def _check_sampling(self) -> None:
-        """Refuse settings that change the sampled distribution in ways that scoring would not see."""
+        """Refuse settings that change the sampled distribution in ways that scoring cannot reproduce."""
         given, filters = self.generation_kwargs or {}, self.sampling_filters
         check_sampling({"repetition_penalty": self.repetition_penalty}, "the options")
         check_sampling(given, "generation_kwargs")
         if given.get("temperature", self.temperature) != self.temperature:
             raise ValueError(
                 f"temperature={given['temperature']} in generation_kwargs, but temperature={self.temperature}: "
-                "log-probs are computed at the second; set temperature alone"
+                "log-probs are computed at the second value; set the option temperature only"
             )
-        unknown = sorted(set(given) - {*UNFOLLOWED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
+        unknown = sorted(set(given) - {*UNSUPPORTED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
         if unknown:
             raise ValueError(
-                f"generation_kwargs {unknown}: it is not known whether log-probs follow them; leave them out"
+                f"generation_kwargs {unknown}: it is unknown whether they change the distribution; remove them"
             )
         is_sequence = self.vllm_importance_sampling_mode.startswith("sequence")
         if self.importance_sampling_correction and self.loss_type == "vespo" and is_sequence:
@@ -306,11 +311,13 @@ class TaskGRPOConfig(GRPOConfig):
         for name in ("use_vllm", "use_transformers_continuous_batching"):
             if getattr(self, name) and filters:
                 raise ValueError(
-                    f"{filters} with {name}: the tokens that were kept are not returned, so log-probs "
-                    f"could not follow exactly; set top_k=0, top_p=1 and min_p=0, or leave {name} off"
+                    f"{filters} with {name}: it does not return which tokens the filters kept, so exact log-probs "
+                    f"cannot be computed; set top_k=0, top_p=1 and min_p=0, or {name}=False"
                 )
         if self.constrain and self.use_transformers_continuous_batching:
-            raise ValueError("constrain=True does not go with use_transformers_continuous_batching; leave that off")
+            raise ValueError(
+                "constrain=True does not work with use_transformers_continuous_batching; set that to False"
+            )
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -325,7 +332,7 @@ def _check_range(
         return
     if above is not None and not value > above:
         raise ValueError(f"{name}={value} must be above {above}")
-    if least is not None and not value >= least:  # which nan is not
+    if least is not None and not value >= least:  # false for NaN
         raise ValueError(f"{name}={value} must be at least {least}")
     if most is not None and not value <= most:
         raise ValueError(f"{name}={value} must be at most {most}")

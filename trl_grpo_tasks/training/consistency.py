@@ -1,7 +1,7 @@
-"""Policy consistency: are the log-probs that completions were sampled with those that training computes?
+"""Policy consistency: compares the log-probs at sampling time with those that training computes.
 
-They differ by rounding. A larger difference means that training optimises another policy than the one that wrote the
-completions. `explain` names the likely cause by scoring a few completions in other ways and seeing which one fits.
+They differ by rounding. A larger difference means that training optimises another policy than the one that was
+sampled. `explain` finds the likely cause by scoring a few completions in other ways and comparing the results.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..constraints.base import unpack
 from ..constraints.table import MaskTable, MaskTables
 from ..rollout.support import without_adapter
 
-# The mean absolute difference of log-probs that rounding explains, by the type the forward pass is computed in.
+# Largest mean absolute difference of log-probs that rounding explains, by the dtype of the forward pass.
 # SmolLM2-135M on an H200: 5e-6 in float32, 0.004 in float16, 0.03 to 0.04 in bfloat16.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.1}
-ROWS = 4  # completions that are scored again to find the cause,
-POSITIONS = 256  # and tokens of them: each needs a row over the vocabulary
-EXPLAINS = 0.25  # another way of scoring is the cause if at most this share of the difference is left
+ROWS = 4  # completions that are scored again to find the cause
+POSITIONS = 256  # tokens of them; each needs a row over the vocabulary
+EXPLAINS = 0.25  # another way of scoring is the cause if it leaves at most this share of the difference
 
 
 class ConsistencyCheck:
-    """Logs how far log-probs of rollouts and of training are apart, and prints one hint where that is too far."""
+    """Logs the difference between sampling and training log-probs, and prints one hint if it is too large."""
 
     def __init__(self) -> None:
         self._hinted = False
 
     def check(self, trainer: Any, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None) -> None:
-        """Compare the log-probs that the completions of `inputs` were sampled with and those of training."""
+        """Compare the sampling log-probs of the completions in `inputs` with those of training."""
         mode = "train" if trainer.model.training else "eval"
         own = difference(inputs["sampling_per_token_logps"], scored_B_T, inputs["completion_mask"])
         sums = gather(own).view(-1, 3)
@@ -62,13 +62,13 @@ class Sampled:
 
     input_ids_B_L: torch.Tensor
     attention_B_L: torch.Tensor
-    logps_B_T: torch.Tensor  # NaN where they are not known
+    logps_B_T: torch.Tensor  # NaN where unknown
     mask_B_T: torch.Tensor
-    allowed_B_T_V: torch.Tensor | None  # what scoring takes to have been possible; None: every token
+    allowed_B_T_V: torch.Tensor | None  # the masks that scoring assumes; None: every token is allowed
 
     @classmethod
     def of(cls, inputs: dict[str, Any], table: MaskTable | None) -> Sampled:
-        """The first few rows of a batch, and of their completions the first tokens."""
+        """The first tokens of the first few rows of a batch."""
         rows = {name: value[:ROWS] for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
         logps, mask = rows["sampling_per_token_logps"], rows["completion_mask"].bool()
         mask = mask & ~logps.isnan()
@@ -95,7 +95,7 @@ def difference(sampled_B_T: torch.Tensor, scored_B_T: torch.Tensor, mask_B_T: to
 
 @torch.no_grad()
 def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype, has_filters: bool) -> str:
-    """The likely cause of a difference, in words. Scoring is at `temperature`, with products in `dtype`."""
+    """Describe the likely cause of a difference. Scoring is at `temperature`, with products in `dtype`."""
     if type(without_adapter(model)).__name__.endswith("ForMaskedLM"):
         return "unknown; check temperature, sampling filter and dtype of the rollout"
     drawn_N = sampled.logps_B_T[sampled.mask_B_T].float()
@@ -136,13 +136,13 @@ def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype
         return cause
     logps = (logits_N_V / temperature).log_softmax(1).gather(1, targets_N[:, None])[:, 0]
     if allowed_N_V is None and (drawn_N >= logps - ROUNDING[dtype]).all():
-        # Every token was likelier than the model says: others could not be drawn, so the rest was scaled up.
+        # Every token was more likely than the model says, so other tokens must have been excluded.
         return "sampling filter or mask (the rollout looks as if fewer tokens could be drawn than training assumes)"
     return "unknown; check adapter, mask, temperature, sampling filter and dtype of the rollout"
 
 
 def _logits(model: Any, sampled: Sampled, dtype: torch.dtype) -> torch.Tensor:
-    """The logits in front of each sampled token, one row over the vocabulary each."""
+    """The logits that predict each sampled token, one row over the vocabulary per token."""
     device_type = sampled.input_ids_B_L.device.type
     length = sampled.mask_B_T.shape[1]
     half = dtype in (torch.bfloat16, torch.float16)

@@ -1,8 +1,8 @@
-"""Curriculum: trains on the hardest level the model can learn from, and goes back when it cannot.
+"""Curriculum: trains on the hardest level that the model can learn from, and falls back when it cannot.
 
-The learning signal of a task that is passed or failed is largest where success is neither rare nor sure. TRL's sampler
-stays as it is: it says which rows are due, and the curriculum puts a row of the right level in the place of each. The
-choice depends on the row's index and the step alone, so every process makes the same one.
+The learning signal of a pass/fail task is largest where success is neither rare nor certain. TRL's sampler chooses the
+rows as usual, and the curriculum replaces each by a row of the current level. The replacement depends only on the
+row's index and the step, so all processes choose the same one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 class Curriculum:
     """`rows` are the training rows, each with a `level` that is one of `levels` (easy to hard).
 
-    Once `window` completions of the current level were judged, it moves up where the success rate is at least
-    `advance`, and down where it is at most `fall_back`. A share `review` of the prompts comes from lower levels.
+    After `window` completions of the current level, the level rises if their success rate is at least `advance`, and
+    falls if it is at most `fall_back`. A share `review` of the prompts comes from lower levels.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Curriculum:
         self._recent: deque[float] = deque(maxlen=window)
 
     def select(self, index: int, step: int) -> int:
-        """The index of the row to train on where the sampler chose `index`."""
+        """The index of the row that replaces row `index` of the sampler."""
         draw = random.Random(f"{self._seed}-{step}-{index}")
         level = self.level
         if level > 0 and draw.random() < self._review:
@@ -57,7 +57,7 @@ class Curriculum:
         return draw.choice(self._indices[level])
 
     def observe(self, levels: Sequence[str], successes: Sequence[float]) -> None:
-        """Success (0 or 1; NaN is left out) of each completion, with the level its row had."""
+        """Count the success (0 or 1; NaN is ignored) of each completion, given the level of its row."""
         current = self.levels[self.level]
         self._recent.extend(s for level, s in zip(levels, successes, strict=True) if level == current and s == s)
         if len(self._recent) < self._window:

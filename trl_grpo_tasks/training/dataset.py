@@ -11,8 +11,8 @@ from ..task import Task, rows_of
 
 
 def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any = None) -> Dataset:
-    """Rows of a task (or `rows`, if given) as TRL wants them: the prompt, and the whole row as JSON. Columns of Arrow
-    would merge the keys of nested rows."""
+    """Rows of a task (or `rows`, if given) as a data set with the prompt and the row as JSON; Arrow columns would
+    merge the keys of nested rows."""
     if isinstance(rows, Dataset) and {"prompt", "row", "index"} <= set(rows.column_names):
         return rows
     rows = rows_of(task, split, size, seed, rows)

@@ -1,10 +1,9 @@
-"""Reference policy that moves: an average of past policies (ema) or a copy taken now and then (periodic).
+"""Moving reference policy: an average of past policies (ema), or a copy taken at intervals (periodic).
 
 Full weights: TRL's reference model is updated in place. Adapters: TRL keeps a frozen adapter named "ref" beside the
-trained one; its update is what is averaged. A LoRA update is a product B A, and the average of two products is not
-the product of the averages. So the products are averaged, and the result, which has up to twice the rank, is cut back
-to the adapter's rank by a singular value decomposition: the nearest update of that rank.
-"""
+trained one; the average is over its weight update. A LoRA update is a product B A, and the average of two products is
+not the product of the averages. So the products are averaged, and the result, which has up to twice the rank, is cut
+back to the adapter's rank by a singular value decomposition: the nearest update of that rank."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class MovingReference:
             self._average = {name: p.detach().float() for name, p in halves.items()}
 
     def update(self) -> None:
-        """To be called after each rollout iteration."""
+        """Update the reference; called after each rollout iteration."""
         self._iterations += 1
         if self._mode == "ema":
             self._move(self._alpha)
@@ -63,7 +62,7 @@ class MovingReference:
         return _adapter_parameters(self._model, ADAPTER)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights at the precision that the next update needs; rounding them gives the reference's bits."""
+        """Weights in the precision that the next update needs; rounding them gives the reference's weights exactly."""
         weights = self._weights() | self._average
         return {
             "iterations": self._iterations,
@@ -94,8 +93,10 @@ def average_product(
     q_right, r_right = torch.linalg.qr(right.T)
     u, s, vh = torch.linalg.svd(r_left @ r_right.T)
     root = s[:rank].sqrt()
-    new_b = q_left @ (u[:, :rank] * root)
-    new_a = (root[:, None] * vh[:rank]) @ q_right.T
+    new_b = q_left @ (u[:, : len(root)] * root)
+    new_a = (root[:, None] * vh[: len(root)]) @ q_right.T
+    missing = rank - len(root)  # above 0 where the layer is smaller than the adapter's rank
+    new_a, new_b = nn.functional.pad(new_a, (0, 0, 0, missing)), nn.functional.pad(new_b, (0, missing))
     return new_a.to(a_ref.dtype), new_b.to(b_ref.dtype)
 
 
@@ -116,7 +117,7 @@ def _blend_adapters(ref: dict[str, torch.Tensor], policy: dict[str, torch.Tensor
         kind = next((part for part in parts if part in FACTORS), None) if value.ndim == 2 else None
         if kind is None:
             _blend(ref[ref_name], value, keep)
-        elif kind.endswith("A"):  # B moves with its A
+        elif kind.endswith("A"):  # B is updated together with its A
             other = kind[:-1] + "B"
             b_name, ref_b_name = name.replace(f".{kind}.", f".{other}."), ref_name.replace(f".{kind}.", f".{other}.")
             new_a, new_b = average_product(ref[ref_name], ref[ref_b_name], value, policy[b_name], keep)
@@ -125,15 +126,15 @@ def _blend_adapters(ref: dict[str, torch.Tensor], policy: dict[str, torch.Tensor
 
 
 def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: Any) -> Any:
-    """`model` (or the one at that path) with a new adapter, made as TRL would make it. TRL keeps a frozen adapter
-    "ref", which can be moved, only for a model that is wrapped already."""
+    """`model` (or the one at that path) with a new adapter, created as TRL would create it. TRL keeps a frozen
+    adapter "ref", which can be updated, only for a model that has an adapter already."""
     from peft import get_peft_model
 
     return get_peft_model(created(model, args, quantization_config), peft_config)
 
 
 def created(model: Any, args: Any, quantization_config: Any) -> Any:
-    """`model`, or the one at that path, made as TRL would make it."""
+    """`model`, or the model at that path, loaded as TRL would load it."""
     from accelerate.utils import set_seed
     from trl.trainer.utils import create_model_from_path
 

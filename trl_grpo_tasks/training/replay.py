@@ -1,4 +1,4 @@
-"""Prioritised replay: groups worth learning from again, with the log-probs of the policy that sampled them."""
+"""Prioritised replay of groups with a learning signal, with the log-probs of the policy that sampled them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 
 from ..constraints.table import MaskTable
 
-# What a rollout has for each token; the last in sequence mode only one of a row.
+# Per-token entries of a rollout; in sequence mode the last has one value per row.
 PER_TOKEN = (
     "old_per_token_logps",
     "ref_per_token_logps",
@@ -26,8 +26,8 @@ PER_TOKEN = (
 
 @dataclass
 class StoredGroup:
-    """The completions of one prompt, as tensors on the CPU without padding. `behaviour_logps` are of the policy that
-    sampled them, so the importance ratio of a replayed group is against the right policy."""
+    """The completions of one prompt, as unpadded tensors on the CPU. `behaviour_logps` come from the policy that
+    sampled them, so the importance ratio of a replayed group refers to that policy."""
 
     row: str
     prompt_ids: torch.Tensor
@@ -36,21 +36,22 @@ class StoredGroup:
     advantages: torch.Tensor
     priority: float
     step: int
-    # The distinct masks that the completions were sampled under (MaskTable.export), and which of them each token had.
+    # The distinct masks that the completions were sampled under (MaskTable.export), and the index of each token's
+    # mask.
     masks: list[torch.Tensor] = field(default_factory=list)
     mask_of_token: list[list[int]] = field(default_factory=list)
 
 
 class ReplayBuffer:
     """Groups are drawn with probability P_i ~ priority_i ** alpha; their importance weights are (N P_i) ** -beta,
-    divided by the largest in the buffer. Groups older than `max_age` steps are dropped; the oldest go first."""
+    divided by the largest in the buffer. Groups older than `max_age` steps are dropped, and the oldest when full."""
 
     def __init__(self, capacity: int, max_age: int, alpha: float = 0.6, beta: float = 0.4, seed: int = 0):
         self._groups: deque[StoredGroup] = deque(maxlen=capacity)
         self._max_age, self._alpha, self._beta = max_age, alpha, beta
         self._random = random.Random(seed)
-        self._allowed = 0.0  # groups that may be replaced, with what earlier rollouts left over of a whole one
-        self._first = 0  # the process that is asked first in the next rollout
+        self._allowed = 0.0  # groups that may be replaced, including the fraction left over from earlier rollouts
+        self._first = 0  # the process whose groups are considered first in the next rollout
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -59,7 +60,7 @@ class ReplayBuffer:
         self._groups.append(group)
 
     def drop_older(self, step: int) -> None:
-        """Forget what was sampled more than `max_age` steps before `step`."""
+        """Drop groups that were sampled more than `max_age` steps before `step`."""
         while self._groups and step - self._groups[0].step > self._max_age:
             self._groups.popleft()
 
@@ -75,17 +76,16 @@ class ReplayBuffer:
         return chosen
 
     def allot(self, is_empty_P: Sequence[bool], stored: Sequence[int], fraction: float) -> list[int]:
-        """Which groups of a rollout to replace: groups without signal, at most `fraction` of all over time.
+        """Choose the groups of a rollout to replace: groups without signal, on average at most `fraction` of all.
 
         `is_empty_P` covers the groups of all processes, in the order of the processes; `stored` says how many groups
-        each process has to offer. All processes must call this, and get the same answer. What is left over of a whole
-        group counts for the next rollout, so that replay also works with one group per process, or one in all.
-        """
+        each process can provide. All processes must call this and get the same answer. A fraction of a group is
+        carried over to the next rollout, so that replay also works with one group per process, or one in total."""
         groups = len(is_empty_P) // len(stored)
         self._allowed += fraction * len(is_empty_P)
         count = int(self._allowed + 1e-9)
         self._allowed -= count
-        # The processes take turns, beginning with another one each time.
+        # Processes take turns, and a different one starts each time.
         order = [(self._first + turn) % len(stored) for turn in range(len(stored))]
         self._first = (self._first + 1) % len(stored)
         offers = []
@@ -110,7 +110,7 @@ class ReplayBuffer:
         self._allowed, self._first = state["allowed"], state["first"]
 
     def share_out(self, states: Sequence[dict[str, Any]], index: int, count: int) -> dict[str, Any]:
-        """The state of buffer `index` of `count`, which together take over the groups of another number of buffers."""
+        """The state of buffer `index` of `count`, after the groups of another number of buffers are redistributed."""
         groups = sorted((group for state in states for group in state["groups"]), key=lambda group: group["step"])
         return self.state_dict() | {"groups": groups[index::count]}
 
@@ -118,7 +118,7 @@ class ReplayBuffer:
 def probabilities_and_weights(
     priorities: Sequence[float], alpha: float, beta: float
 ) -> tuple[list[float], list[float]]:
-    """How likely each item is drawn, and the importance weight that makes up for it."""
+    """The probability of drawing each item, and the importance weight that corrects for it."""
     if not priorities:
         return [], []
     powers = [p**alpha for p in priorities]
@@ -146,8 +146,8 @@ def groups_of(
     step: int,
     table: MaskTable | None = None,
 ) -> list[StoredGroup]:
-    """These groups of a rollout, ready to be stored. Their `old_per_token_logps` are the behaviour policy's. `table`
-    is that of the rollout's `mask_numbers`, where it has them."""
+    """The given groups of a rollout, ready to be stored. The rollout's `old_per_token_logps` must be those of the
+    policy that sampled it. `table` is the table of its `mask_numbers`, where it has them."""
     prompts, completions = unpadded(rollout)
     stored = []
     for group in groups:
@@ -181,11 +181,11 @@ def put_groups(
     pad_id: int,
     table: MaskTable | None = None,
 ) -> list[int]:
-    """Write stored groups, with their importance weights, over groups of a rollout. Padding is done anew, as lengths
-    change. Returns the rows that were replaced; their reference log-probs are the caller's to renew."""
+    """Overwrite groups of a rollout with stored groups and their importance weights, and pad again to the new lengths.
+    Returns the replaced rows, whose reference log-probs the caller must recompute."""
     device = rollout["prompt_ids"].device
     prompts, completions = unpadded(rollout)
-    # Padded on the right by tensors of the old width; cut to each completion's own length.
+    # Cut to the length of each completion; they are padded again below.
     per_token = {
         name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
         for name, values in rollout.items()
@@ -203,7 +203,7 @@ def put_groups(
                 values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
             for name in {"old_per_token_logps", "sampling_per_token_logps"} & set(per_token):
                 per_token[name][i] = stored.behaviour_logps[j].to(device)
-            if "importance_sampling_ratio" in rollout:  # the ratio to these log-probs is all there is to correct
+            if "importance_sampling_ratio" in rollout:  # the loss already has the ratio to these log-probs
                 rollout["importance_sampling_ratio"][i] = 1.0
                 if "importance_sampling_ratio" in per_token:
                     per_token["importance_sampling_ratio"][i] = torch.ones(len(completions[i]), device=device)

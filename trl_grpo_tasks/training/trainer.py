@@ -1,23 +1,23 @@
-"""TaskGRPOTrainer: TRL's GRPOTrainer with a task. Every override calls super(); at default options nothing differs.
+"""TaskGRPOTrainer: TRL's GRPOTrainer with a task. With default options it is TRL's trainer; overrides call super().
 
-It is made of layers, each a subclass of the one before, to be read one at a time:
+The trainer consists of layers. Each is a subclass of the one before and does one job:
 
-- resume.py: checkpoints that hold all a run needs to go on;
-- exact.py: completions are scored under exactly what they were drawn from: constraints, rollouts, masked models;
-- rewarded.py: a task's rewards, and advantages;
-- this file: what changes as training goes on: reference, beta, curriculum, replay.
+- checkpoint_layer.py: checkpoints that hold everything a run needs to resume;
+- generation_layer.py: completions, and the masks and log-probs they were sampled with;
+- scoring_layer.py: log-probs, entropies and KL under these masks, and the loss;
+- reward_layer.py: the task's rewards, and advantages;
+- this file: what changes during training: reference, beta, curriculum, replay.
 
-What happens in a training step, in order:
+One rollout is one RolloutRecord (record.py), which each stage fills in. The stages of a training step, in order:
 
-1. Here, before the rollout: the reference and beta move, the curriculum chooses rows (`_move_controllers`).
-2. exact.py: completions come from our rollouts; from a masked language model, which fills gaps; or from TRL's, with
-   the constraint's logits processor. What could have been drawn is recorded (`_generate_single_turn`).
-3. rewarded.py: rewards start to be computed as soon as there are completions (`_generate`).
-4. exact.py: old and reference log-probs are under what was recorded (`_get_per_token_logps_and_entropies`).
-5. rewarded.py: rewards are awaited (`_calculate_rewards`) and advantages replaced (`_replace_advantages`).
-6. Here, after the rollout: the curriculum learns how it went, and groups without signal may give way to stored ones.
-7. For each batch of it, `_compute_loss`: exact.py scores under what was recorded of its rows, rewarded.py logs the
-   parts of the loss, and here the KL divergence goes to the controller of beta.
+1. This file: the reference and beta are updated, and the curriculum chooses rows (`_update_controllers`).
+2. scoring_layer.py starts the record; generation_layer.py samples completions (`_generate_single_turn`).
+3. reward_layer.py: workers start to score completions as soon as these exist (`_generate`).
+4. scoring_layer.py: old and reference log-probs (`_get_per_token_logps_and_entropies`).
+5. reward_layer.py: rewards are collected (`_calculate_rewards`) and advantages computed (`_replace_advantages`).
+6. This file: the curriculum observes the outcome, and replay may replace groups without signal (`_replay_groups`).
+7. For each batch of the rollout, `_compute_loss`: scoring_layer.py scores it under its masks and logs the parts of the
+   loss; this file gives the KL divergence to the controller of beta.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .reward_layer import RewardLayer
 
 
 def _print_completions(*args: Any, **kwargs: Any) -> None:
-    """TRL's table of --log_completions with control characters, which a terminal would obey, shown as escapes."""
+    """Print TRL's table of --log_completions with control characters, which a terminal would obey, as escapes."""
 
     def shown(value: Any) -> Any:
         if isinstance(value, str):
@@ -60,8 +60,11 @@ def _print_completions(*args: Any, **kwargs: Any) -> None:
 
 
 class TaskGRPOTrainer(RewardLayer):
-    """`TaskGRPOTrainer(model, args=TaskGRPOConfig(...), task=task)`; or as GRPOTrainer, with reward functions and a
-    data set. `constraint` stands in for the task's own; either is used when `args.constrain` is set."""
+    """GRPOTrainer with a task: `TaskGRPOTrainer(model, args=TaskGRPOConfig(...), task=task)`.
+
+    Without a task it is a drop-in replacement for GRPOTrainer, with reward functions and a data set. `constraint`
+    replaces the task's own; either is used when `args.constrain` is set.
+    """
 
     _tag_names = ["trl", "grpo", "trl_grpo_tasks"]
 
@@ -80,8 +83,8 @@ class TaskGRPOTrainer(RewardLayer):
                 f"args must be a TaskGRPOConfig (it takes all options of {type(args).__name__}), got {args!r}"
             )
         super().__init__(model, reward_funcs, args, *more, task=task, **kwargs)
-        self.pictures = None if task is None else Pictures(task)  # for report and card, each drawn once
-        self._moved_at: int | None = None  # the optimizer step at which reference and beta last moved
+        self.pictures = None if task is None else Pictures(task)  # each is drawn once, for report and card
+        self._updated_at: int | None = None  # the optimizer step of the last update of reference and beta
         self._reference = self._make_reference()
         self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._curriculum = self._make_curriculum()
@@ -102,7 +105,7 @@ class TaskGRPOTrainer(RewardLayer):
         if not args.curriculum:
             return None
         if self.task is None or not self.task.levels:
-            raise ValueError("curriculum=True needs a task with levels, and this one has none")
+            raise ValueError("curriculum=True needs a task with levels; this task has none, so leave curriculum off")
         return Curriculum(
             [json.loads(row) for row in self.train_dataset["row"]],
             self.task.levels,
@@ -118,9 +121,9 @@ class TaskGRPOTrainer(RewardLayer):
         if not args.replay_size:
             return None
         if self.task is None:
-            raise ValueError("replay_size needs a task: what is replayed belongs to a row of it")
+            raise ValueError("replay_size needs a task, because replayed groups belong to its rows; set replay_size=0")
         if self.tools or self._is_vlm:
-            raise ValueError("replay_size does not go with tools or vision-language models")
+            raise ValueError("replay_size does not work with tools or vision-language models; set replay_size=0")
         seed = args.seed + self.accelerator.process_index
         return ReplayBuffer(args.replay_size, args.replay_max_age, args.replay_alpha, args.replay_beta, seed)
 
@@ -136,7 +139,7 @@ class TaskGRPOTrainer(RewardLayer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        self._move_controllers()
+        self._update_controllers()
         if self._curriculum is not None:
             chosen = [self._curriculum.select(example["index"], self.state.global_step) for example in inputs]
             inputs = [self.train_dataset[index] for index in chosen]
@@ -144,20 +147,20 @@ class TaskGRPOTrainer(RewardLayer):
         if self._curriculum is not None:
             self._metrics["train"]["curriculum/level"].append(float(self._curriculum.level))
             levels = gather_object([str(json.loads(example["row"]).get("level")) for example in inputs])
-            self._curriculum.observe(levels, self._column("success").tolist())
+            self._curriculum.observe(levels, self._component("success").tolist())
         if self._replay is not None:
             self._replay_groups(self._replay, output)
         return output
 
-    def _move_controllers(self) -> None:
-        """Once an iteration, before its rollout: the reference follows the policy, beta follows the KL divergence."""
-        if self._moved_at is not None and self._moved_at != self.state.global_step:
+    def _update_controllers(self) -> None:
+        """Update the reference policy and beta, once per iteration, before its rollout."""
+        if self._updated_at is not None and self._updated_at != self.state.global_step:
             if self._reference is not None:
                 self._reference.update()
             if self._kl is not None:
                 self.beta = self._kl.update(self.args.generation_batch_size)
                 self._metrics["train"]["beta"].append(self.beta)
-        self._moved_at = self.state.global_step
+        self._updated_at = self.state.global_step
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
@@ -169,11 +172,13 @@ class TaskGRPOTrainer(RewardLayer):
 
     @torch.no_grad()
     def _replay_groups(self, buffer: ReplayBuffer, output: dict[str, Any]) -> None:
-        """Groups without signal give way to stored ones; groups with signal are stored."""
+        """Store groups with signal, and replace groups without signal by stored ones."""
         step, size = self.state.global_step, self.num_generations
         groups = len(output["advantages"]) // size
         first = self.accelerator.process_index * groups
-        is_empty_P = self._without_signal_P.tolist()
+        record = self.latest_rollout
+        assert record.without_signal_P is not None
+        is_empty_P = record.without_signal_P.tolist()
         is_empty = is_empty_P[first : first + groups]
         buffer.drop_older(step)
         allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), self.args.replay_fraction)
@@ -183,7 +188,7 @@ class TaskGRPOTrainer(RewardLayer):
         if "old_per_token_logps" not in output:
             # TRL leaves them out where they equal the current ones, which those of a stored group do not.
             output["old_per_token_logps"] = self._score(output, of_reference=False)
-        rows = [example["row"] for example in self._inputs]
+        rows = [example["row"] for example in record.examples]
         table = self._tables["train"] if "mask_numbers" in output else None
         for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step, table):
             buffer.add(group)
@@ -199,7 +204,7 @@ class TaskGRPOTrainer(RewardLayer):
             self._metrics["train"]["replay/age"].append(age / replaced_groups)
 
     def _put_groups(self, output: dict[str, Any], chosen: list[tuple[int, StoredGroup, float]]) -> None:
-        """Stored groups into a rollout, with reference log-probs as they are now."""
+        """Write stored groups into a rollout and compute their reference log-probs with the present reference."""
         table = self._tables["train"] if "mask_numbers" in output else None
         replaced = put_groups(output, chosen, self.num_generations, self._tokenizer.pad_token_id, table)
         if "ref_per_token_logps" in output:
@@ -211,14 +216,14 @@ class TaskGRPOTrainer(RewardLayer):
             output["ref_per_token_logps"][replaced] = self._score(part, of_reference=True)
 
     def _score(self, output: dict[str, Any], of_reference: bool) -> torch.Tensor:
-        """Log-probs of a rollout's completions under the policy or the reference as they are now."""
+        """Log-probs of a rollout's completions under the present policy or reference."""
         model, adapter = self.model, nullcontext()
         if of_reference and self.ref_model is not None:
             model = self.ref_model
         elif of_reference:
             policy = self.accelerator.unwrap_model(self.model)
             adapter = use_adapter(policy, ADAPTER if ADAPTER in policy.peft_config else None)
-        with self._drawn_as(output), adapter:
+        with self._scoring(self._record_of(output)), adapter:
             return self._get_per_token_logps_and_entropies(
                 model,
                 torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -230,7 +235,7 @@ class TaskGRPOTrainer(RewardLayer):
     # ---- checkpoints
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL calls this at every checkpoint, before it may push; with a task the card is ours."""
+        """Write our model card where there is a task. TRL calls this at every checkpoint, before a push."""
         if self.pictures is None or not self.is_world_process_zero():
             return super().create_model_card(*args, **kwargs)
         assert self.task is not None
@@ -238,7 +243,7 @@ class TaskGRPOTrainer(RewardLayer):
         self.pictures.start_page(SECONDS_WHILE_RUNNING)
         try:
             write_card(self.args.output_dir, self.task, getattr(self, "hub_model_id", None), pictures=self.pictures)
-        except Exception as error:  # noqa: BLE001 - whatever ails a card, the checkpoint is written
+        except Exception as error:  # noqa: BLE001 - a checkpoint must be written whatever is wrong with the card
             self.accelerator.print(f"the model card could not be written ({type(error).__name__}: {error})")
 
     def _parts(self) -> dict[str, Any]:
@@ -251,10 +256,10 @@ class TaskGRPOTrainer(RewardLayer):
         return super()._parts() | {name: part for name, part in parts.items() if part is not None}
 
     def _state_dict(self) -> dict[str, Any]:
-        return super()._state_dict() | {"moved_at": self._moved_at}
+        return super()._state_dict() | {"updated_at": self._updated_at}
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         super()._load_state_dict(state)
-        self._moved_at = state["moved_at"]
+        self._updated_at = state["updated_at"]
         if self._kl is not None:
             self.beta = self._kl.beta

@@ -1,0 +1,275 @@
+"""GenerationLayer: completions, and a record of the distribution they were sampled from.
+
+A completion is sampled by one of four generators: our rollout engine, TRL's generation with a logits processor, vLLM,
+or a masked language model that fills gaps. Each returns the completions, their log-probs at sampling time, and the
+masks they were sampled under. A mask is the set of tokens that could be sampled at a position: what the constraint
+allows, and of that what the sampling filters (top_k, top_p, min_p) keep. Masks are stored once each in a table, and
+every token refers to its mask by number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from trl import is_conversational
+from trl.extras.profiling import profiling_context
+from trl.models import unwrap_model_for_generation
+
+from ..constraints.base import Constraint, replay
+from ..constraints.filters import NEUTRAL
+from ..constraints.grammar import GrammarConstraint
+from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.spelling import OneSpelling
+from ..constraints.table import MaskTable, MaskTables, padded
+from ..constraints.vocabulary import check_outputs
+from ..models.loading import end_of_answer
+from ..models.masked_policy import MaskedPolicy, is_masked_lm, ready
+from ..rewards.judge import text_of
+from ..rollout import Decoder, rollout, unsupported_reason_in
+from ..rollout.support import without_adapter
+from ..task import Task
+from .checkpoint_layer import CheckpointLayer
+from .config import TaskGRPOConfig, check_sampling
+from .record import RolloutRecord
+from .reference import created, with_adapter
+
+
+class Generated(NamedTuple):
+    """Completions of a batch of prompts, with the numbers of their masks and their log-probs at sampling time."""
+
+    completion_ids: list[list[int]]
+    masks: list[list[int]]
+    logps: list[list[float]] | None
+
+
+class GenerationLayer(CheckpointLayer):
+    """GRPOTrainer with constraints, faster rollouts and masked language models. `constraint` replaces the task's own;
+    either is used when `args.constrain` is set."""
+
+    args: TaskGRPOConfig
+    use_vllm: bool
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: TaskGRPOConfig,
+        *more: Any,
+        task: Task | None,
+        constraint: Constraint | None = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ):
+        is_masked = is_masked_lm(model) if task is None else task.policy == "masked"
+        if is_masked:
+            model = created(model, args, kwargs.pop("quantization_config", None))
+            model, peft_config = ready(model, args, peft_config)
+        if peft_config is not None and args.reference_mode != "static":
+            model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
+            peft_config = None
+        super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
+        self.task = task
+        self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
+        self._filters = args.sampling_filters
+        self._tables = MaskTables()  # of the latest rollouts, in training and in evaluation
+        self._check_sampling()
+        self._constraint = self._ready_constraint(constraint) if args.constrain else None
+        self._policy: MaskedPolicy | None = None
+        self._uses_engine = False
+        self._decoder: Decoder | None = None
+        if is_masked:
+            self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self._filters)
+            for plain in self._plain_models():
+                self._policy.add_to(plain)
+        else:
+            self._set_up_rollouts()
+
+    def _check_sampling(self) -> None:
+        """Refuse what only the trainer can see: options of the model's own generation_config, and tools."""
+        config = getattr(without_adapter(self.accelerator.unwrap_model(self.model)), "generation_config", None)
+        if config is not None and not self.use_vllm and not self._is_vlm:  # of which TRL suppresses the image token
+            explicit = {name: value for name, value in self.generation_kwargs.items() if value is not None}
+            check_sampling(config.to_dict() | explicit, "the model's generation_config")
+        correction = "importance_sampling_correction" if self.args.importance_sampling_correction else ""
+        asked = "constrain=True" if self.args.constrain else str(self._filters) or correction
+        if asked and (self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled):
+            raise ValueError(
+                f"{asked} does not work with tools, rollout_func, vision-language models or a router loss "
+                "(for the last, set router_aux_loss_coef=0)"
+            )
+
+    def _ready_constraint(self, constraint: Constraint | None) -> Constraint:
+        """The constraint to sample under: the one given, or the task's. ValueError where there is none."""
+        if constraint is None and self.task is not None:
+            constraint = self.task.constraint(self._tokenizer)
+        if constraint is None:
+            reason = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
+            raise ValueError(f"constrain=True needs a constraint, but {reason}")
+        check_outputs(self._tokenizer, self._output_size())
+        if self.use_vllm:
+            constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
+            self._give_to_vllm(constraint)
+        end = end_of_answer(self._tokenizer) if is_conversational(next(iter(self.train_dataset))) else None
+        if end not in (None, self._tokenizer.eos_token):
+            self.accelerator.print(
+                f"hint: the chat template ends an answer with {end!r}, but constrained text ends with the tokenizer's "
+                f"eos_token, {self._tokenizer.eos_token!r}; set tokenizer.eos_token = {end!r}"
+            )
+        return constraint
+
+    def _give_to_vllm(self, constraint: Constraint) -> None:
+        """Let vLLM sample under the grammar. It may split the text into any tokens; masks are rebuilt by replay."""
+        try:
+            if not isinstance(constraint, GrammarConstraint):
+                raise ValueError("it is not a grammar")
+            self.vllm_generation.generation_kwargs["structured_outputs"] = constraint.for_vllm()
+        except ValueError as error:
+            raise ValueError(
+                f"constrain=True with use_vllm: vLLM cannot sample under this constraint: {error}; "
+                "set use_vllm=False (--rollout auto is fast without vLLM)"
+            ) from error
+
+    def _set_up_rollouts(self) -> None:
+        if self._filters:  # our processor applies them and records what they keep; TRL's generation must not
+            for name, neutral in (NEUTRAL | {"min_p": None}).items():  # 0.0 would sort the vocabulary for nothing
+                setattr(self.generation_config, name, neutral)
+                self.generation_kwargs[name] = neutral
+        reason = None if self.args.rollout == "trl" else unsupported_reason_in(self)
+        if reason is not None:
+            self.accelerator.print(f"TRL generates the completions, because {reason}")
+        self._uses_engine = self.args.rollout != "trl" and reason is None
+
+    def _plain_models(self) -> list[Any]:
+        """The policy, and the reference model where there is one, without wrappers and adapters."""
+        models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
+        return [without_adapter(self.accelerator.unwrap_model(model)) for model in models]
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def _samples_under_masks(self) -> bool:
+        return self._constraint is not None or bool(self._filters)
+
+    def _output_size(self) -> int:
+        """Number of outputs of the model, which is often larger than the tokenizer's vocabulary."""
+        return self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight.shape[0]
+
+    @contextmanager
+    def _vllm_options(self, apply: bool) -> Iterator[None]:
+        """With `importance_sampling_correction`, make TRL treat rollouts as vLLM's (or not) while this is open: TRL
+        corrects for the difference between sampling and training log-probs only in vLLM's rollouts."""
+        before = self.use_vllm
+        if self.args.importance_sampling_correction:
+            self.use_vllm = apply or self.args.use_vllm
+        try:
+            yield
+        finally:
+            self.use_vllm = before
+
+    # ---- generators
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        generated = super()._generate(prompts)
+        record = self.latest_rollout
+        record.prompt_ids, record.completion_ids, _, completions, record.sampling_logps = generated[:5]
+        if self._policy is not None:
+            completions[:] = [self._policy.text_of(ids) for ids in record.completion_ids]
+            # TRL counts a completion without an end token as cut off; fills have no end token.
+            self._metrics[record.mode]["completions/clipped_ratio"][-1] = 0.0
+        record.completions = [text_of(completion) for completion in completions]
+        return generated
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Completions and their log-probs at sampling time; the masks they were sampled under go into the record."""
+        record = self.latest_rollout
+        with self._vllm_options(apply=False):
+            generate = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
+            is_trls = self.tools or self.rollout_func is not None or self.args.use_transformers_continuous_batching
+            if is_trls or (self.use_vllm and self._constraint is None):
+                return generate()
+            recording: dict[str, Any] = {}
+            if self._samples_under_masks:
+                recording["table"] = self._tables.start(record.mode, self._output_size())
+            if self._constraint is not None:
+                recording |= {"constraint": self._constraint, "rows": record.rows}
+            if self._policy is not None:
+                generated = self._fill(self._policy, prompt_ids, recording)
+            elif self.use_vllm:
+                generated = _replayed(generate, **recording)
+            elif self._uses_engine:
+                generated = self._roll_out(prompt_ids, recording)
+            else:
+                generated = self._generate_recorded(generate, recording)
+        if self._samples_under_masks:
+            record.mask_numbers_B_T = padded(generated.masks)
+        return generated.completion_ids, generated.logps
+
+    def _fill(self, policy: MaskedPolicy, prompt_ids: Any, recording: dict[str, Any]) -> Generated:
+        with profiling_context(self, "fill"), self.accelerator.autocast():
+            fills = policy.fill(self.accelerator.unwrap_model(self.model_wrapped), prompt_ids, **recording)
+        return Generated(fills.ids, fills.masks, fills.logps)
+
+    def _roll_out(self, prompt_ids: Any, recording: dict[str, Any]) -> Generated:
+        """Completions from our rollout engine."""
+        checkpointing = self.args.gradient_checkpointing_kwargs
+        with (
+            profiling_context(self, "rollout"),
+            unwrap_model_for_generation(
+                self.model_wrapped, self.accelerator, gradient_checkpointing_kwargs=checkpointing
+            ) as model,
+            self.accelerator.autocast(),
+        ):
+            if self._decoder is None:
+                self._decoder = Decoder(model, head_in_fp32=self.args.cast_lm_head_to_fp32)
+            done = rollout(
+                model,
+                prompt_ids,
+                decoder=self._decoder,
+                max_new_tokens=self.max_completion_length,
+                eos_token_ids=self.eos_token_ids,
+                temperature=self.temperature,
+                filters=self._filters,
+                **recording,
+            )
+        return Generated(done.completion_ids, done.masks, done.logps)
+
+    def _generate_recorded(self, generate: Callable[[], Any], recording: dict[str, Any]) -> Generated:
+        """TRL's completions, recorded by a logits processor."""
+        recording = {"rows": [{}] * len(self.latest_rollout.examples)} | recording
+        temperature = self.generation_config.temperature
+        processor = RecordingProcessor(temperature=temperature, filters=self._filters, **recording)
+        with generating_with(self.accelerator.unwrap_model(self.model_wrapped), processor):
+            completion_ids, _ = generate()
+        processor.finish(completion_ids)
+        if any(len(logps) != len(ids) for logps, ids in zip(processor.logps, completion_ids, strict=True)):
+            if self._samples_under_masks:
+                raise RuntimeError(f"{type(self.model).__name__}.generate() ignores logits processors, so it cannot "
+                                   "sample under a constraint or filters")  # fmt: skip
+            return Generated(completion_ids, processor.masks, None)
+        return Generated(completion_ids, processor.masks, processor.logps)
+
+    # ---- checkpoints
+
+    def _parts(self) -> dict[str, Any]:
+        return super()._parts() | {"tables": self._tables}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        super()._load_state_dict(state)
+        for batch in self._buffered_inputs or []:
+            if "mask_numbers" in batch:
+                batch["mask_numbers"] = batch["mask_numbers"].cpu()
+
+
+def _replayed(generate: Callable[[], Any], *, table: MaskTable, constraint: Constraint, rows: list[Any]) -> Generated:
+    """vLLM's completions, with the masks found by replaying each completion through the constraint."""
+    completion_ids, logps = generate()
+    masks = [
+        [table.number_of(mask) for mask in replay(constraint, row, ids)]
+        for row, ids in zip(rows, completion_ids, strict=True)
+    ]
+    return Generated(completion_ids, masks, logps)
