@@ -14,15 +14,17 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-IMAGE_WIDTH = 480  # pixels of stored pictures
-REPORT_IMAGE_WIDTH = 150
-GIF_FRAMES = 16
-LARGEST = 300_000  # bytes of a notebook
+LARGEST = 300_000  # bytes of a stored notebook
+# Widths of stored pictures: in cells, and in the report. The first that keep the notebook small enough are taken.
+WIDTHS = ((480, 150), (360, 110), (300, 80), (240, 60))
+GIF_FRAMES = 12
+WIDGET = "application/vnd.jupyter.widget-view+json"  # the kind of output that a progress bar is
 
 
 class Own(NamedTuple):
@@ -469,27 +471,46 @@ def execute(made: dict[str, Any], options: dict[str, Any], folder: str | Path, t
         "TOKENIZERS_PARALLELISM": "false",
     }
     client = NotebookClient(
-        executed, timeout=timeout, resources={"metadata": {"path": str(folder)}}, coalesce_streams=True
+        executed,
+        timeout=timeout,
+        resources={"metadata": {"path": str(folder)}},
+        store_widget_state=False,
     )
     client.execute(env=environment)
     for cell in executed.cells:
         cell.source = sources[cell.id]
         cell.metadata = {}
+    executed.metadata = nbformat.from_dict(made["metadata"])  # without the details of this machine's Python
     return executed
 
 
-def small(output: dict[str, Any]) -> dict[str, Any]:
-    """An output with smaller pictures."""
-    if output["output_type"] == "stream":
-        return output
-    data = output["data"]
+def is_kept(output: dict[str, Any]) -> bool:
+    """Whether an output is stored. Left out: progress bars, and warnings of libraries on stderr."""
+    return output.get("name") != "stderr" and WIDGET not in output.get("data", {})
+
+
+def joined(outputs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs with printed text that follows printed text appended to it."""
+    found: list[dict[str, Any]] = []
+    for one in outputs:
+        if found and one["output_type"] == found[-1]["output_type"] == "stream":
+            found[-1]["text"] += one["text"]
+        else:
+            found.append(one)
+    return found
+
+
+def small(output: dict[str, Any], width: int, report_width: int) -> dict[str, Any]:
+    """A copy of an output with smaller pictures."""
+    output = json.loads(json.dumps(output))
+    data = output.get("data", {})
     for kind in ("image/png", "image/gif"):
         if kind in data:
-            data[kind] = smaller_picture(data[kind], IMAGE_WIDTH)
+            data[kind] = smaller_picture(data[kind], width)
     if "text/html" in data:
         data["text/html"] = re.sub(
             r"(?<=data:image/png;base64,)[A-Za-z0-9+/=]+",
-            lambda found: smaller_picture(found[0], REPORT_IMAGE_WIDTH),
+            lambda found: smaller_picture(found[0], report_width),
             "".join(data["text/html"]),
         )
     return output
@@ -515,21 +536,33 @@ def smaller_picture(encoded: str, width: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def run(task: str) -> dict[str, Any]:
-    """The notebook of a task with the outputs of a short run. Warnings of libraries, on stderr, are left out."""
+def run(task: str) -> Any:
+    """The notebook of a task with the outputs of a short run."""
     with tempfile.TemporaryDirectory() as folder:
         executed = execute(notebook(task, repository()), TASKS[task].stored, folder)
-    for cell in executed.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [small(one) for one in cell.outputs if one.get("name") != "stderr"]
-    text = json.dumps(executed)
+    text = as_text(executed)
     for local in (folder, str(ROOT), str(Path.home()) + "/"):
         if local in text:
             at = text.index(local)
             raise ValueError(f"{task}: an output names a folder of this machine: {text[max(0, at - 80) : at + 80]!r}")
-    if len(text) > LARGEST:
-        raise ValueError(f"{task}: {len(text):,} bytes with outputs; at most {LARGEST:,} are stored")
-    return executed
+    return with_small_outputs(executed)
+
+
+def with_small_outputs(executed: Any) -> Any:
+    """The notebook without progress bars and warnings, and with pictures that keep it smaller than LARGEST."""
+    outputs = {cell.id: joined(one for one in cell.get("outputs", []) if is_kept(one)) for cell in executed.cells}
+    for widths in WIDTHS:
+        for cell in executed.cells:
+            if cell.cell_type == "code":
+                cell.outputs = [small(one, *widths) for one in outputs[cell.id]]
+        size = len(as_text(executed).encode())
+        if size <= LARGEST:
+            return executed
+    raise ValueError(f"{size:,} bytes with outputs; at most {LARGEST:,} are stored")
+
+
+def as_text(made: dict[str, Any]) -> str:
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
@@ -544,7 +577,7 @@ def main() -> None:
             made = run(task)
         else:
             continue
-        path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(as_text(made))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ def run_training(
 
 
 def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # another one in notebooks
+    from transformers.trainer_callback import PrinterCallback
 
     from ..models.loading import is_adapter, load_model
     from ..report.trackers import TrackedSamples
@@ -181,7 +182,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         quantization_config=None if goes_on else plan.quantization,
     )
     if not run.verbose:
-        for callback in (ProgressCallback, PrinterCallback):
+        for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(callback)
         trainer.add_callback(Console("GRPO", CONSOLE_METRICS))
     if args.report_to:
