@@ -1,16 +1,16 @@
-"""The pictures of the README, made again from nothing but the toolkit:
+"""Makes the pictures of the README and of the documentation.
 
-    make demo && python docs/make_pictures.py strip            # docs/images/before_after.png, from outputs/demo
-    python docs/make_pictures.py tasks                         # docs/images/tasks.png, from runs of three recipes:
-                                                               # recipes/{machine,theory,infill}/tiny_cpu.yaml
-    python docs/make_pictures.py constraints                   # docs/images/constraints.png, about five minutes
+    make demo && python docs/make_pictures.py strip    # docs/images/before_after.png, from the run in outputs/demo
+    python docs/make_pictures.py tasks                 # docs/images/tasks.png, from runs of the recipes
+                                                       # machine/tiny_cpu, theory/tiny_cpu and infill/tiny_cpu
+    python docs/make_pictures.py constraints           # docs/images/constraints.png, about five minutes
 
-`strip` and `tasks` show held-out rows before and after GRPO. Rows that got better, got worse and stayed are shown as
-often as they are among all, each by its middle sample: nobody picked them.
+`strip` and `tasks` show held-out rows before and after GRPO. They are not cherry-picked: improved, worse and unchanged
+rows appear in proportion, each with its median sample.
 
-`constraints` trains the task that `trl-grpo-tasks new` writes, from the same cold start, with the same seeds, under
-the same grammar: once as this toolkit does it, and once with the grammar in sampling only, which is what a logits
-processor added to TRL's trainer gives.
+`constraints` trains the task that `trl-grpo-tasks new` writes, from the same cold start, with the same seeds and under
+the same grammar: once with the grammar in sampling and scoring, as in this package, and once in sampling only, as with
+a logits processor added to TRL's trainer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trl_grpo_tasks.training.cold_start import cold_start
 from trl_grpo_tasks.training.record import RolloutRecord
 
 IMAGES = Path(__file__).parent / "images"
-# Pixels of a strip: a picture, the names of the rows, a line of text, what is between pictures.
+# Pixels: width and height of a picture, left margin for row names, height of a text line, gap between pictures.
 SIDE, HIGH, MARGIN, LINE, GAP = 230, 207, 84, 16, 8
 SEEDS = (0, 1, 2)
 BONUSES = (0.0, 0.05)
@@ -61,7 +61,7 @@ def strip(run_dir: str, columns: int = 5) -> None:
         left = MARGIN + column * SIDE
         for row, sample in enumerate((pair.before, pair.after)):
             drawn = Image.open(io.BytesIO(task.render(sample["row"], sample["completion"])))
-            width, height = drawn.size  # without what is written below the structure: it could not be read here
+            width, height = drawn.size  # crop the text below the structure, which would be too small to read
             sheet.paste(drawn.crop((0, 0, width, round(0.9 * height))).resize((SIDE, HIGH)), (left, row * HIGH))
         successes = "success {:.0%} -> {:.0%}".format(*pair.successes)
         for line, text in enumerate([*_wrapped(prompt_of(pair.before), 36)[:2], successes]):
@@ -70,9 +70,9 @@ def strip(run_dir: str, columns: int = 5) -> None:
 
 
 def tasks(outputs: str = "outputs") -> None:
-    """A car, the ways of all cars, the masses of a theory, filled texts: above before GRPO, below after it."""
+    """A car, the paths of all cars, the masses of a theory, filled texts: before GRPO above, after GRPO below."""
     panels = []
-    for name, draw in (("machine", _cars), ("machine", _ways), ("theory", _masses), ("infill", _fills)):
+    for name, draw in (("machine", _cars), ("machine", _paths), ("theory", _masses), ("infill", _fills)):
         folder = Path(outputs, f"{name}_tiny")
         before, after = json.loads((folder / "results.json").read_text())["evaluations"]
         found = pairs(before, after)
@@ -93,7 +93,7 @@ def tasks(outputs: str = "outputs") -> None:
     _save(sheet, "tasks.png")
 
 
-Panel = tuple[list[Image.Image], list[str]]  # a picture before, one after, and lines to stand below them
+Panel = tuple[list[Image.Image], list[str]]  # the pictures before and after, and the lines of text below them
 
 
 def _cars(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
@@ -102,13 +102,13 @@ def _cars(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
     for sample in (pair.before, pair.after):
         drawn = Image.open(io.BytesIO(task.render(sample["row"], sample["completion"]))).convert("RGB")
         pen = ImageDraw.Draw(drawn)
-        pen.rectangle((0, 0, 200, 30), drawn.getpixel((300, 5)))  # what is written there could not be read
+        pen.rectangle((0, 0, 200, 30), drawn.getpixel((300, 5)))  # cover the text, which would be too small to read
         images.append(drawn.resize((round(HIGH * drawn.width / drawn.height), HIGH), Image.Resampling.LANCZOS))
     metres = [sample["score"]["components"]["distance"] for sample in (pair.before, pair.after)]
-    return images, ["machine: a car, and its way", "{:.0f} m -> {:.0f} m".format(*metres)]
+    return images, ["machine: a car and its path", "{:.0f} m -> {:.0f} m".format(*metres)]
 
 
-def _ways(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
+def _paths(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
     paths = [
         [simulate(s["completion"], "car").path for s in samples if s["score"]["valid"]]
         for samples in zip(*((pair.before, pair.after) for pair in found), strict=True)
@@ -136,8 +136,8 @@ def _masses(task: Any, found: list[Pair], before: Any, after: Any) -> Panel:
         axes.set_ylabel("mass in GeV", fontsize=7)
         axes.tick_params(axis="x", labelsize=6)
         score = sample["score"]
-        told = "success: no light exotics, no anomalies" if score["success"] else score["reason"].split(" (")[0]
-        axes.set_title(told, fontsize=8)
+        verdict = "success: no light exotics, no anomalies" if score["success"] else score["reason"].split(" (")[0]
+        axes.set_title(verdict, fontsize=8)
         images.append(_image(figure))
     return images, ["theory: masses of its fields, massless at the bottom",
                     f"success {before['success']:.1%} -> {after['success']:.1%} of all samples"]  # fmt: skip
@@ -178,7 +178,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 class SamplingOnly(TaskGRPOTrainer):
-    """The grammar in sampling, and nowhere else."""
+    """A trainer that uses the grammar in sampling only."""
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():  # for constraint/allowed_mass, which is measured while scoring under the masks

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -114,7 +114,10 @@ class Task:
     `level`), `facts` (keys of `Score.info` whose means evaluations show), `watched` (components that must not be
     weighted: training may log them and no more), `policy` ("causal", or "masked": prompts are texts with mask tokens,
     a completion is what stands in their place, one token each), `defaults` (training options that suit the pack,
-    below any recipe or flag), `Options` (a dataclass whose fields become command-line flags).
+    below any recipe or flag), `tiny_defaults` (more of them that apply only to the embedded tiny model), `Options` (a
+    dataclass whose fields become command-line flags), `editors` (names that `editor` knows, chosen by --editor),
+    `redundant_editors` (those that only delete what the constraint never allows), `tools` (tool name ->
+    "module:function" or a function that takes a list of words, for `trl-grpo-tasks task NAME TOOL`).
     """
 
     name: ClassVar[str]
@@ -126,6 +129,10 @@ class Task:
     watched: Sequence[str] = ()
     policy: str = "causal"
     defaults: ClassVar[Mapping[str, Any]] = {}
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {}
+    editors: Sequence[str] = ()
+    redundant_editors: Sequence[str] = ()
+    tools: ClassVar[Mapping[str, str | Callable[[list[str]], int | None]]] = {}
     Options: ClassVar[type] = NoOptions
 
     # How a worker process finds this task again: what was given to `get_task`; None for a task made by hand.
@@ -168,15 +175,9 @@ class Task:
         prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
         return f"<pre>{html.escape(str(prompt))} &rarr; <b>{html.escape(completion)}</b></pre>"
 
-    @property
-    def decodings(self) -> Sequence[str]:
-        """The ways in which completions can be written at evaluation and inference, by name. "constrained", alone or
-        before a "+", is under `constraint`; the others are not."""
-        return ("free",) if type(self).constraint is Task.constraint else ("free", "constrained")
-
-    def editor(self, decoding: str, rows: Sequence[Row], tokenizer: Any) -> Editor | None:
-        """Who takes back what was written under a decoding of `decodings`, for these rows; None: nobody."""
-        return None
+    def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
+        """The editor of this name, which may delete generated tokens of these rows in evaluations and `generate`."""
+        raise UnfinishedTaskError(f"task {self.name!r} must define editor(name, rows, tokenizer)")
 
     def row_of(self, text: str) -> dict[str, Any]:
         """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
@@ -255,21 +256,23 @@ def rows_of(task: Task, split: str, size: int | None, seed: int, given: Any = No
     return rows
 
 
-class DecodingError(ValueError):
-    """A decoding that cannot be had with this model."""
+class EditorError(ValueError):
+    """The editor cannot be used with this model."""
 
 
-def check_decoding(task: Task, name: str) -> None:
-    """ValueError for a decoding that the task does not have."""
-    if name not in task.decodings:
+def check_editor(task: Task, name: str | None, constrain: bool) -> None:
+    """Raise ValueError if the task has no such editor, or if the constraint makes it redundant."""
+    if name is None:
+        return
+    if name not in task.editors:
+        known = f"editors of task {task.name!r} are: {', '.join(task.editors)}" if task.editors else (
+            f"task {task.name!r} has no editors")  # fmt: skip
+        raise ValueError(f"unknown --editor {name!r}{nearest(name, task.editors)}; {known}")
+    if constrain and name in task.redundant_editors:
         raise ValueError(
-            f"unknown decoding {name!r}; decodings of task {task.name!r} are: {', '.join(task.decodings)}"
+            f"--editor {name} is redundant with --constrain: the constraint never allows what this editor deletes; "
+            "give --constrain false, or another editor"
         )
-
-
-def is_constrained(decoding: str | None) -> bool:
-    """Whether completions are written under the task's constraint."""
-    return decoding is not None and decoding.split("+")[0] == "constrained"
 
 
 def find_task_class(spec: str) -> type[Task]:

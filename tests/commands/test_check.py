@@ -83,14 +83,16 @@ BROKEN = {
     "Options must be a dataclass": {"Options": dict},
     "levels must differ": {"levels": ("odd", "odd")},
     "judges": {"judges": lambda self: {"taste": "some/model"}},
-    "gave 0 rows": {"dataset": lambda self, split, size, seed: []},
+    "returned 0 rows": {"dataset": lambda self, split, size, seed: []},
     "JSON cannot hold": {"dataset": row_with(extra={1, 2})},
-    "changes on its way through JSON": {"dataset": row_with(extra=(1, 2))},
+    "changes when it is written as JSON": {"dataset": row_with(extra=(1, 2))},
     "needs a prompt": {"dataset": row_with(prompt=[{"role": "user"}])},
-    "gave other rows": {"dataset": lambda self, split, size, seed: Echo.dataset(self, split, size, random.random())},
+    "returned other rows": {
+        "dataset": lambda self, split, size, seed: Echo.dataset(self, split, size, random.random())
+    },
     "share a row": {"dataset": lambda self, split, size, seed: Echo.dataset(self, "train", size, seed)},
     "level is": {"dataset": row_with(level="strange")},
-    "no row of level odd": {"dataset": row_with(level="even")},
+    "there is no row of level odd": {"dataset": row_with(level="even")},
     "is not valid": {"score": scored(valid=False)},
     "does not succeed": {"gold": lambda self, row: "1234567"},
     "could not be scored": {"score": lambda self, row, completion: None},
@@ -99,7 +101,7 @@ BROKEN = {
     "not among the weights": {"score": scored(components={"wrong": 1.0})},
     "finite number": {"score": scored(components={"right": float("inf")})},
     "must be bools": {"score": scored(valid=1)},
-    "score must give a Score": {"score": lambda self, row, completion: 1.0},
+    "score must return a Score": {"score": lambda self, row, completion: 1.0},
     "score raised UnicodeEncodeError": {
         "score": lambda self, row, completion: (completion.encode(), Echo.score(self, row, completion))[1]
     },
@@ -113,7 +115,7 @@ BROKEN = {
         )
     },
     "changed the row": {"score": change_row},
-    "render must give": {"render": lambda self, row, completion: None},
+    "render must return": {"render": lambda self, row, completion: None},
     "group component 'new'": {"group_components": lambda self, rows, completions, scores: {"new": [0.0] * len(rows)}},
     "values for": {"group_components": lambda self, rows, completions, scores: {"right": [0.0]}},
     "cannot spell": {"tiny": lambda self: TinySpec(["say ", *"012345678"])},

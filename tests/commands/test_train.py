@@ -30,7 +30,7 @@ SMALL = {
     "logging_steps": 1,
     "cold_start_steps": 0,
     "eval_rows": 4,
-    "eval_samples": 2,
+    "num_samples": 2,
     "num_generations": 4,
     "per_device_train_batch_size": 8,
     "reward_workers": 0,
@@ -57,7 +57,7 @@ def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "training_metrics.jsonl").read_text().splitlines()]
 
 
-WHOLE = {"cold_start_steps": 12, "constrain": True, "beta": 0.02, "eval_samples": 4, "eval_rows": 6}
+WHOLE = {"cold_start_steps": 12, "constrain": True, "beta": 0.02, "num_samples": 4, "eval_rows": 6}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
 
 def test_before_and_after_are_of_the_same_rows(whole_run, tmp_path):
     shutil.copytree(whole_run, tmp_path / "run")
-    train(tmp_path / "run", resume=True, **WHOLE | {"eval_rows": 4, "eval_samples": 2})
+    train(tmp_path / "run", resume=True, **WHOLE | {"eval_rows": 4, "num_samples": 2})
     before, after = ([sample["row"] for sample in one["samples"]] for one in results(tmp_path / "run").values())
     assert before == after and len(before) == 8
 

@@ -85,7 +85,7 @@ def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, proces
 @pytest.mark.slow
 def test_the_eval_command_shares_the_rows(tmp_path):
     """160 samples in batches of 64 of an untrained model, which both folders have the same of."""
-    options = {"eval_rows": 40, "eval_samples": 4, "eval_only": True}
+    options = {"eval_rows": 40, "num_samples": 4, "eval_only": True}
     assert run.main(words(tmp_path / "one", **options)) == 0
     launch(RUN, 2, [words(tmp_path / "two", **options), str(tmp_path)], tmp_path / "launched")
     assert [json.loads((tmp_path / f"written-{i}.json").read_text()) for i in range(2)] == [[64, 32], [64]]

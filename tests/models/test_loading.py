@@ -143,20 +143,23 @@ def test_half_made_models_are_made_again(tmp_path):
     AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_models_that_are_not_there(tmp_path):
+def test_models_that_are_not_there(tmp_path, monkeypatch):
     class Large(Task):
         name = "large"
 
     for name in ("./none", "/none/such", "~/none/such", "a/b/c"):
-        with pytest.raises(ValueError, match="does not exist; give a folder"):
+        with pytest.raises(ValueError, match=f"--model {name}: .* does not exist"):
             prepare_model(name, ToyTask(), tmp_path)
     with pytest.raises(ValueError, match=r"holds neither config[.]json nor adapter_config[.]json"):
         prepare_model(str(tmp_path), ToyTask(), tmp_path)
-    with pytest.raises(ValueError, match=r"model file 'none.gguf' does not exist"):
+    with pytest.raises(ValueError, match=r"--model none.gguf: this path does not exist"):
         prepare_model("none.gguf", ToyTask(), tmp_path)
-    with pytest.raises(ValueError, match="has no embedded tiny model; give --model_name_or_path"):
+    with pytest.raises(ValueError, match="has no embedded tiny model; give --model"):
         prepare_model(None, Large(), tmp_path)
-    assert prepare_model("owner/name", ToyTask(), tmp_path) == "owner/name"
+    with pytest.raises(ValueError, match=r"--model owner/name: there is no such folder, .* HF_HUB_OFFLINE forbids"):
+        prepare_model("owner/name", ToyTask(), tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert prepare_model("owner/name", ToyTask(), tmp_path) == "owner/name"  # the Hub is asked later
     assert list(tmp_path.iterdir()) == []
 
 

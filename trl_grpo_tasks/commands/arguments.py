@@ -1,10 +1,9 @@
-"""Options of a run: TRL's parser over our options, TRL's and those of the task, from flags and a recipe file."""
+"""Options of a run: TRL's parser over our options, TRL's and those of the task, from flags and a recipe."""
 
 from __future__ import annotations
 
-import argparse
-import copy
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,33 +11,41 @@ from pathlib import Path
 from typing import Any
 
 from ..redact import redacted_words, remember
-from ..task import Task, find_task_class, get_task
+from ..task import TASKS, Task, find_task_class, get_task
+from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
 from .hub import take_token
-from .recipes import find_recipe
+from .recipes import check_recipe_value, find_recipe, read_recipe
 
-MOST_VALUES = 10_000  # of a recipe
-# Values of --resume_from_checkpoint beside a path.
-NEWEST = "newest"  # the newest complete checkpoint, which there must be; the flag without a value
-AUTO = "auto"  # the newest complete checkpoint, or the beginning where there is none
+# Values of --resume_from_checkpoint besides a path.
+NEWEST = "newest"  # the newest complete checkpoint, which must exist; the flag without a value
+AUTO = "auto"  # the newest complete checkpoint, or the beginning if there is none
+# Short names of options, on the command line only.
+ALIASES = {
+    "--model": "--model_name_or_path",
+    "--lr": "--learning_rate",
+    "--batch_size": "--per_device_train_batch_size",
+    "--steps": "--max_steps",
+}
+OUR_BONUS = 0.1  # how much less alike one of our options may be than one of TRL's to be suggested instead of it
 
 
 @dataclass
 class RunArguments:
-    """What a run does around GRPO: which task, a warm-up before, an evaluation before and after."""
+    """Options of what a run does around GRPO: its task, the cold start, and the evaluations."""
 
-    task: str = field(
-        default="prompts", metadata={"help": "A task's name, a path to a .py file with one, or a module."}
+    task: str | None = field(
+        default=None, metadata={"help": "A built-in task, a .py file with a task, or a module. Also the first word."}
     )
     cold_start_steps: int = field(
-        default=0, metadata={"help": "Supervised steps on the task's gold answers before GRPO. 0: none."}
+        default=0, metadata={"help": "Supervised steps on the task's gold answers before GRPO. 0: no cold start."}
     )
     cold_start_rows: int | None = field(
-        default=None, metadata={"help": "Rows whose gold answers the cold start sees; all training rows if not given."}
+        default=None, metadata={"help": "Rows whose gold answers the cold start sees. Not given: all training rows."}
     )
     cold_start_learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of the cold start."})
-    cold_start_batch_size: int = field(default=32, metadata={"help": "Rows a step (and device) of the cold start."})
+    cold_start_batch_size: int = field(default=32, metadata={"help": "Rows per step and device in the cold start."})
     eval_only: bool = field(
-        default=False, metadata={"help": "Evaluate on held-out rows and stop; as the command eval."}
+        default=False, metadata={"help": "Evaluate on held-out rows and stop, like the command eval."}
     )
     eval_before_and_after: bool = field(
         default=True, metadata={"help": "Evaluate on held-out rows before and after GRPO."}
@@ -46,30 +53,26 @@ class RunArguments:
     models: list[str] | None = field(
         default=None,
         metadata={
-            "help": "For eval: what is compared, as NAME=MODEL or MODEL: whatever --model_name_or_path takes, or a "
-            '.jsonl file with a line {"row": {...}, "completion": "..."} for each completion.'
+            "help": "For eval: what to compare, each as NAME=MODEL or MODEL. MODEL is anything --model takes, or a "
+            '.jsonl file with one line {"row": {...}, "completion": "..."} per completion.'
         },
     )
-    eval_samples: int = field(
+    num_samples: int = field(
         default=4,
-        metadata={"aliases": ["--num_samples"], "help": "Completions of each held-out row in an evaluation."},
-    )
-    k: list[int] | None = field(
-        default=None,
-        metadata={"help": "For which k evaluations estimate pass@k and max@k; 1, 2, 4, ... if not given."},
+        metadata={"help": "Completions per held-out row in evaluations, which report k = 1, 2, 4, ... up to this."},
     )
     save_merged: bool = field(
         default=False,
-        metadata={"help": "Save an adapter also merged into its model, in the folder merged, which is pushed too."},
+        metadata={"help": "Also save the adapter merged into its model, in the folder merged. It is pushed as well."},
     )
     verbose: bool = field(
-        default=False, metadata={"help": "Print every metric at every log step and the bars of TRL and transformers."}
+        default=False, metadata={"help": "Print every metric at every log step, and TRL's progress bars."}
     )
-    decoding: str | None = field(
+    editor: str | None = field(
         default=None,
         metadata={
-            "help": "How evaluations write: a name of the task's decodings, such as free or constrained. Not given: "
-            "as --constrain says."
+            "help": "For evaluations: an editor of the task, which may delete generated text. Task brick has "
+            "rejection, rollback and rejection+rollback."
         },
     )
 
@@ -78,25 +81,67 @@ class RunArguments:
             ("cold_start_steps", 0),
             ("cold_start_rows", 1),
             ("cold_start_batch_size", 1),
-            ("eval_samples", 1),
+            ("num_samples", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} {value} must be at least {least}")
         if not self.cold_start_learning_rate > 0:
             raise ValueError(f"--cold_start_learning_rate {self.cold_start_learning_rate} must be above 0")
-        for k in self.k or ():
-            if not 1 <= k <= self.eval_samples:
-                raise ValueError(
-                    f"--k {k} must be between 1 and the number of samples of a row, {self.eval_samples} "
-                    "(--num_samples): the best of k is estimated from at least k"
-                )
         if self.models and not self.eval_only:
-            raise ValueError("--models goes with eval (--eval_only); training takes one, --model_name_or_path")
+            raise ValueError("--models is an option of eval; train takes one model, --model")
 
 
-def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, Any]:
-    """(task, run, TaskGRPOConfig, ModelConfig) from the command line. Raises ValueError in words for a person."""
+@dataclass
+class CommandLine:
+    """The words of a command, with the task and the recipe that they name."""
+
+    words: list[str]  # the task, if it is given, as --task TASK
+    task: str
+    recipe: dict[str, Any]
+
+
+def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLine:
+    """Find the task and the recipe. For -h this prints a help screen and exits. ValueError where neither is given."""
+    words = _with_separate_values(with_task_option(argv), "--task", "--config", *ALIASES, *ALIASES.values())
+    if asks_for_help(words) and HELP_ALL not in words:
+        print(command_screen(command, _value_of(words, "--task")))
+        raise SystemExit(0)
+    for alias, name in ALIASES.items():
+        if alias in words and name in words:
+            raise ValueError(f"{alias} and {name} are the same option; give one of them")
+    recipe_name = _value_of(words, "--config")
+    recipe: dict[str, Any] = {}
+    if recipe_name is not None:
+        words[words.index("--config") + 1] = str(find_recipe(recipe_name))
+        recipe = read_recipe(_value_of(words, "--config"))
+        for alias, name in ALIASES.items():
+            if alias[2:] in recipe:
+                raise ValueError(f"--config {recipe_name}: write {name[2:]}; {alias[2:]} is for the command line only")
+    task = _value_of(words, "--task") or recipe.get("task")
+    if task is None and HELP_ALL not in words:
+        raise ValueError(_what_to_pass(command, recipe_name))
+    return CommandLine(words, str(task or ""), recipe)
+
+
+def _what_to_pass(command: str, recipe: str | None) -> str:
+    if recipe is not None:
+        return f"--config {recipe} names no task; give one: {PROGRAM} {command} TASK --config {recipe}"
+    more = {"eval": " --models NAME=MODEL", "sweep": " --search NAME=VALUES"}.get(command, "")
+    ways = {
+        f"{command} --config brick/demo{more}": "a recipe, which names its task",
+        f"{command} brick{more}": f"a built-in task: {', '.join(sorted(TASKS))}",
+        f"{command} my_task.py{more}": f"your own task ('{PROGRAM} new my_task' writes one)",
+    }
+    width = max(map(len, ways))
+    lines = [f"  {PROGRAM} {way:{width}}  {meaning}" for way, meaning in ways.items()]
+    end = f"'{PROGRAM} recipes' lists the recipes, '{PROGRAM} {command} -h' the options."
+    return "\n".join(["name a task or a recipe:", "", *lines, "", end])
+
+
+def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Task, RunArguments, Any, Any]:
+    """(task, run, TaskGRPOConfig, ModelConfig) of a command line. ValueError for mistakes, with a readable message."""
+    line = read_command_line(sys.argv[1:] if argv is None else argv, command)
     import torch
     from trl import ModelConfig
 
@@ -105,31 +150,16 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
     from ..training.config import TaskGRPOConfig
 
-    argv = _with_resume_value(
-        _with_separate_values(list(sys.argv[1:] if argv is None else argv), "--task", "--config")
-    )
-    if "--config" in argv:
-        at = argv.index("--config") + 1
-        argv[at] = str(find_recipe(argv[at]))
-    recipe = _read_recipe(_value_of(argv, "--config"))
-    task_class = find_task_class(_value_of(argv, "--task") or str(recipe.get("task", RunArguments.task)))
+    task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
-    _arrange_help(
-        parser,
-        {
-            "the run": RunArguments,
-            f"task {task_class.name}": task_class.Options,
-            "what this toolkit adds to GRPO": TaskGRPOConfig,
-            "the model (TRL's ModelConfig)": ModelConfig,
-        },
-    )
+    _add_aliases(parser)
     on_accelerator = is_bf16_fast() or torch.cuda.is_available()
-    # Below the task's defaults, which are below the recipe, which is below the flags.
+    # Precedence, from low to high: these, the task's, the task's for the tiny model, the recipe, flags.
     defaults = {
         "bf16": is_bf16_fast(),
         "gradient_checkpointing": on_accelerator,
         "dataloader_pin_memory": on_accelerator,
-        "output_dir": f"outputs/{task_class.name}",
+        "output_dir": f"outputs/{task_class.name if line.task else 'TASK'}",
         "logging_steps": 5,
         "save_steps": 50,
         "save_total_limit": 2,
@@ -140,21 +170,27 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
         "report_to": default_tracker(),
         "project": DEFAULT_PROJECT,
     }
-    unknown = parser.set_defaults_with_config(**(defaults | dict(task_class.defaults)))
-    if unknown:
-        raise ValueError(f"task {task_class.name!r}: its defaults name options that do not exist: {unknown}")
+    for name in ("defaults", "tiny_defaults") if _is_tiny(line) else ("defaults",):
+        own = dict(getattr(task_class, name))
+        if unknown := parser.set_defaults_with_config(**(defaults := defaults | own)):
+            raise ValueError(f"task {task_class.name!r}: its {name} name options that do not exist: {unknown}")
     for action in parser._actions:
-        _check_recipe_value(action, recipe.get(action.dest))
+        check_recipe_value(action, line.recipe.get(action.dest))
         if action.dest == "resume_from_checkpoint":
             action.help = (
-                "Continue a run: auto, from the newest complete checkpoint in --output_dir, or from the beginning if "
-                "there is none; no value, from the newest, which there must be; or the path of a checkpoint."
+                "Resume a run: without a value from the newest complete checkpoint in --output_dir, which must "
+                "exist; with auto from the newest, or from the beginning if there is none; or give a checkpoint."
             )
+    if HELP_ALL in line.words:
+        _print_all_options(parser, task_class, command)
+        raise SystemExit(0)
+    words = [*line.words, *(["--eval_only", "true"] if command == "eval" else [])]
     *parsed, from_file, from_flags = parser.parse_args_and_config(
-        argv, return_remaining_strings=True, separate_remaining_strings=True
+        words, return_remaining_strings=True, separate_remaining_strings=True
     )
-    refuse_unknown([*from_file, *from_flags], parser)
+    refuse_unknown([*from_file, *from_flags], parser, *_our_options(task_class, TaskGRPOConfig))
     run, args, model, options = parsed
+    run.task = line.task
     if args.resume_from_checkpoint in ("true", "True", True):
         args.resume_from_checkpoint = NEWEST
     args.run_name = args.run_name or Path(args.output_dir).absolute().name
@@ -162,149 +198,129 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Task, RunArguments, Any, A
     for given in (run, args, model, options):
         remember(vars(given))
     take_token(args)
-    sys.argv[1:] = redacted_words(sys.argv[1:])  # which trackers copy into their files
-    return get_task(run.task, options), run, args, model
+    sys.argv[1:] = redacted_words(sys.argv[1:])  # trackers copy sys.argv into their files
+    return get_task(line.task, options), run, args, model
 
 
 def make_parser(*option_classes: type) -> Any:
-    """TRL's parser, with mistakes as one line rather than after the usage of several hundred options."""
+    """TRL's parser, whose errors are one line instead of the usage of several hundred options."""
     from trl import TrlParser
 
-    def refuse(message: str) -> None:
-        raise ValueError(message.removeprefix("argument "))
-
-    parser = TrlParser(option_classes, allow_abbrev=False, formatter_class=ShortHelp)
-    parser.error = refuse
+    parser = TrlParser(option_classes, allow_abbrev=False, formatter_class=FullHelp)
+    parser.error = refuse_value
     return parser
 
 
-class ShortHelp(argparse.ArgumentDefaultsHelpFormatter):
-    """An option in a line: without its other spelling (--max-steps), and with a letter for its value."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = copy.copy(action)
-        shown.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
-        return super()._format_action_invocation(shown)
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return {"int": "N", "float": "X", "string_to_bool": "BOOL"}.get(getattr(action.type, "__name__", ""), "VALUE")
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if isinstance(action, argparse._StoreFalseAction):  # its text is that of the option which it turns off
-            return f"Turn --{action.dest} off."
-        return action.help if action.default is None else super()._get_help_string(action)
+def refuse_value(message: str) -> None:
+    """Raise ValueError for what argparse says of an option, in plain words."""
+    message = re.sub(r"^argument (--\w+)\S*:", r"argument \1:", message)
+    match = re.fullmatch(r"argument (--\w+): invalid (\w+) value: (.*)", message, re.DOTALL)
+    if match is None:
+        message = re.sub(r"^argument (--\w+): expected (one|at least one) argument$", r"\1 needs a value", message)
+        raise ValueError(message.removeprefix("argument "))
+    kinds = {"int": "a whole number", "float": "a number"}
+    raise ValueError(f"{match[1]} {match[3]} must be {kinds.get(match[2], f'a {match[2]}')}")
 
 
-def _arrange_help(parser: Any, titles: dict[str, type]) -> None:
-    """Let --help begin with what is ours; the few hundred options of TRL and transformers come last."""
-    parser.usage = "train.py --task NAME [--config RECIPE.yaml] [--option value ...]"
-    parser.description = (
-        "Also: trl-grpo-tasks train, and eval. --task NAME --help lists the options of that task; recipes/NAME/ holds "
-        "settings for machines of several sizes."
-    )
-    theirs = parser._optionals
-    theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
-    for title, option_class in titles.items():
-        group = parser.add_argument_group(title)
-        own = set(vars(option_class).get("__annotations__", {}))
-        group._group_actions = [action for action in theirs._group_actions if action.dest in own]
-        theirs._group_actions = [action for action in theirs._group_actions if action.dest not in own]
-    parser._action_groups.sort(key=lambda group: group is theirs)
-
-
-def refuse_unknown(left_over: Sequence[str], parser: Any) -> None:
-    """ValueError for the first of the words that no option took, with the nearest option there is."""
+def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str) -> None:
+    """Raise ValueError for the first of the words that no option took; suggest the nearest option, preferably one of
+    `ours`."""
     for text in left_over:
         if not text.startswith("--"):
-            raise ValueError(f"{text!r} does not belong to any option")
+            raise ValueError(f"{text!r} does not belong to any option; a task is the first word of the command")
         name = text.split("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        raise ValueError(
-            f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "; --help lists all of them")
-        )
+        near = _nearest_option(name, [option for action in parser._actions for option in action.option_strings], ours)
+        raise ValueError(f"unknown option {name}; " + (f"did you mean {near}?" if near else f"{HELP_ALL} lists all"))
 
 
-def _with_separate_values(argv: list[str], *names: str) -> list[str]:
-    """`--name=value` as two words, which is how TRL's parser looks for a recipe."""
+def with_task_option(argv: Sequence[str]) -> list[str]:
+    """The words with a task that is given as the first word written as --task TASK."""
+    words = list(argv)
+    if not words or words[0].startswith("-"):
+        return words
+    task, *rest = words
+    words = _with_separate_values(rest, "--task")
+    named = _value_of(words, "--task")
+    if named is None:
+        return ["--task", task, *rest]
+    if named != task:
+        raise ValueError(f"the task is given twice, as {task!r} and as --task {named!r}; give it once")
+    return words
+
+
+def _nearest_option(name: str, known: Sequence[str], ours: Sequence[str]) -> str | None:
+    wanted = name[2:].replace("-", "_")
+    likeness = {
+        option: difflib.SequenceMatcher(None, wanted, option[2:]).ratio()
+        for option in known
+        if "-" not in option.lstrip("-")
+    }
+    near = {option: value + OUR_BONUS * (option in ours) for option, value in likeness.items() if value >= 0.6}
+    return max(near, key=lambda option: near[option], default=None)
+
+
+def _our_options(task_class: type[Task], config_class: type) -> list[str]:
+    """The options that suggestions prefer: ours, the task's, and TRL's that most runs need."""
+    names = [name for one in (RunArguments, config_class, task_class.Options)
+             for name in vars(one).get("__annotations__", {})]  # fmt: skip
+    return [*(f"--{name}" for name in names), *ALIASES, *ALIASES.values(), *(one.split()[0] for one in RUN_OPTIONS)]
+
+
+def _add_aliases(parser: Any) -> None:
+    for alias, name in ALIASES.items():
+        action = parser._option_string_actions[name]
+        for spelling in dict.fromkeys([alias, f"--{alias[2:].replace('_', '-')}"]):
+            action.option_strings = [*action.option_strings, spelling]
+            parser._option_string_actions[spelling] = action
+
+
+def _print_all_options(parser: Any, task_class: type[Task], command: str) -> None:
+    from trl import ModelConfig
+
+    from ..training.config import TaskGRPOConfig
+
+    titles: dict[str, type] = {"the run": RunArguments}
+    if task_class is not Task:
+        titles[f"task {task_class.name}"] = task_class.Options
+    titles |= {"GRPO, added by this package": TaskGRPOConfig, "the model (TRL's ModelConfig)": ModelConfig}
+    group_options(parser, titles)
+    parser.usage = f"{PROGRAM} {command} [TASK] [--config RECIPE] [--option value ...]"
+    parser.description = (
+        "--config takes a recipe's name, such as brick/tiny_cpu, or a YAML file with options. "
+        f"'{PROGRAM} {command} TASK {HELP_ALL}' also lists the options of that task."
+    )
+    parser.print_help()
+
+
+def _is_tiny(line: CommandLine) -> bool:
+    """Whether the embedded tiny model is trained: it is named, or no model is."""
+    names = ("--model", "--model_name_or_path", "--model-name-or-path")
+    given = next((value for name in names if (value := _value_of(line.words, name))), None)
+    return (given or line.recipe.get("model_name_or_path") or "tiny") == "tiny"
+
+
+def _with_separate_values(argv: Sequence[str], *names: str) -> list[str]:
+    """`--name=value` as two words, because TRL's parser looks for a recipe in that form; and a value for
+    --resume_from_checkpoint if it has none."""
     words = [part for text in argv for part in (text.split("=", 1) if text.split("=")[0] in names else [text])]
     for name in names:
         if words and words[-1] == name:
             raise ValueError(f"{name} needs a value")
-        if words.count(name) > 1:
-            raise ValueError(f"{name} is given {words.count(name)} times; leave one")
+        if words.count(name) > 1 and name in ("--task", "--config"):
+            raise ValueError(f"{name} is given {words.count(name)} times; give it once")
+    return _with_resume_value(words)
+
+
+def _with_resume_value(words: list[str]) -> list[str]:
+    """`--resume_from_checkpoint` without a value means the newest complete checkpoint."""
+    flag = "--resume_from_checkpoint"
+    if flag in words:
+        after = words.index(flag) + 1
+        if after == len(words) or words[after].startswith("--"):
+            words.insert(after, NEWEST)
     return words
 
 
-def _value_of(argv: Sequence[str], name: str) -> str | None:
-    return argv[argv.index(name) + 1] if name in argv else None
-
-
-def _read_recipe(path: str | None) -> dict[str, Any]:
-    """The options in the recipe file, before the parser exists that will read it again: the task may be in it."""
-    if path is None:
-        return {}
-    import yaml
-
-    class OnlyOnce(yaml.SafeLoader):
-        """YAML takes the last of two values of an option; here that is a mistake."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"--config {path}: {name} is there {names.count(name)} times; leave one")
-            return super().construct_mapping(node, deep)
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, OnlyOnce)
-    except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"--config {path} is nested too deeply to be a recipe") from error
-    _check_size(path, values)
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise ValueError(f"--config {path} must hold options as 'name: value' lines")
-    return values
-
-
-def _check_size(path: str, values: Any) -> None:
-    """ValueError for a recipe that is far too large once its aliases are written out, which a few lines can be."""
-    count, left = 0, [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        count += 1
-        if count + len(left) > MOST_VALUES:
-            raise ValueError(f"--config {path} holds more than {MOST_VALUES:,} values, so it cannot be a recipe")
-
-
-def _check_recipe_value(action: Any, value: Any) -> None:
-    """argparse converts and checks text only; numbers, lists and truth values from YAML would pass as they are."""
-    if value is None or (isinstance(value, str) and action.nargs != "+"):
-        return
-    kinds = {"int": (int, "a whole number"), "float": ((int, float), "a number"), "string_to_bool": (bool, "a bool")}
-    kind: Any
-    kind, words = kinds.get(getattr(action.type, "__name__", ""), (object, "anything"))
-    if action.nargs == "+":
-        fits, words = isinstance(value, list), "a list"
-    else:
-        fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
-    if not fits:
-        raise ValueError(f"--config: {action.dest}: {value!r:.200} must be {words}")
-
-
-def _with_resume_value(argv: list[str]) -> list[str]:
-    """`--resume_from_checkpoint` without a value means the newest complete checkpoint."""
-    flag = "--resume_from_checkpoint"
-    if flag in argv:
-        after = argv.index(flag) + 1
-        if after == len(argv) or argv[after].startswith("--"):
-            argv.insert(after, NEWEST)
-    return argv
+def _value_of(words: Sequence[str], name: str) -> str | None:
+    at = words.index(name) + 1 if name in words else len(words)
+    return words[at] if at < len(words) else None

@@ -1,9 +1,9 @@
-"""check_task: proves without a model that a task keeps the contract of `Task`. Run it on your own task:
+"""check_task: check without a model that a task keeps the contract of `Task`. For a task of your own:
 
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.commands.check import check_task
 
-check_task(get_task("my_task.py"))
+check_task(get_task("my_task.py"), say=print)
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..task import MASK_TOKEN, Row, Score, Task, describe_error
 
-# What a model may come up with before it has learned anything.
+# Texts that an untrained model may write.
 GARBAGE: tuple[str, ...] = (
     "",
     " \n\t ",
@@ -38,35 +38,71 @@ GARBAGE: tuple[str, ...] = (
 )
 
 COMPARED = 64  # rows of each split, among which none may be shared
+GARBAGE_ROWS = 2  # rows that are tried with every text of GARBAGE
+
+LabelledRow = tuple[str, dict[str, Any]]  # "train row 3", and the row
 
 
-def check_task(task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None) -> None:
-    """AssertionError, in a plain sentence, at the first thing in which `task` does not keep the contract.
+def check_task(
+    task: Task, seed: int = 0, size: int = 8, tokenizer: Any = None, say: Callable[[str], Any] | None = None
+) -> None:
+    """Raise AssertionError with a readable message at the first property that `task` does not have.
 
-    `size` rows of each split are looked at. Without a `tokenizer` constraints are tried with the tokens of `tiny()`.
+    `size` rows of each split are used. Without a `tokenizer`, constraints are checked with the tokens of `tiny()`.
+    `say` receives one line for each property that holds or does not apply.
     """
+    for state, line in _properties(task, seed, size, tokenizer):
+        if say is not None:
+            say(f"{state:<4}{line}")
+
+
+def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """("ok", property) or ("-", what does not apply), one after the other."""
     _check_metadata(task)
-    splits = {split: _check_rows(task, split, seed, size) for split in ("train", "test")}
-    train, test = ({_text_of(row) for row in task.dataset(split, COMPARED, seed)} for split in splits)
-    shared = train & test
-    _require(not shared, f"train and test share a row: {next(iter(shared), '')[:200]}")
-    _check_levels(task, seed, splits)
-    rows = [json.loads(_text_of(row)) for row in splits["train"] + splits["test"]]  # what a reward worker sees
-    for row in rows:
-        _check_gold_and_bad(task, row)
-    for row in rows[:2]:
+    yield "ok", f"name, version {task.version}, description, {len(task.weights)} weights"
+    labelled: list[LabelledRow] = []
+    for split in ("train", "test"):
+        rows = _check_rows(task, split, seed, size)
+        # The row as a reward worker receives it.
+        labelled += [(f"{split} row {n}", json.loads(_text_of(row))) for n, row in enumerate(rows)]
+    many = f"({len(labelled)} rows)"
+    yield "ok", f"rows have prompts, survive JSON and are the same when made again {many}"
+    compared = _check_splits(task, seed)
+    yield "ok", f"train and test share no row ({compared} rows)"
+    if task.levels:
+        seen = _check_levels(task, seed, labelled)
+        yield "ok", f"every row has a level, and every level has rows: {', '.join(task.levels)} ({seen} rows)"
+    else:
+        yield "-", "levels: the task has none"
+    for label, row in labelled:
+        _check_gold(task, label, row)
+    yield "ok", f"gold answers are valid and succeed {many}"
+    for label, row in labelled:
+        _check_bad(task, label, row)
+    yield "ok", f"bad answers do not succeed {many}"
+    tried = labelled[:GARBAGE_ROWS]
+    for label, row in tried:
         for text in GARBAGE:
-            _check_score(task, row, text)
-        for text in (task.gold(row), *GARBAGE[:1], GARBAGE[8]):
-            _require(
-                isinstance(task.render(row, text), str | bytes),
-                f"render must give HTML as text or PNG as bytes, got {type(task.render(row, text)).__name__}",
-            )
-        forms = {type(task.canonical(row, text)) for text in (task.gold(row), *GARBAGE)}
-        _require(forms == {str}, f"canonical must give text for any completion, got {forms}")
-    _check_group(task, rows[0])
-    _check_tiny(task, rows)
-    _check_constraint(task, rows, tokenizer)
+            _check_score(task, label, row, text)
+    yield "ok", f"any text gets the same finite score each time ({len(GARBAGE)} texts, {len(tried)} rows)"
+    for label, row in tried:
+        _check_render(task, label, row)
+    yield "ok", f"any text can be rendered and compared ({len(tried)} rows)"
+    if type(task).group_components is Task.group_components:
+        yield "-", "components of a group: the task has none"
+    else:
+        _check_group(task, *labelled[0])
+        yield "ok", "components of a group have one value per completion (1 row)"
+    if task.tiny() is None:
+        yield "-", "tiny model: the task has none with these options"
+    else:
+        _check_tiny(task, labelled)
+        yield "ok", f"the tiny model can spell prompts and gold answers {many}"
+    constrained = _check_constraint(task, labelled, tokenizer)
+    if isinstance(constrained, str):
+        yield "-", f"constraint: {constrained}"
+    else:
+        yield "ok", f"the constraint allows gold answers ({constrained} rows)"
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -82,129 +118,169 @@ def _check_metadata(task: Task) -> None:
     for name in ("name", "version", "description"):
         value = getattr(task, name, None)
         _require(isinstance(value, str) and bool(value.strip()), f"the task needs a {name}, a text; it is {value!r}")
-    _require("\n" not in task.description, "the description must be one line")
+    _require("\n" not in task.description, f"the description must be one line; it is {task.description!r}")
     weights = getattr(task, "weights", None)
-    _require(isinstance(weights, Mapping) and bool(weights), f"weights must name components, got {weights!r}")
+    _require(isinstance(weights, Mapping) and bool(weights), f"weights must name components; it is {weights!r}")
     for name, weight in task.weights.items():
-        _require(_is_number(weight), f"the weight of component {name!r} must be a finite number, got {weight!r}")
-    _require(dataclasses.is_dataclass(task.Options), "Options must be a dataclass")
-    _require(isinstance(task.defaults, Mapping), "defaults must map training options to values")
-    _require(all(isinstance(level, str) for level in task.levels), f"levels must be texts, got {task.levels!r}")
-    _require(len(set(task.levels)) == len(task.levels), f"levels must differ, got {task.levels!r}")
+        _require(_is_number(weight), f"the weight of component {name!r} must be a finite number; it is {weight!r}")
+    _require(dataclasses.is_dataclass(task.Options), f"Options must be a dataclass; it is {task.Options!r}")
+    for name in ("defaults", "tiny_defaults"):
+        value = getattr(task, name)
+        _require(isinstance(value, Mapping), f"{name} must map training options to values; it is {value!r}")
+    _require(all(isinstance(level, str) for level in task.levels), f"levels must be texts; they are {task.levels!r}")
+    _require(len(set(task.levels)) == len(task.levels), f"levels must differ; they are {task.levels!r}")
     unknown = set(task.judges()) - set(task.weights)
-    _require(not unknown, f"judges {sorted(unknown)} are not among the weights")
+    _require(not unknown, f"judges {sorted(unknown)} are not among the weights: {', '.join(task.weights)}")
 
 
 def _check_rows(task: Task, split: str, seed: int, size: int) -> list[dict[str, Any]]:
+    call = f"dataset({split!r}, {size}, {seed})"
     rows = task.dataset(split, size, seed)
-    _require(isinstance(rows, list), f"dataset must give a list of rows, got {type(rows).__name__}")
-    _require(0 < len(rows) <= size, f"dataset({split!r}, {size}, {seed}) gave {len(rows)} rows")
-    for row in rows:
+    _require(isinstance(rows, list), f"{call} must return a list of rows; it returned {type(rows).__name__}")
+    _require(0 < len(rows) <= size, f"{call} must return 1 to {size} rows; it returned {len(rows)} rows")
+    for number, row in enumerate(rows):
+        label = f"{split} row {number}"
         try:
             text = _text_of(row)
         except (TypeError, ValueError) as error:
-            raise AssertionError(f"a row of {split!r} holds what JSON cannot hold: {error}") from error
-        _require(json.loads(text) == row, f"a row of {split!r} changes on its way through JSON: {text[:200]}")
-        _check_prompt(row.get("prompt"), split)
+            raise AssertionError(f"{label} holds a value that JSON cannot hold: {error}") from error
+        _require(json.loads(text) == row, f"{label} changes when it is written as JSON and read again: {text[:200]}")
+        _check_prompt(row.get("prompt"), label)
     again = task.dataset(split, size, seed)
-    _require(again == rows, f"dataset({split!r}, {size}, {seed}) gave other rows when it was called again")
+    differs = next((n for n, (row, other) in enumerate(zip(rows, again, strict=False)) if row != other), len(again))
+    _require(
+        again == rows,
+        f"{call} returned other rows when it was called again; the first difference is in row {differs}: "
+        + " and then ".join(str(some[differs : differs + 1])[:100] for some in (rows, again)),
+    )
     return rows
 
 
-def _check_prompt(prompt: Any, split: str) -> None:
+def _check_prompt(prompt: Any, label: str) -> None:
     if isinstance(prompt, str):
         return
-    well_made = isinstance(prompt, list) and all(
+    is_chat = isinstance(prompt, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
     )
     _require(
-        bool(prompt) and well_made,
-        f"a row of {split!r} needs a prompt: text, or messages with 'role' and 'content'; got {str(prompt)[:100]!r}",
+        bool(prompt) and is_chat,
+        f"{label} needs a prompt: text, or messages with 'role' and 'content'; it is {str(prompt)[:100]!r}",
     )
 
 
-def _check_levels(task: Task, seed: int, splits: Mapping[str, list[dict[str, Any]]]) -> None:
-    if not task.levels:
-        return
-    for row in [row for rows in splits.values() for row in rows]:
-        _require(row.get("level") in task.levels, f"a row's level is {row.get('level')!r}, not one of {task.levels}")
+def _check_splits(task: Task, seed: int) -> int:
+    train, test = ([_text_of(row) for row in task.dataset(split, COMPARED, seed)] for split in ("train", "test"))
+    shared = [text for text in train if text in set(test)]
+    _require(not shared, f"train and test share a row: {shared[0][:200] if shared else ''}")
+    return len(train) + len(test)
+
+
+def _check_levels(task: Task, seed: int, rows: Sequence[LabelledRow]) -> int:
+    for label, row in rows:
+        level = row.get("level")
+        _require(level in task.levels, f"{label}: its level is {level!r}, which is not one of {task.levels}")
     enough = 8 * len(task.levels)
     missing = set(task.levels) - {row.get("level") for row in task.dataset("train", enough, seed)}
-    _require(not missing, f"no row of level {', '.join(sorted(missing))} among {enough} training rows")
+    _require(not missing, f"there is no row of level {', '.join(sorted(missing))} among {enough} training rows")
+    return enough
 
 
-def _check_gold_and_bad(task: Task, row: Row) -> None:
-    gold, bad = task.gold(row), task.bad(row)
-    good = _check_score(task, row, gold)
-    _require(good is not None, f"the gold answer could not be scored (score gave None): {gold[:200]!r}")
-    assert good is not None
-    _require(good.valid, f"the gold answer {gold[:200]!r} is not valid: {good.reason}")
-    _require(good.success, f"the gold answer {gold[:200]!r} does not succeed: {good.reason}")
-    poor = _check_score(task, row, bad)
-    _require(poor is None or not poor.success, f"the bad answer {bad[:200]!r} succeeds")
+def _check_gold(task: Task, label: str, row: Row) -> None:
+    gold = task.gold(row)
+    score = _check_score(task, label, row, gold)
+    _require(score is not None, f"{label}: the gold answer {gold[:200]!r} could not be scored: score returned None")
+    assert score is not None
+    _require(score.valid, f"{label}: the gold answer {gold[:200]!r} is not valid: {score.reason}")
+    _require(score.success, f"{label}: the gold answer {gold[:200]!r} does not succeed: {score.reason}")
 
 
-def _check_score(task: Task, row: Row, completion: str) -> Score | None:
-    before, shown = _text_of(row), ascii(completion[:80])
+def _check_bad(task: Task, label: str, row: Row) -> None:
+    bad = task.bad(row)
+    score = _check_score(task, label, row, bad)
+    _require(score is None or not score.success, f"{label}: the bad answer {bad[:200]!r} succeeds")
+
+
+def _check_score(task: Task, label: str, row: Row, completion: str) -> Score | None:
+    before, where = _text_of(row), f"({label}, completion {completion[:80]!a})"
     try:
         score = task.score(row, completion)
         again = task.score(row, completion)
     except ImportError:
-        raise  # a package is missing: no fault of the task
+        raise  # a package is missing, which is not an error in the task
     except Exception as error:
         file = inspect.getsourcefile(type(task)) or ""
-        raise AssertionError(f"score raised {describe_error(error, file)}, for {shown}") from error
-    _require(_text_of(row) == before, f"score changed the row for {shown}")
-    _require(score == again, f"score gave {score} and then {again} for {shown}")
+        raise AssertionError(f"score raised {describe_error(error, file)} {where}") from error
+    _require(_text_of(row) == before, f"score changed the row {where}")
+    _require(score == again, f"score returned {score} and then {again} {where}")
     if score is None:
         return None
-    _require(isinstance(score, Score), f"score must give a Score or None, got {type(score).__name__} for {shown}")
+    _require(
+        isinstance(score, Score), f"score must return a Score or None; it returned {type(score).__name__} {where}"
+    )
     unknown = set(score.components) - set(task.weights)
-    _require(not unknown, f"components {sorted(unknown)} are not among the weights, for {shown}")
+    _require(not unknown, f"components {sorted(unknown)} are not among the weights {where}")
     for name, value in score.components.items():
-        _require(_is_number(value), f"component {name!r} must be a finite number, got {value!r} for {shown}")
+        _require(_is_number(value), f"component {name!r} must be a finite number; it is {value!r} {where}")
     total = math.fsum(task.weights[name] * value for name, value in score.components.items())
     _require(
         math.isclose(score.total, total, rel_tol=1e-9, abs_tol=1e-9),
-        f"total is {score.total}, but the weighted sum of the components is {total}, for {shown}",
+        f"total is {score.total}, but the weighted sum of the components is {total} {where}",
     )
     _require(
         isinstance(score.valid, bool) and isinstance(score.success, bool),
-        f"valid and success must be bools, got {score.valid!r} and {score.success!r} for {shown}",
+        f"valid and success must be bools; they are {score.valid!r} and {score.success!r} {where}",
     )
-    _require(pickle.loads(pickle.dumps(score)) == score, f"the score changes on its way through pickle, for {shown}")
+    _require(pickle.loads(pickle.dumps(score)) == score, f"the score changes when it is pickled {where}")
     return score
 
 
-def _check_group(task: Task, row: Row) -> None:
-    texts = [task.gold(row), task.gold(row), "", "something else"]
-    rows = [row] * len(texts)
-    for name, values in task.group_components(rows, texts, list(map(task.score, rows, texts))).items():
-        _require(name in task.weights, f"group component {name!r} is not among the weights")
+def _check_render(task: Task, label: str, row: Row) -> None:
+    for text in (task.gold(row), *GARBAGE[:1], GARBAGE[8]):
+        picture = task.render(row, text)
         _require(
-            len(values) == len(texts), f"group component {name!r} has {len(values)} values for {len(texts)} texts"
+            isinstance(picture, str | bytes),
+            f"render must return HTML as text or PNG as bytes; it returned {type(picture).__name__} ({label})",
+        )
+    for text in (task.gold(row), *GARBAGE):
+        form = task.canonical(row, text)
+        _require(
+            isinstance(form, str),
+            f"canonical must return text; it returned {form!r} ({label}, completion {text[:80]!a})",
         )
 
 
-def _check_tiny(task: Task, rows: Sequence[Row]) -> None:
+def _check_group(task: Task, label: str, row: Row) -> None:
+    texts = [task.gold(row), task.gold(row), "", "something else"]
+    parts = task.group_components([row] * len(texts), texts, [task.score(row, text) for text in texts])
+    for name, values in parts.items():
+        _require(name in task.weights, f"group component {name!r} is not among the weights ({label})")
+        _require(
+            len(values) == len(texts),
+            f"group component {name!r} has {len(values)} values for {len(texts)} completions ({label})",
+        )
+
+
+def _check_tiny(task: Task, rows: Iterable[LabelledRow]) -> None:
     spec = task.tiny()
-    if spec is None:
-        return
+    assert spec is not None
     _require(bool(spec.tokens) and all(spec.tokens), "the tokens of tiny() must be texts, none of them empty")
     _require(len(set(spec.tokens)) == len(spec.tokens), "the tokens of tiny() must differ")
     longest_first = re.compile("|".join(re.escape(token) for token in sorted(spec.tokens, key=len, reverse=True)))
-    for row in rows:
+    for label, row in rows:
         prompt = row["prompt"]
         questions = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
         for text in [*questions, task.gold(row)]:
             rest = longest_first.sub("", text.replace(MASK_TOKEN, "") if spec.policy == "masked" else text)
-            _require(not rest, f"the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
+            _require(not rest, f"{label}: the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
 
 
-def _check_constraint(task: Task, rows: Sequence[Row], tokenizer: Any) -> None:
+def _check_constraint(task: Task, rows: Sequence[LabelledRow], tokenizer: Any) -> int | str:
+    """The number of rows that were checked, or the reason why none was."""
     spec = task.tiny()
-    if type(task).constraint is Task.constraint or (tokenizer is None and spec is None):
-        return
+    if type(task).constraint is Task.constraint:
+        return "the task has none"
+    if tokenizer is None and spec is None:
+        return "the task has no tiny model, so there is no tokenizer to check it with"
     if tokenizer is None:
         from ..models.tiny import make_tokenizer
 
@@ -212,8 +288,9 @@ def _check_constraint(task: Task, rows: Sequence[Row], tokenizer: Any) -> None:
         tokenizer = make_tokenizer(spec.tokens, spec.context, fills=spec.policy == "masked")
     constraint = task.constraint(tokenizer)
     if constraint is None:
-        return
-    for row in rows:
+        return "the task has none with these options"
+    checked = 0
+    for label, row in rows:
         state, gold = constraint.start(row), task.gold(row)
         if state is None:
             continue
@@ -223,9 +300,11 @@ def _check_constraint(task: Task, rows: Sequence[Row], tokenizer: Any) -> None:
                 state.accept(token)
             except ValueError as error:
                 raise AssertionError(
-                    f"the constraint refuses the gold answer {gold[:200]!r} at token {place}: {error}"
+                    f"{label}: the constraint refuses the gold answer {gold[:200]!r} at token {place}: {error}"
                 ) from error
-        _require(state.finished, f"the constraint is not finished after the gold answer {gold[:200]!r}")
+        _require(state.finished, f"{label}: the constraint is not finished after the gold answer {gold[:200]!r}")
+        checked += 1
+    return checked or "no row has one"
 
 
 def _is_number(value: Any) -> bool:

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import check_local_path, write_atomically
 from ..redact import redacted
 from ..report.run_folder import EVAL_ONLY_FILE
-from ..task import Row, Task, check_decoding, is_constrained, rows_of
+from ..task import Row, Task, check_editor, rows_of
 from .arguments import RunArguments
 from .plan import ReadyModel, check_writable, ready_model
 
@@ -52,10 +52,11 @@ class Comparison:
         from trl import get_quantization_config
 
         check_writable(args.output_dir)
-        if run.decoding is not None:
-            check_decoding(task, run.decoding)
-        rows = rows_of(task, "test", args.eval_rows, args.seed)
+        check_editor(task, run.editor, args.constrain)
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
+        for candidate in found:
+            check_local_path(candidate.given, "--models" if run.models else "--model")
+        rows = rows_of(task, "test", args.eval_rows, args.seed)
         names = [candidate.name for candidate in found]
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
@@ -72,7 +73,7 @@ class Comparison:
                     rows,
                     Path(args.output_dir) / KEPT_FOLDER / candidate.name,
                     seed=args.seed,
-                    constrain=args.constrain if run.decoding is None else is_constrained(run.decoding),
+                    constrain=args.constrain,
                     revision=model_args.model_revision,
                 )
         return cls(task, run, args, rows, found, get_quantization_config(model_args))
@@ -88,11 +89,12 @@ class Comparison:
         run, args, folder = self.run, self.args, Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         how = {
-            "num_samples": run.eval_samples,
+            "num_samples": run.num_samples,
             "temperature": args.temperature,
             "filters": str(args.sampling_filters),
             "max_completion_length": args.max_completion_length,
-            "decoding": run.decoding or ("constrained" if args.constrain else "free"),
+            "constrain": args.constrain,
+            "editor": run.editor,
             "seed": args.seed,
         }
         results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
@@ -163,15 +165,14 @@ def evaluate_model(
             task,
             rows,
             executor=executor,
-            num_samples=run.eval_samples,
+            num_samples=run.num_samples,
             temperature=args.temperature,
             filters=args.sampling_filters,
             max_completion_length=args.max_completion_length,
             batch_size=max(args.per_device_eval_batch_size, 64),
             constraint=candidate.model.constraint,
-            decoding=run.decoding,
+            editor=run.editor,
             seed=args.seed,
-            ks=run.k,
             kept=kept,
         )
 
@@ -197,7 +198,7 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     samples = gather_object(
         scored_samples(task, frozen_of(task.judges()), repeated[share], completions[share], outcomes)
     )
-    metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts, run.k)
+    metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
 
 
@@ -212,8 +213,6 @@ def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> 
 def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:
     """Completions and, where they are given, numbers of tokens, from lines of {"row": {...}, "completion": "..."}: in
     the order of `rows`, as many of each. ValueError in words for a file that is not so."""
-    if not Path(path).is_file():
-        raise ValueError(f"file of completions {path!r} does not exist")
     # Rows that are alike share what there is of them.
     keys = [json.dumps(row, sort_keys=True) for row in rows]
     written: dict[str, list[tuple[str, int | None]]] = {key: [] for key in keys}
@@ -283,10 +282,15 @@ def _written_at(path: str) -> int | None:
 
 def _sentence(results: dict[str, Any]) -> str:
     how = results["settings"]
+    sampling = [
+        "constrained" if how["constrain"] else "unconstrained",
+        *([f"editor {how['editor']}"] if how["editor"] else []),
+        f"temperature {how['temperature']:g}",
+        *([how["filters"]] if how["filters"] else []),
+    ]
     return (
         f"{how['rows']} held-out rows of task {results['task']} {results['version']}, {how['num_samples']} samples "
-        f"each, decoding {how['decoding']}, temperature {how['temperature']:g}"
-        f"{how['filters'] and ', ' + how['filters']}; in brackets 95% intervals by bootstrap"
+        f"each, {', '.join(sampling)}; in brackets: 95% bootstrap intervals"
     )
 
 

@@ -1,4 +1,4 @@
-"""Completions of a text of one's own, and what a person wants of them: pictures, files, and what the task says."""
+"""`trl-grpo-tasks generate`: completions of a text of your own, with their pictures, files and scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..task import Row, Task, check_decoding, printable
+from ..task import Row, Task, check_editor, printable
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -21,7 +21,8 @@ def generate(
     output_dir: str | Path,
     *,
     num_samples: int = 4,
-    decoding: str | None = None,
+    constrain: bool | None = None,
+    editor: str | None = None,
     temperature: float | None = None,
     filters: Mapping[str, Any] | None = None,
     max_completion_length: int | None = None,
@@ -29,15 +30,16 @@ def generate(
     reward_timeout: float = 30.0,
     run_seed: int = 42,
 ) -> list[Sample]:
-    """Sample completions of `text` and write `sample_1.txt` and what else the task exports, one of each a sample.
-    `filters` are top_k, top_p and min_p by name.
+    """Sample completions of `text`, which may also be a row of the task, and write for each of them `sample_1.txt` and
+    the other files the task exports. `filters` are top_k, top_p and min_p by name.
 
-    Not given: the decoding is "constrained" where the task has one, the others are the task's defaults. `run_seed` is
-    that of the run that made the model, so that its judges are found rather than made again.
+    If `constrain` is not given, sampling follows the task's constraint where there is one, unless the editor makes
+    it redundant. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
+    that its judges are found rather than trained again.
     """
-    if decoding is None:
-        decoding = "constrained" if "constrained" in task.decodings else "free"
-    check_decoding(task, decoding)
+    check_editor(task, editor, bool(constrain))
+    if constrain is None and editor in task.redundant_editors:
+        constrain = False
     row = task.row_of(text) if isinstance(text, str) else dict(text)
     if num_samples < 1:
         raise ValueError(f"--num_samples {num_samples} must be at least 1")
@@ -61,7 +63,7 @@ def generate(
     check_writable(output_dir)
     folder = Path(output_dir)
     task.prepare(run_seed)
-    ready = ready_model(model_name, task, [row], folder, seed=seed)
+    ready = ready_model(model_name, task, [row], folder, seed=seed, constrain=constrain)
     model = load_model(ready.path, policy=task.policy, dtype="float32").to(
         "cuda" if torch.cuda.is_available() else "cpu"
     )
@@ -77,7 +79,8 @@ def generate(
             temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
             filters=sampling_filters,
             max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
-            decoding=decoding,
+            constraint=ready.constraint,
+            editor=editor,
             seed=seed,
         ).samples
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def generate(
     return samples
 
 
-def verdict(sample: Sample) -> str:
+def describe_sample(sample: Sample) -> str:
     """What the task says of a sample, in a line; with the completion where that is short."""
     score = sample.score
     if score is None:

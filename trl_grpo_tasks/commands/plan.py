@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import model_file_in
+from ..files import check_local_path, model_file_in
 from ..models.checkpoints import is_checkpoint, is_of, newest_complete
-from ..task import Row, Task, check_decoding, is_constrained, rows_of
+from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
 
@@ -45,22 +45,25 @@ def ready_model(
     folder: str | Path,
     *,
     seed: int,
-    constrain: bool = False,
+    constrain: bool | None = False,
     revision: str = "main",
 ) -> ReadyModel:
-    """Find the model, or make it in `folder`. ValueError where it is of another kind than the task's, cannot take the
-    prompts of `rows`, or is to be constrained and the task has no constraint."""
+    """Find the model, or make it in `folder`. `constrain` None: under the task's constraint, if it has one.
+
+    ValueError if the model is of another kind than the task needs, cannot read the prompts of `rows`, or is to be
+    constrained and the task has no constraint.
+    """
     from ..models.loading import check_policy, load_tokenizer, prepare_model
     from ..models.masked_policy import MaskedPolicy
 
-    path = prepare_model(name, task, folder, seed)
+    path = prepare_model(name, task, folder, seed, revision)
     tokenizer = load_tokenizer(path, revision)
     config = check_policy(path, task.policy, revision)
     if task.policy == "masked":
         MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
-    constraint = task.constraint(tokenizer) if constrain else None
+    constraint = task.constraint(tokenizer) if constrain in (True, None) else None
     if constrain and constraint is None:
-        raise ValueError(f"task {task.name!r} has no constraint with these options: leave it unconstrained")
+        raise ValueError(f"task {task.name!r} has no constraint with these options; leave --constrain out")
     return ReadyModel(path, config, tokenizer, constraint)
 
 
@@ -86,7 +89,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             rows + test_rows,
             args.output_dir,
             seed=args.seed,
-            constrain=args.constrain or is_constrained(run.decoding),
+            constrain=args.constrain,
             revision=model_args.model_revision,
         )
     if run.cold_start_steps and is_adapter(model.path):
@@ -128,6 +131,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
 
+    check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
     component_weights(task, args.component_weights)
     if args.temperature == 0:
@@ -137,8 +141,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
             raise ValueError(f"--{name}: {package} is not installed; pip install it, or train without")
     if task.policy == "masked":
         check_settings(args)
-    if run.decoding is not None:
-        check_decoding(task, run.decoding)
+    check_editor(task, run.editor, args.constrain)
     if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
         raise ValueError(
             "a cold start merges its adapter, which quantised weights cannot take; do it without --load_in_*bit, and "

@@ -1,26 +1,110 @@
-"""Recipes: files of options that ship with the package and are found by name, such as brick/demo."""
+"""Recipes: YAML files with options. Those that ship with the package are found by name, such as brick/demo."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 from ..task import nearest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
+MOST_VALUES = 10_000  # of a recipe
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
+def recipe_names(task: str | None = None) -> list[str]:
+    """The names of all recipes, or of those of one task."""
+    found = FOLDER.glob(f"{task or '*'}/*.yaml")
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in found)
+
+
+def describe_recipe(name: str) -> str:
+    """The first sentence of the comment at the top of a recipe."""
+    comment = []
+    for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return re.split(r"(?<=[.:]) (?=\S)", " ".join(comment), maxsplit=1)[0].rstrip(".:")
 
 
 def find_recipe(given: str) -> Path:
     """The file that `--config` names: a path to a YAML file, or the name of a recipe in the package."""
-    path = Path(given)
+    path = Path(given).expanduser()
     if path.is_file():
         return path
     names = recipe_names()
     if given in names:
         return FOLDER / f"{given}.yaml"
+    if path.suffix in (".yaml", ".yml"):
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        hint = nearest(path.name, [one.name for one in beside])
+        by_name = path.with_suffix("").as_posix().removeprefix("recipes/")
+        known = f"; the recipe of the package is --config {by_name}" if by_name in names else ""
+        raise ValueError(f"--config {given}: this file does not exist{hint}{known}")
+    # A name without its task, such as tiny_cpu, is near to nothing.
+    same = [name for name in names if name.split("/")[1] == given]
     raise ValueError(
-        f"--config {given}: there is no such file or recipe{nearest(given, names)}; recipes are: {', '.join(names)}"
+        f"--config {given}: there is no recipe of this name{nearest(given, names)}; recipes are: "
+        f"{', '.join(same or names)}; or give a YAML file"
     )
+
+
+def read_recipe(path: str | None) -> dict[str, Any]:
+    """The options in a recipe file. They are read before the parser is built, because the task may be among them."""
+    if path is None:
+        return {}
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        """Plain YAML keeps the last of two values of an option; here that is an error."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"--config {path}: {name} is given {names.count(name)} times; keep one")
+            return super().construct_mapping(node, deep)
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.load(file, UniqueKeys)
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"--config {path} is nested too deeply to be a recipe") from error
+    _check_size(path, values)
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ValueError(f"--config {path} must hold options as 'name: value' lines")
+    return values
+
+
+def _check_size(path: str, values: Any) -> None:
+    """Raise ValueError for a recipe that is far too large once its YAML aliases are expanded."""
+    count, left = 0, [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        count += 1
+        if count + len(left) > MOST_VALUES:
+            raise ValueError(f"--config {path} holds more than {MOST_VALUES:,} values, so it cannot be a recipe")
+
+
+def check_recipe_value(action: Any, value: Any) -> None:
+    """argparse converts and checks text only; numbers, lists and booleans from YAML are checked here."""
+    if value is None or (isinstance(value, str) and action.nargs != "+"):
+        return
+    kinds = {"int": (int, "a whole number"), "float": ((int, float), "a number"), "string_to_bool": (bool, "a bool")}
+    kind: Any
+    kind, words = kinds.get(getattr(action.type, "__name__", ""), (object, "anything"))
+    if action.nargs == "+":
+        fits, words = isinstance(value, list), "a list"
+    else:
+        fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
+    if not fits:
+        raise ValueError(f"--config: {action.dest}: {value!r:.200} must be {words}")

@@ -221,10 +221,10 @@ def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
     samples = []
     for row in rows_of(task, "test", args.eval_rows, args.seed):
         score = task.score(row, "")
-        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.eval_samples
-    metrics, _ = summarise(samples, run.eval_samples, args.max_completion_length, task.facts, run.k)
+        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.num_samples
+    metrics, _ = summarise(samples, run.num_samples, args.max_completion_length, task.facts)
     known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
-    if name not in known and "+" not in (run.decoding or ""):  # which counts things of its own
+    if name not in known and run.editor is None:  # editors add counts of their own
         raise ValueError(f"--metric {name}: evaluations have no such metric, but these: {', '.join(known)}")
 
 

@@ -1,8 +1,8 @@
-"""MyTask: reverse the word in the prompt. Change it piece by piece into a task of your own.
+"""MyTask: reverse the word in the prompt. Change this file step by step into your own task.
 
-trl-grpo-tasks check --task my_task.py          proves, with no model, that the pieces fit together
-trl-grpo-tasks train --task my_task.py          trains the embedded tiny model, in minutes, offline
-accelerate launch train.py --task my_task.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --use_peft
+trl-grpo-tasks check my_task.py          checks without a model that the parts fit together
+trl-grpo-tasks train my_task.py          trains the tiny model of the task, offline, in about a minute
+trl-grpo-tasks train my_task.py --model Qwen/Qwen2.5-0.5B-Instruct --use_peft --lr 1e-4 --steps 200
 """
 
 import random
@@ -15,7 +15,7 @@ LETTERS = "abcdefgh"
 
 @dataclass(frozen=True)
 class MyOptions:
-    """Options of this task: each field is a command-line flag."""
+    """Options of the task: each field is a command-line option."""
 
     word_length: int = field(default=4, metadata={"help": "Letters in the longest word."})
 
@@ -26,25 +26,27 @@ class MyOptions:
 
 class MyTask(Task):
     name = "my_task"
-    version = "1"  # bump it whenever a score can change
+    version = "1"  # increase it whenever a score can change
     description = "Reverse the word in the prompt."
-    # The parts of the reward and what each weighs. Partial marks help: a model that is never right learns nothing.
+    # The components of the reward and their weights. Partial credit helps: a model that never succeeds cannot learn.
     weights = {"letters": 0.3, "exact": 1.0}
-    levels = ("short", "long")  # easy to hard; rows carry one of these as `level`
-    # Training options that suit the task; recipes and flags go before them.
-    defaults = {"max_completion_length": 12, "num_generations": 16, "per_device_train_batch_size": 256,
-                "learning_rate": 5e-4, "max_steps": 120, "cold_start_steps": 150, "temperature": 1.0}  # fmt: skip
+    levels = ("short", "long")  # from easy to hard; each row names one as `level`
+    # Training options that suit the task with any model. Recipes and command-line options override them.
+    defaults = {"max_completion_length": 12, "temperature": 1.0}
+    # More of them, for the tiny model only. It knows nothing at first, so it starts with supervised steps.
+    tiny_defaults = {"cold_start_steps": 150, "max_steps": 120, "learning_rate": 5e-4,
+                     "num_generations": 16, "per_device_train_batch_size": 256}  # fmt: skip
     Options = MyOptions
 
     def dataset(self, split, size, seed):
-        """Rows of a split: a prompt, and whatever `score` needs. Seeded, and the splits never share a row."""
+        """Return rows of a split: a prompt, and whatever `score` needs. The splits must not share a row."""
         rows = []
         for index in range(size or 512):
             rng = random.Random(f"{seed}-{split}-{index}")
             while True:
                 length = rng.randint(2, self.options.word_length)
                 word = "".join(rng.choice(LETTERS) for _ in range(length))
-                # A word belongs to one split by its own letters, whatever the seed.
+                # The letters of a word decide to which split it belongs, whatever the seed.
                 if (random.Random(word).random() < 0.2) == (split == "test"):
                     break
             level = "short" if length <= 2 else "long"
@@ -52,7 +54,7 @@ class MyTask(Task):
         return rows
 
     def score(self, row, completion):
-        """Judge one completion. Whatever the model wrote, this returns a score; it never raises."""
+        """Score one completion. This must return a score for any text, and never raise."""
         wanted, given = row["word"][::-1], completion.strip()
         right = sum(a == b for a, b in zip(wanted, given, strict=False))
         letters = right / max(len(wanted), len(given))
@@ -62,23 +64,23 @@ class MyTask(Task):
         return self.make_score({"letters": letters, "exact": float(success)}, valid, success, reason)
 
     def gold(self, row):
-        """An answer that succeeds: for the cold start, and for the contract test."""
+        """Return an answer that succeeds. The cold start trains on it."""
         return row["word"][::-1]
 
     def bad(self, row):
-        """An answer that does not."""
+        """Return an answer that does not succeed. `check` uses it."""
         return "?"
 
     def row_of(self, text):
-        """A row for a text of one's own, for `trl-grpo-tasks generate`."""
+        """Make a row from a text, for `trl-grpo-tasks generate`."""
         return {"prompt": [{"role": "user", "content": text}], "word": text}
 
     def constraint(self, tokenizer):
-        """What may be written next (used with --constrain). Leave it out where anything goes."""
+        """Say which text is allowed (used with --constrain). Leave this out if any text is."""
         from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 
         return GrammarConstraint(tokenizer, Grammar.regex(f"[{LETTERS}]+"))
 
     def tiny(self):
-        """The embedded model: the characters it knows, and its size."""
+        """Describe the tiny model: the characters it knows, and its size."""
         return TinySpec(tokens=list(LETTERS + "?"), hidden_size=64, layers=2, heads=4, context=64)

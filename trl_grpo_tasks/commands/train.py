@@ -21,8 +21,8 @@ from ..models.checkpoints import CheckpointError, DifferentStartError, newest_co
 from ..redact import redacted, redacted_words
 from ..report.page import write_report
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
-from ..task import DecodingError, Task
-from .arguments import NEWEST, RunArguments, parse
+from ..task import EditorError, Task
+from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .hub import PushError, push
 from .lock import locked
@@ -36,12 +36,12 @@ class FolderLostError(RuntimeError):
     """Files of a run are no longer where it wrote them."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and run; what the user can mend is said in one line, without a traceback. Returns the exit status: 0 when
-    done, 2 for options that cannot be, 1 for other errors, 130 when Ctrl-C and 143 when SIGTERM stopped the run."""
+def main(argv: Sequence[str] | None = None, command: str = "train") -> int:
+    """Run `train` or `eval`. Errors that the user can fix are one line without a traceback. Returns the exit status: 0
+    if the run succeeded, 2 for wrong options, 1 for other errors, 130 after Ctrl-C and 143 after SIGTERM."""
     with ExitStack() as held:
         try:
-            return _main(argv, held)
+            return _main(argv, command, held)
         except Exception as error:
             if (failure := known_failure(error)) is None:
                 raise
@@ -49,14 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
 
-def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
+def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
+    try:
+        read_command_line(sys.argv[1:] if argv is None else argv, command)  # mistakes here need no slow imports
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     from accelerate import PartialState
 
     from .interrupt import StoppedError, exit_status, sigterm_as_ctrl_c
 
     quiet_third_party_logging()
     try:
-        task, run, args, model_args = parse(argv)
+        task, run, args, model_args = parse(argv, command)
         check_writable(args.output_dir)
         if args.process_index == 0:
             held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
@@ -74,7 +79,7 @@ def _main(argv: Sequence[str] | None, held: ExitStack) -> int:
     except (DifferentStartError, CheckpointError) as error:  # before the cold start or the training begins
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (PushError, DecodingError, FolderLostError) as error:
+    except (PushError, EditorError, FolderLostError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interruption:
@@ -210,7 +215,7 @@ class _Evaluations:
         saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
         done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
         # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
-        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.eval_samples)]))
+        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.num_samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
     @property
@@ -238,7 +243,7 @@ class _Evaluations:
             from ..evaluation.summary import table
 
             print(
-                f"\n{len(self._plan.test_rows)} held-out rows, {self._run.eval_samples} samples each, "
+                f"\n{len(self._plan.test_rows)} held-out rows, {self._run.num_samples} samples each, "
                 f"with 95% intervals:\n{table(self._done)}\n"
             )
 

@@ -23,7 +23,7 @@ from ..files import write_atomically
 from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
-from ..task import DecodingError, Row, Task, check_decoding, is_constrained
+from ..task import EditorError, Row, Task, check_editor
 from .sampler import Writer
 from .samples import Evaluation, Sample
 from .summary import summarise
@@ -43,22 +43,20 @@ def evaluate(
     max_completion_length: int = 256,
     batch_size: int = 64,
     constraint: Constraint | None = None,
-    decoding: str | None = None,
+    editor: str | None = None,
     seed: int = 0,
-    ks: Sequence[int] | None = None,
     kept: KeptSamples | None = None,
 ) -> Evaluation:
     """Sample `num_samples` completions of each row and score them. The random state outside is left as it was.
 
-    `decoding` is one of `task.decodings`, which says itself whether there is a constraint. Not given: with the
-    constraint, if there is one. What is in `kept` already is not sampled again.
+    Sampling follows `constraint` if one is given; `editor` is one of `task.editors` and may delete generated tokens.
+    What is in `kept` already is not sampled again.
 
     With several processes, every process must call this with the same arguments: each samples its share of the
     batches, and all return the same samples. The seed of a batch depends on the rows in it, so the number of processes
     does not change what is sampled.
     """
-    if decoding is not None:
-        constraint = _constraint_of(decoding, task, tokenizer, constraint)
+    check_editor(task, editor, constraint is not None)
     repeated = [row for row in rows for _ in range(num_samples)]
     processes = PartialState()
     samples, seconds = _read_on_main(kept, processes)
@@ -81,9 +79,9 @@ def evaluate(
             counts: list[dict[str, int]] = []
             if batch:
                 torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
-                editor = None if decoding is None else _editor(decoding, task, batch, tokenizer, writer)
-                written = writer.write(batch, editor)
-                counts = [{} if editor is None else editor.counts(i) for i in range(len(batch))]
+                edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, writer)
+                written = writer.write(batch, edits)
+                counts = [{} if edits is None else edits.counts(i) for i in range(len(batch))]
             pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
             if scoring is not None:  # its scores were computed while this batch was written
                 samples += scoring.finish(task, judges, kept)
@@ -92,7 +90,7 @@ def evaluate(
         if scoring is not None:
             samples += scoring.finish(task, judges, kept)
     model.train(was_training)
-    metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts, ks)
+    metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples, intervals)
 
@@ -184,22 +182,10 @@ class _Batch:
         return samples
 
 
-def _constraint_of(decoding: str, task: Task, tokenizer: Any, made: Constraint | None) -> Constraint | None:
-    """What a decoding of the task is constrained by; `made` is the task's constraint where there is one already."""
-    check_decoding(task, decoding)
-    if not is_constrained(decoding):
-        return None
-    constraint = task.constraint(tokenizer) if made is None else made
-    if constraint is None:
-        raise ValueError(f"decoding {decoding!r}: task {task.name!r} has no constraint with these options")
-    return constraint
-
-
-def _editor(decoding: str, task: Task, rows: Sequence[Row], tokenizer: Any, writer: Writer) -> Editor | None:
-    editor = task.editor(decoding, rows, tokenizer)
-    if editor is not None and writer.no_editor_reason is not None:
-        raise DecodingError(
-            f"decoding {decoding!r} takes back what was written, which only our own rollouts can do, and "
-            f"{writer.no_editor_reason}; choose one that does not, such as free"
+def _make_editor(name: str, task: Task, rows: Sequence[Row], tokenizer: Any, writer: Writer) -> Editor:
+    if writer.no_editor_reason is not None:
+        raise EditorError(
+            f"--editor {name} deletes generated tokens, which only the fast rollout supports, and "
+            f"{writer.no_editor_reason}; leave --editor out"
         )
-    return editor
+    return task.editor(name, rows, tokenizer)

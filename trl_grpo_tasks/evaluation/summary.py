@@ -24,18 +24,17 @@ def summarise(
     num_samples: int,
     max_completion_length: int,
     facts: Sequence[str] = (),
-    ks: Sequence[int] | None = None,
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Metrics by name, and their intervals, of samples that stand row after row, `num_samples` of each.
 
     Means leave out samples that could not be scored; `facts` are keys of the scores' info that are averaged too. Where
     rows are of several levels, success is there for each.
-    pass@k and max@k are unbiased, for `ks` or 1, 2, 4, ... `distinct_answers` is how many different valid answers a
-    row has, as a share of its samples; `distinct_ngrams` the share of a row's word triples that differ. Rows are what
-    is resampled for the intervals: samples of one row are not independent.
+    pass@k and max@k are unbiased, for k = 1, 2, 4, ... and `num_samples`. `distinct_answers` is how many different
+    valid answers a row has, as a share of its samples; `distinct_ngrams` the share of a row's word triples that
+    differ. Rows are what is resampled for the intervals: samples of one row are not independent.
     """
     rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
-    measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples) if ks is None else ks)
+    measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples))
     sums_M_P, counts_M_P = np.array([list(zip(*rows, strict=True)) for rows in measured.values()]).transpose(1, 0, 2)
     metrics = dict(zip(measured, _ratio(sums_M_P.sum(1), counts_M_P.sum(1)).tolist(), strict=True))
     intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P), strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 
-from ..files import model_file_in, write_atomically
+from ..files import MODEL_FILES, check_local_path, model_file_in, write_atomically
 from ..task import Task
 from .checkpoints import DifferentStartError, newest_complete
 from .gguf import convert_gguf
@@ -27,36 +27,51 @@ MERGED_FOLDER = "merged"  # of a run's folder
 ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
 
 
-def prepare_model(name: str | None, task: Task, output_dir: str | Path, seed: int = 0) -> str:
+def prepare_model(
+    name: str | None, task: Task, output_dir: str | Path, seed: int = 0, revision: str | None = None
+) -> str:
     """A Hub id or folder that transformers can load, for whatever the user named; None is `tiny`."""
     folder = Path(output_dir) / "base_model"
     if name is None or name == TINY:
         spec = task.tiny()
         if spec is None:
-            raise ValueError(f"task {task.name!r} has no embedded tiny model; give --model_name_or_path")
+            raise ValueError(f"task {task.name!r} has no embedded tiny model; give --model")
         origin = {"task": task.name, "seed": seed, **asdict(spec), "tokens": list(spec.tokens)}
         if not is_made_from(folder, origin):
             with building(folder, origin):
                 save_tiny(spec, folder, seed)
         return str(folder)
+    check_local_path(name, "--model")
     if name.endswith(".gguf"):
         file = Path(name).expanduser()
-        if not file.is_file():
-            raise ValueError(f"model file {name!r} does not exist")
         origin = {"file": file.name, "bytes": file.stat().st_size}  # which may have moved with the run
         if not is_made_from(folder, origin):
             with building(folder, origin):
                 convert_gguf(file, folder)
         return str(folder)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     path = Path(name).expanduser()
-    if looks_local and not path.is_dir():
-        raise ValueError(f"model folder {name!r} does not exist; give a folder, a .gguf file, a Hub id, or 'tiny'")
+    if path.is_file():
+        raise ValueError(f"--model {name} is a file; give a folder, a .gguf file, a Hub id, or tiny")
+    if not path.is_dir():
+        check_cached(name, revision)
     if path.is_dir() and model_file_in(path) is None:
         raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
     if path.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
         raise ValueError(f"model folder {name!r} holds no weights (.safetensors or .bin)")
     return str(path) if path.is_dir() else name
+
+
+def check_cached(name: str, revision: str | None = None) -> None:
+    """Raise ValueError if the Hub must not be asked (HF_HUB_OFFLINE) and the cache does not hold the model `name`."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not constants.HF_HUB_OFFLINE:
+        return
+    if not any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in MODEL_FILES):
+        raise ValueError(
+            f"--model {name}: there is no such folder, the model is not in the cache of the Hub, and HF_HUB_OFFLINE "
+            "forbids a download; unset HF_HUB_OFFLINE, or give a local folder"
+        )
 
 
 def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
@@ -130,7 +145,7 @@ def check_policy(path: str, policy: str, revision: str = "main") -> Any:
     fills = names[0].endswith("ForMaskedLM")
     if fills != (policy == "masked"):
         wanted = "a masked language model (...ForMaskedLM)" if policy == "masked" else "a causal language model"
-        raise ValueError(f"the task wants {wanted}, and {path} is {names[0]}; give another --model_name_or_path")
+        raise ValueError(f"the task wants {wanted}, and {path} is {names[0]}; give another --model")
     return config
 
 

@@ -102,8 +102,8 @@ def _results(run: RunFolder) -> str:
     latest = run.evaluations[-1]
     rows, made = len(rows_of(latest)), len(latest["samples"])
     how = "under the task's constraint" if run.settings.get("training", {}).get("constrain") else "freely"
-    if decoding := run.settings.get("run", {}).get("decoding"):
-        how = f"with `--decoding {decoding}`"
+    if editor := run.settings.get("run", {}).get("editor"):
+        how += f", with `--editor {editor}`"
     return (
         f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run. In "
         "brackets: 95% intervals, by bootstrap over rows.\n\n" + "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..files import looks_local
 from ..task import Row
 
 REAL = "real"  # the name of the label that stands for real text, where a model has two
@@ -101,11 +102,10 @@ def check_judge(source: str) -> None:
     from transformers import AutoConfig
 
     path = Path(source).expanduser()
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.is_dir()
-    if looks_local and not (path / "config.json").is_file():
+    if (looks_local(source) or path.is_dir()) and not (path / "config.json").is_file():
         raise ValueError(
-            f"judge {source!r}: there is no model in that folder; make one with trl-grpo-tasks prepare-judge "
-            f"--output_dir {source}, or leave the option out to have one made"
+            f"judge {source!r}: there is no model in that folder; make one with trl-grpo-tasks task infill "
+            f"prepare-judge --output_dir {source}, or leave the option out to have one made"
         )
     try:
         config = AutoConfig.from_pretrained(source)
@@ -115,7 +115,7 @@ def check_judge(source: str) -> None:
     if not name.endswith("ForSequenceClassification"):
         raise ValueError(
             f"judge {source!r} is {name}, which classifies no texts; give a ...ForSequenceClassification, such as "
-            "trl-grpo-tasks prepare-judge makes"
+            "trl-grpo-tasks task infill prepare-judge makes"
         )
     if config.num_labels > 2:
         raise ValueError(f"judge {source!r} has {config.num_labels} labels; a judge has one score, or real and not")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from collections import Counter
 
 import numpy as np
@@ -19,9 +20,9 @@ from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rollout import rollout
-from trl_grpo_tasks.task import DecodingError, Task, TinySpec
+from trl_grpo_tasks.task import EditorError, TinySpec
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.decoding import DECODINGS, BrickEditor
+from trl_grpo_tasks.tasks.brick.decoding import BrickEditor
 from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
 
 WORLD, LAYERS = 4, 3
@@ -67,11 +68,12 @@ def loaded(careless_path):
     return AutoModelForCausalLM.from_pretrained(careless_path).eval(), load_tokenizer(careless_path)
 
 
-def run(loaded, decoding, rows=ROWS, length=60, seed=0, **options):
+def run(loaded, editor=None, constrain=False, rows=ROWS, length=60, seed=0, **options):
     task = BrickTask(BrickOptions(**options))
+    constraint = task.constraint(loaded[1]) if constrain else None
     with RewardExecutor(task) as executor:
         return evaluate("a", *loaded, task, rows, executor=executor, num_samples=2, max_completion_length=length,
-                        decoding=decoding, seed=seed)  # fmt: skip
+                        constraint=constraint, editor=editor, seed=seed)  # fmt: skip
 
 
 def stands(sample):
@@ -82,23 +84,20 @@ def is_cut_off(sample, length=60):
     return sample.tokens >= length
 
 
-def test_the_names_of_the_modes():
-    assert set(BrickTask().decodings) == set(DECODINGS)
-    assert {"free", "rejection", "constrained", "rejection+rollback", "constrained+rollback", "free+rollback"} == set(
-        DECODINGS
-    )
-    assert ToyTask().decodings == ("free", "constrained") and Plain().decodings == ("free",)
+def test_the_names_of_the_editors():
+    assert BrickTask().editors == ("rejection", "rollback", "rejection+rollback")
+    assert ToyTask().editors == ()
 
 
-class Plain(Task):
-    name, version, description, weights = "plain", "1", "No constraint.", {"a": 1.0}
-
-
-def test_free_is_what_the_model_says(loaded):
-    result = run(loaded, "free")
+def test_without_an_editor_text_is_what_the_model_says(loaded):
+    result = run(loaded)
     assert 0 < result.metrics["valid"] < 0.9 and "rejections" not in result.metrics
-    plain = run(loaded, None)  # no constraint was given either
-    assert [s.completion for s in plain.samples] == [s.completion for s in result.samples]
+
+
+def test_rejection_is_redundant_under_the_constraint(loaded):
+    for name in ("rejection", "rejection+rollback"):
+        with pytest.raises(ValueError, match=re.escape(f"--editor {name} is redundant with --constrain")):
+            run(loaded, name, constrain=True)
 
 
 def test_rejection_writes_no_wrong_line(loaded):
@@ -116,7 +115,7 @@ def test_rejection_writes_no_wrong_line(loaded):
 
 def test_a_line_is_drawn_again_so_often_and_then_kept(loaded):
     assert not any(s.counts["rejections"] for s in run(loaded, "rejection", max_brick_rejections=0).samples)
-    never = run(loaded, "free", seed=3)
+    never = run(loaded, seed=3)
     once = run(loaded, "rejection", max_brick_rejections=1, seed=3)
     assert never.metrics["valid"] < once.metrics["valid"] < 1
     for sample in once.samples:
@@ -126,17 +125,18 @@ def test_a_line_is_drawn_again_so_often_and_then_kept(loaded):
 
 def test_constrained_is_valid_always(loaded):
     for attach in (True, False):
-        result = run(loaded, "constrained", length=400, attach=attach)
+        result = run(loaded, constrain=True, length=400, attach=attach)
         assert all(s.score["valid"] for s in result.samples if not is_cut_off(s, 400))
         assert not any(parse(s.completion, WORLD).structure.problems() for s in result.samples)
         assert any(not stands(s) for s in result.samples)
 
 
-@pytest.mark.parametrize("mode", ["free", "rejection", "constrained"])
-def test_rollback_ends_with_what_stands(loaded, mode):
+@pytest.mark.parametrize(("rejection", "constrain"), [(False, False), (True, False), (False, True)])
+def test_rollback_ends_with_what_stands(loaded, rejection, constrain):
     length = 120
-    before = run(loaded, mode, rows=ROWS[::2], length=length, attach=False)
-    result = run(loaded, f"{mode}+rollback", rows=ROWS[::2], length=length, attach=False)
+    options = {"constrain": constrain, "rows": ROWS[::2], "length": length, "attach": False}
+    before = run(loaded, "rejection" if rejection else None, **options)
+    result = run(loaded, "rejection+rollback" if rejection else "rollback", **options)
     stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not is_cut_off(s, length)]
     assert len(stopped) > len(result.samples) / 2
     assert all(s.score["valid"] and stands(s) for s in stopped)
@@ -145,9 +145,9 @@ def test_rollback_ends_with_what_stands(loaded, mode):
 
 
 def test_there_are_only_so_many_rollbacks(loaded):
-    none = run(loaded, "free+rollback", max_rollbacks=0)
-    assert [s.completion for s in none.samples] == [s.completion for s in run(loaded, "free").samples]
-    few = run(loaded, "free+rollback", max_rollbacks=2)
+    none = run(loaded, "rollback", max_rollbacks=0)
+    assert [s.completion for s in none.samples] == [s.completion for s in run(loaded).samples]
+    few = run(loaded, "rollback", max_rollbacks=2)
     assert {s.counts["rollbacks"] for s in few.samples} <= {0, 1, 2}
     assert all(stands(s) for s in few.samples if s.counts["rollbacks"] < 2 and not is_cut_off(s))
 
@@ -294,16 +294,14 @@ def test_a_wrong_line_that_was_kept_is_not_held_against_the_next():
 def test_a_mode_that_a_model_cannot_do_is_said(loaded):
     _, tokenizer = loaded
     gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=len(tokenizer)))
-    for decoding in ("rejection", "constrained+rollback"):
-        with pytest.raises(DecodingError, match=f"{decoding.replace('+', '.')}' takes back.*'gpt2' are not known"):
-            run((gpt2, tokenizer), decoding, rows=ROWS[:1], length=5)
-    assert len(run((gpt2, tokenizer), "constrained", rows=ROWS[:1], length=5).samples) == 2
+    for editor, constrain in (("rejection", False), ("rollback", True)):
+        with pytest.raises(EditorError, match=f"--editor {editor} deletes generated tokens.*'gpt2' are not known"):
+            run((gpt2, tokenizer), editor, constrain, rows=ROWS[:1], length=5)
+    assert len(run((gpt2, tokenizer), constrain=True, rows=ROWS[:1], length=5).samples) == 2
 
 
-def test_a_decoding_that_is_not_there_is_said(loaded):
-    with pytest.raises(
-        ValueError, match=r"unknown decoding 'greedy'; decodings of task 'brick' are: free, rejection, "
-    ):
+def test_an_unknown_editor_is_an_error(loaded):
+    with pytest.raises(ValueError, match=r"unknown --editor 'greedy'; editors of task 'brick' are: rejection, "):
         run(loaded, "greedy")
 
 
@@ -349,7 +347,7 @@ def test_generate_writes_texts_pictures_models_and_verdicts(careless_path, tmp_p
 def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys):
     code, out, _ = said(
         capsys, "generate", "--task", "brick", "--model_name_or_path", careless_path, "--text", "a, world 4",
-        "--num_samples", "3", "--output_dir", str(tmp_path), "--decoding", "rejection+rollback",
+        "--num_samples", "3", "--output_dir", str(tmp_path), "--editor", "rejection+rollback",
         "--max_completion_length", "120",
     )  # fmt: skip
     assert code == 0 and all(
@@ -361,14 +359,14 @@ def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys)
     ("words", "message"),
     [
         (
-            ["--decoding", "beam"],
-            "unknown decoding 'beam'; decodings of task 'brick' are: free, rejection, constrained",
+            ["--editor", "beam"],
+            "unknown --editor 'beam'; editors of task 'brick' are: rejection, rollback, rejection+rollback",
         ),
         (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
         (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
         (["--max_brickz", "3"], "unknown option --max_brickz; did you mean --max_bricks?"),
         (["--text", "a cat, world 77"], "a world of 77 must be between"),
-        (["--model_name_or_path", "./none"], "model folder './none' does not exist"),
+        (["--model_name_or_path", "./none"], "--model ./none: this path does not exist"),
         (["--task", "prompts"], "task 'prompts' makes no rows from a text"),
     ],
 )
@@ -381,23 +379,29 @@ def test_mistakes_of_generate_are_one_line(tmp_path, monkeypatch, capsys, words,
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_says_what_decodings_there_are_before_anything_is_loaded(tmp_path, capsys):
-    words = ["--task", "brick", "--model_name_or_path", "./none", "--output_dir", str(tmp_path / "out")]
-    code, _, err = said(capsys, "eval", *words, "--decoding", "rejecting")
+def test_eval_says_what_editors_there_are_before_anything_is_loaded(tmp_path, capsys):
+    words = ["brick", "--model", "./none", "--output_dir", str(tmp_path / "out"), "--editor"]
+    code, _, err = said(capsys, "eval", *words, "rejecting")
     assert code == 2 and not (tmp_path / "out").exists()
     assert err == (
-        "error: unknown decoding 'rejecting'; decodings of task 'brick' are: free, rejection, constrained, "
-        "free+rollback, rejection+rollback, constrained+rollback\n"
+        "error: unknown --editor 'rejecting' (did you mean 'rejection'?); editors of task 'brick' are: rejection, "
+        "rollback, rejection+rollback\n"
     )
+    code, _, err = said(capsys, "eval", *words, "rejection")  # the task's default is to constrain
+    assert code == 2 and "redundant with --constrain" in err and "give --constrain false" in err
 
 
-def test_eval_with_a_decoding(careless_path, tmp_path, capsys):
+def test_eval_with_an_editor(careless_path, tmp_path, capsys):
     code, out, err = said(
         capsys, "eval", "--task", "brick", "--model_name_or_path", careless_path, "--output_dir", str(tmp_path),
-        "--use_cpu", "true", "--brick_levels", "stack", "--eval_rows", "2", "--eval_samples", "2", "--train_rows", "2",
-        "--max_completion_length", "40", "--decoding", "rejection+rollback", "--max_rollbacks", "3",
+        "--use_cpu", "true", "--brick_levels", "stack", "--eval_rows", "2", "--num_samples", "2", "--train_rows", "2",
+        "--max_completion_length", "40", "--editor", "rejection+rollback", "--max_rollbacks", "3",
+        "--constrain", "false",
     )  # fmt: skip
     assert code == 0, err
-    (evaluation,) = json.loads((tmp_path / "evaluation.json").read_text())["evaluations"]
+    results = json.loads((tmp_path / "evaluation.json").read_text())
+    (evaluation,) = results["evaluations"]
+    assert (results["settings"]["constrain"], results["settings"]["editor"]) == (False, "rejection+rollback")
+    assert "unconstrained, editor rejection+rollback, temperature 1" in out
     assert all(set(sample["counts"]) == {"rejections", "rollbacks"} for sample in evaluation["samples"])
     assert "rollbacks_median" in out and evaluation["metrics"]["rollbacks"] <= 3

@@ -47,8 +47,8 @@ def judged(corpus, tmp_path_factory):
         for name in ("corpus", "judge_steps", "text_length", "judge_width")
         for word in (f"--{name}", str(options[name]))
     ]
-    assert command(["prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
-    assert command(["prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
+    assert command(["task", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
+    assert command(["task", "infill", "prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
     return get_task("infill", options | {"judge": str(folder / "a"), "held_out_judge": str(folder / "b")})
 
 
@@ -280,7 +280,7 @@ def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path,
 
 def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
     flags = ["--corpus", corpus, "--judge_steps", "1", "--judge_width", "16", "--text_length", "16"]
-    assert command(["prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
+    assert command(["task", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
     said = capsys.readouterr()
     assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "not handed over" in said.err
     assert not (tmp_path / "judge" / "config.json").exists()
@@ -289,7 +289,18 @@ def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
 def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsys):
     def prepare(folder, *flags):
         code = command(
-            ["prepare-judge", "--output_dir", str(folder), "--corpus", corpus, "--text_length", "16", *flags]
+            [
+                "task",
+                "infill",
+                "prepare-judge",
+                "--output_dir",
+                str(folder),
+                "--corpus",
+                corpus,
+                "--text_length",
+                "16",
+                *flags,
+            ]
         )
         return code, capsys.readouterr().err
 
@@ -319,7 +330,7 @@ def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
 def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):
     given = judged.options.judge
     for source, words in (
-        (str(tmp_path / "none"), "no model in that folder; make one with trl-grpo-tasks prepare-judge"),
+        (str(tmp_path / "none"), "no model in that folder; make one with trl-grpo-tasks task infill prepare-judge"),
         (bert_path, "BertForMaskedLM, which classifies no texts"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -394,7 +405,7 @@ def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp
     assert (tmp_path / "training_metrics.jsonl").read_text() == metrics
 
 
-RUN = {"train_rows": 64, "eval_rows": 4, "eval_samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
+RUN = {"train_rows": 64, "eval_rows": 4, "num_samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
        "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2, "reward_workers": 0,
        "logging_steps": 1, "use_cpu": "true", "report_to": "none"}  # fmt: skip
 

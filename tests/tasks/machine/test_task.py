@@ -42,7 +42,7 @@ def make(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"trials": list(TRIALS)}, {"trials": ["catapult", "rings"], "scoring": "authors", "constraint": "schema"}],
+    [{}, {"trials": list(TRIALS)}, {"trials": ["catapult", "rings"], "scoring": "authors", "grammar": "schema"}],
     ids=["default", "all_trials", "authors"],
 )
 def test_contract(options):
@@ -192,7 +192,7 @@ def test_a_run_that_takes_too_long_is_not_judged(monkeypatch):
         ({"trials": ["car", "car"]}, "each once"),
         ({"blocks": ["99"]}, "unknown --blocks '99'"),
         ({"scoring": "mine"}, "unknown --scoring 'mine'; choose from: paper, authors"),
-        ({"constraint": "none"}, "unknown --constraint 'none'; choose from: tree, schema"),
+        ({"grammar": "none"}, "unknown --grammar 'none'; choose from: tree, schema"),
         ({"tiny_width": 100}, "--tiny_width 100 must be a multiple of 32"),
     ],
 )
@@ -335,7 +335,7 @@ def test_training_raises_the_distance(tmp_path):
         "tiny_layers": 2,
         "train_rows": 24,
         "eval_rows": 3,
-        "eval_samples": 40,  # with fewer, chance decides
+        "num_samples": 40,  # with fewer, chance decides
         "cold_start_steps": 12,
         "cold_start_learning_rate": 3e-3,
         "cold_start_batch_size": 16,

@@ -153,8 +153,8 @@ def test_constraint_by_schema_and_by_pattern(tmp_path):
         {"prompt": "b", "pattern": "[A-Z]{2}-[0-9]+", "rewards": ["regex"], "gold": "AB-12"},
         {"prompt": "c", "answer": "7", "rewards": ["numeric"]},
     ]
-    check_task(from_rows(tmp_path, rows, constrain_format=True, test_fraction=0.3))
-    task = from_rows(tmp_path, rows, constrain_format=True, test_fraction=0)
+    check_task(from_rows(tmp_path, rows, test_fraction=0.3))
+    task = from_rows(tmp_path, rows, test_fraction=0)
     from trl_grpo_tasks.models.tiny import make_tokenizer
 
     constraint = task.constraint(make_tokenizer(task.tiny().tokens, 512))
@@ -167,7 +167,7 @@ def test_constraint_by_schema_and_by_pattern(tmp_path):
 
 
 def test_schema_generator_under_its_constraint():
-    check_task(get_task("prompts", {"generator": "schema", "constrain_format": True}), size=30)
+    check_task(get_task("prompts", {"generator": "schema"}), size=30)
 
 
 def test_render_escapes_and_lays_out():

@@ -331,7 +331,7 @@ def test_training_raises_the_reward(tmp_path):
         "tiny_layers": 1,
         "train_rows": 64,
         "eval_rows": 8,
-        "eval_samples": 4,
+        "num_samples": 4,
         "cold_start_steps": 15,
         "cold_start_learning_rate": 3e-3,
         "cold_start_batch_size": 16,

@@ -1,9 +1,9 @@
-"""The ways to write a structure at evaluation and inference: those of the published table, and ours.
+"""Editors of brick structures, which delete generated text in evaluations and `generate`.
 
-"free": what the model says. "rejection": a line that is no brick, leaves the world, collides or is one brick too many
-is drawn again, and the last draw is kept when there were too many. "constrained": under the choice tree, where no such
-line can be. With "+rollback", a structure that has ended and does not stand under its weights is cut before the first
-brick that fails, again and again until the rest stands, and the model goes on from there.
+"rejection": a line that is not a brick, leaves the world, collides, or is one brick too many is sampled again; after
+too many attempts the last one is kept. The choice tree (--constrain) never allows such a line, so the two do not go
+together. "rollback": a finished structure that does not stand under its weights is cut before the first brick that
+fails, repeatedly until the rest stands, and the model continues from there. "rejection+rollback" does both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .designs import loads_on
 from .stability import SolverError, analyse
 from .structure import MAX_OFFSET, Structure, parse
 
-MODES = ("free", "rejection", "constrained")
-DECODINGS = (*MODES, *(f"{mode}+rollback" for mode in MODES))
+EDITORS = ("rejection", "rollback", "rejection+rollback")
 MAX_BRICK_REJECTIONS = 50
 MAX_ROLLBACKS = 100
 LONGEST_LINE = 32  # tokens: no brick has as many characters

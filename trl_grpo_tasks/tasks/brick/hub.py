@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...files import check_local_path
 from .captions import prompt
 from .designs import encode_voxels, negatives
 from .structure import WORLD, parse
@@ -43,6 +44,7 @@ def from_hub(
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
+    check_local_path(source, "--brick_data")
     path = Path(source).expanduser()
     entries: Sequence[Mapping[str, Any]]
     if path.is_dir():
@@ -51,8 +53,6 @@ def from_hub(
             raise ValueError(f"folder {source!r} holds no {split}*.jsonl, {split}*.json or {split}*.parquet")
         entries = [entry for file in files for entry in _read(file)]
     elif path.suffix in FILES:
-        if not path.is_file():
-            raise ValueError(f"brick file {source!r} does not exist (looked at {path.resolve()})")
         found = _read(path)
         held_out = _held_out(found)
         entries = [entry for entry in found if (_object(entry) in held_out) == (split == "test")]

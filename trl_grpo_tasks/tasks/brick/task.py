@@ -12,7 +12,7 @@ from . import hub
 from .captions import CAPTION_WORDS, PROMPT_STYLES, caption, choices, prompt
 from .catalogue import CATEGORIES
 from .data import ALL, decode_voxels, loads_on, make_row, make_rows
-from .decoding import DECODINGS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
+from .decoding import EDITORS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
 from .designs import encode_voxels
 from .levels import LEVELS
 from .reward import Judgement, facts, judge, verdict
@@ -45,11 +45,11 @@ class BrickOptions:
     attach: bool = option(True, "With --constrain: every brick stands on the ground or on studs of an earlier one.")
     canonical: bool = option(True, "With --constrain: layer by layer, x and then y descending, as gold answers are.")
     max_brick_rejections: int = option(
-        MAX_BRICK_REJECTIONS, "With --decoding rejection: how often a line is drawn again before it is kept anyway."
+        MAX_BRICK_REJECTIONS, "With --editor rejection: how often a line is drawn again before it is kept anyway."
     )
     max_rollbacks: int = option(
         MAX_ROLLBACKS,
-        "With --decoding ...+rollback: how often a structure that does not stand is cut and gone on with.",
+        "With --editor rollback: how often a structure that does not stand is cut and gone on with.",
     )
     success_iou: float = option(0.8, "Overlap with the target that success needs.")
     stability_backend: str = option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
@@ -91,6 +91,8 @@ class BrickTask(Task):
         "temperature": 1.0,
     }
     facts = ("stable", "iou")
+    editors = EDITORS
+    redundant_editors = [name for name in EDITORS if name.startswith("rejection")]
     Options: ClassVar[type] = BrickOptions
 
     def __init__(self, options: Any = None):
@@ -159,20 +161,14 @@ class BrickTask(Task):
                     return row
         return None
 
-    @property
-    def decodings(self) -> Sequence[str]:
-        return DECODINGS
-
-    def editor(self, decoding: str, rows: Sequence[Row], tokenizer: Any) -> Editor | None:
-        mode, _, more = decoding.partition("+")
-        if mode != "rejection" and not more:
-            return None
+    def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
+        parts = name.split("+")
         given = self.options
         return BrickEditor(
             rows,
             tokenizer,
-            rejects=mode == "rejection",
-            rolls_back=bool(more),
+            rejects="rejection" in parts,
+            rolls_back="rollback" in parts,
             max_bricks=given.max_bricks,
             max_brick_rejections=given.max_brick_rejections,
             max_rollbacks=given.max_rollbacks,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...files import check_local_path
 from ...task import MASK_TOKEN
 
 BUILT_IN = Path(__file__).parent / "corpus" / "persuasion.txt"
@@ -19,6 +20,8 @@ SHORTEST = 16  # characters of a passage worth making gaps in
 def read_passages(source: str | None, column: str) -> list[str]:
     """The passages of a text file (separated by blank lines), of a Hub data set's column, or of the built-in corpus;
     spaces and line ends become single spaces. ValueError where there is no text."""
+    if source is not None:
+        check_local_path(source, "--corpus")
     path = BUILT_IN if source is None else Path(source).expanduser()
     if path.is_file():
         try:

@@ -1,7 +1,7 @@
-"""Held-out texts of a run before and after GRPO, below the original, with fills coloured by the judge; and what both
-judges say of the originals, which is what a generator could reach.
+"""Draw held-out texts of a run before and after GRPO below the original, with fills coloured by the judge. Also print
+how both judges score the originals: the score that a perfect generator would reach.
 
-python -m trl_grpo_tasks.tasks.infill.show outputs/infill_tiny --output before_and_after.png
+trl-grpo-tasks task infill show outputs/infill_tiny --output before_and_after.png
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from .render import UNJUDGED, picture, to_html
 from .task import InfillTask
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Draw held-out texts of a run before and after training, coloured by the judge."""
+    parser = argparse.ArgumentParser(
+        "trl-grpo-tasks task infill show",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("run_dir", help="the folder of a run")
     parser.add_argument("--output", type=Path, required=True, help="a .png or .html file")
     parser.add_argument("--rows", type=int, default=6, help="how many held-out texts; the first ones")
@@ -52,7 +57,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_page = options.output.suffix == ".html"
     options.output.write_bytes(to_html(lines).encode() if is_page else picture(lines))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

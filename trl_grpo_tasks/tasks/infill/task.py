@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...files import check_local_path
 from ...task import MASK_TOKEN, POLICIES, Row, Score, Task, TinySpec, check_choice, option
 from . import fills
 from .data import GAP, alphabet, cut, read_passages, window
@@ -77,6 +78,10 @@ class InfillTask(Task):
         "max_completion_length": 64,
     }
     Options: ClassVar[type] = InfillOptions
+    tools: ClassVar[Mapping[str, Any]] = {
+        "show": "trl_grpo_tasks.tasks.infill.show:main",
+        "prepare-judge": "trl_grpo_tasks.tasks.infill.prepare_judge:main",
+    }
 
     def __init__(self, options: Any = None):
         super().__init__(options)
@@ -211,10 +216,6 @@ class InfillTask(Task):
 
     # ---- models, constraint and pictures
 
-    @property
-    def decodings(self) -> Sequence[str]:
-        return ("free",) if self.policy == "masked" else ("free", "constrained")
-
     def constraint(self, tokenizer: Any) -> Constraint | None:
         if self.policy == "masked":
             return None
@@ -286,6 +287,8 @@ class InfillTask(Task):
 
 
 def _check_options(options: InfillOptions) -> None:
+    if options.tokens_of:
+        check_local_path(options.tokens_of, "--tokens_of")
     check_choice("policy", options.policy, POLICIES)
     for schedule in options.masking:
         check_choice("masking", schedule, SCHEDULES)

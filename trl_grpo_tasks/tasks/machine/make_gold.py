@@ -1,8 +1,7 @@
-"""Searches for the gold machines of every trial and level, and writes them to gold.json.
+"""Search for gold machines of every trial and level, and write them to gold.json. This takes about five minutes on one
+core.
 
-python -m trl_grpo_tasks.tasks.machine.make_gold
-
-Takes about five minutes of one core.
+trl-grpo-tasks task machine make-gold
 """
 
 from __future__ import annotations
@@ -22,8 +21,13 @@ from .trials import SCORINGS, TRIALS, Trial, task_score
 _MARGIN = 1.1  # gold machines are this much better than their trial asks, so that no rounding matters
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> None:
+    """Search for gold machines of every trial and level, and write them to a file."""
+    parser = argparse.ArgumentParser(
+        "trl-grpo-tasks task machine make-gold",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--per_level", type=int, default=10, help="machines for each trial and level")
     parser.add_argument("--trials", nargs="*", default=list(TRIALS), help="trials to search for")
     parser.add_argument("--seed", type=int, default=0)
@@ -55,7 +59,3 @@ def _is_gold(tree: ConstructionTree, trial: Trial) -> bool:
         if not result.valid or any(task_score(trial, result, way)[0] < _MARGIN * trial.goal for way in SCORINGS):
             return False
     return True
-
-
-if __name__ == "__main__":
-    main()

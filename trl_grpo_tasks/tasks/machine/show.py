@@ -1,10 +1,10 @@
-"""Look at one machine: what is wrong with it, what it does, and files to see it in.
+"""Simulate one machine, print its scores or why it is not valid, and write a picture, an animation or XML.
 
-python -m trl_grpo_tasks.tasks.machine.show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
+trl-grpo-tasks task machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file holds what a model wrote; "-" reads it from the terminal, `gold` takes the best known machine, and the output
-folder of a run the best of its last evaluation. MuJoCo's own viewer opens the XML: python -m mujoco.viewer
---mjcf=machine.xml
+The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine, and the output
+folder of a run the best machine of its last evaluation. MuJoCo's viewer opens the XML file:
+python -m mujoco.viewer --mjcf=machine.xml
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from .tree import ConstructionTree
 from .trials import SCORINGS, TRIALS, task_score
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Simulate one machine; print its scores, and write a picture, an animation or XML."""
+    parser = argparse.ArgumentParser(
+        "trl-grpo-tasks task machine show",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("file", help="a text with a machine in it, - for the terminal, gold, or a run's folder")
     parser.add_argument("--trial", choices=list(TRIALS), default="car")
     for kind in ("png", "gif", "xml"):
@@ -59,7 +64,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.xml:
         options.xml.write_text(to_xml(tree, trial.scene))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

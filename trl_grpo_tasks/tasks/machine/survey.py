@@ -1,6 +1,6 @@
-"""What the machines of one or more runs do: mean and best score of every evaluation, by trial.
+"""Print the mean and the best score of the machines of one or more runs, by evaluation and trial.
 
-    python -m trl_grpo_tasks.tasks.machine.survey outputs/machine_grpo outputs/machine_maxk
+trl-grpo-tasks task machine survey outputs/machine_grpo outputs/machine_maxk
 
 The samples are those of results.json: held-out prompts, before and after training.
 """
@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> None:
+    """Print the mean and the best score of the machines of runs, by evaluation and trial."""
+    parser = argparse.ArgumentParser(
+        "trl-grpo-tasks task machine survey",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("runs", nargs="+", type=Path, help="output folders of runs")
     runs = parser.parse_args(arguments).runs
     wide = 2 + max(len(run.name) for run in runs)
@@ -53,7 +58,3 @@ def by_trial(samples: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         }
         for trial, some in scores.items()
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ from .trials import SCORINGS, TRIALS, get_trial, task_score
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
-CONSTRAINTS = ("tree", "schema")
+GRAMMARS = ("tree", "schema")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MachineOptions:
         "and is measured where it is after 5 s.",
     )
     breakage: bool = option(False, "End a run where the load on a joint is more than it bears. Twice as slow.")
-    constraint: str = option(
+    grammar: str = option(
         "tree",
         "With --constrain: 'tree' allows only machines that can be built, 'schema' any JSON of the right shape.",
     )
@@ -56,7 +56,7 @@ class MachineOptions:
         for kind in self.blocks:
             check_choice("blocks", kind, BLOCKS)
         check_choice("scoring", self.scoring, SCORINGS)
-        check_choice("constraint", self.constraint, CONSTRAINTS)
+        check_choice("grammar", self.grammar, GRAMMARS)
         if self.tiny_width % 32 or self.tiny_width < 32 or self.tiny_layers < 1:
             raise ValueError(
                 f"--tiny_width {self.tiny_width} must be a multiple of 32, --tiny_layers {self.tiny_layers} above 0"
@@ -80,6 +80,11 @@ class MachineTask(Task):
         "temperature": 1.0,
     }
     Options: ClassVar[type] = MachineOptions
+    tools: ClassVar[Mapping[str, Any]] = {
+        "show": "trl_grpo_tasks.tasks.machine.show:main",
+        "survey": "trl_grpo_tasks.tasks.machine.survey:main",
+        "make-gold": "trl_grpo_tasks.tasks.machine.make_gold:main",
+    }
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Rows with a prompt, a level, a trial, the most blocks, and a `gold` machine."""
@@ -145,7 +150,7 @@ class MachineTask(Task):
         from ...constraints import OneSpelling
         from .constraint import machine_constraint, schema_constraint
 
-        make = machine_constraint if self.options.constraint == "tree" else schema_constraint
+        make = machine_constraint if self.options.grammar == "tree" else schema_constraint
         most = max(most for _, most in LEVELS.values())
         return OneSpelling(tokenizer, make(tokenizer, self.options.blocks, most))
 

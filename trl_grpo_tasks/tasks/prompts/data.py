@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...files import check_local_path
 from ...task import import_from_here, nearest, printable
 from .reward import REWARDS, read_number, validator
 
@@ -31,10 +32,9 @@ PlacedRow = tuple[str, dict[str, Any]]  # where a row stands ("prompts.jsonl, li
 
 def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
     """The rows of a file under "all", or those of a Hub data set under "train" and "test" where it has both."""
+    check_local_path(source, "--prompts_file")
     path = Path(source).expanduser()
-    if path.suffix.lower() in SUFFIXES:
-        if not path.is_file():
-            raise ValueError(f"prompts file {source!r} does not exist (looked at {path.resolve()})")
+    if path.suffix.lower() in SUFFIXES and path.is_file():
         parts = {"all": _read_file(path, prompt_column)}
     elif path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", source):
         raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...files import check_local_path
 from ...task import Row, Score, Task, TinySpec, nearest, option, printable
 from . import data, generators, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
@@ -44,9 +45,6 @@ class PromptsOptions:
     target_length: int | None = option(None, "Words that reward 'length' wants, in rows without a target_length.")
     reward_model: str | None = option(None, "A sequence-classification model (Hub id or folder) that scores answers.")
     test_fraction: float = option(0.1, "The share of prompts kept for testing.")
-    constrain_format: bool = option(
-        False, "Let rows with a schema (or a regex pattern) be written only as that allows, with --constrain."
-    )
     allow_code_execution: bool = option(
         False, "Run programs that the model wrote, in a sandbox that is not a container. Needed by reward 'tests'."
     )
@@ -163,12 +161,16 @@ class PromptsTask(Task):
         return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
-        if not self.options.constrain_format:
-            return None
+        """The JSON schema or regular expression of each row that has one; None if no row has."""
         from ...constraints import OneSpelling
-        from .constraint import format_constraint
+        from .constraint import format_constraint, row_grammar
 
-        rows = [row for rows in (self._rows or {}).values() for row in rows]
+        if self._rows is None:
+            rows = self._generated("train", 8 * len(self.levels), 0)
+        else:
+            rows = [row for rows in self._rows.values() for row in rows]
+        if all(row_grammar(row) is None for row in rows):
+            return None
         return OneSpelling(tokenizer, format_constraint(tokenizer, rows))
 
     def tiny(self) -> TinySpec:
@@ -301,6 +303,8 @@ def _check_options(options: PromptsOptions) -> None:
         raise ValueError(
             f"generator {options.generator!r} has no level {', '.join(unknown)}; levels are: {', '.join(known)}"
         )
+    if options.reward_model:
+        check_local_path(options.reward_model, "--reward_model")
     if not 0 <= options.test_fraction < 1:
         raise ValueError(f"test_fraction must be from 0 to below 1, got {options.test_fraction}")
     for name, least in (("sandbox_timeout", 0.1), ("sandbox_memory_mb", 64), ("target_length", 1)):

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ...files import check_local_path
 from .constraint import check_prompt
 from .examples import NAMES, SM_FERMIONS, hierarchical, make, named
 from .language import write
@@ -49,8 +50,9 @@ def generate(start: str, split: str, size: int | None, seed: int, most_new: int)
 def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
     """Rows of both splits from a file: a line is a prompt, or a JSON object with `prompt` and perhaps `gold`."""
     file = Path(path).expanduser()
+    check_local_path(path, "--prompts_file")
     if not file.is_file():
-        raise ValueError(f"--prompts_file {path}: there is no such file")
+        raise ValueError(f"--prompts_file {path}: this file does not exist")
     splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():

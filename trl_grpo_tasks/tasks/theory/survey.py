@@ -1,9 +1,9 @@
-"""Surveys of theories: how many succeed, how many of those differ, and which named ones are among them.
+"""Count how many theories succeed, how many of those are distinct, and which named ones are among them.
 
-    python -m trl_grpo_tasks.tasks.theory.survey --samples 4000                       # random walks of the grammar
-    python -m trl_grpo_tasks.tasks.theory.survey --results outputs/theory_tiny        # beside the samples of a run
+trl-grpo-tasks task theory survey --samples 4000                  # random walks of the grammar
+trl-grpo-tasks task theory survey --results outputs/theory_tiny   # beside the samples of a run
 
-All columns are over the same number of theories: that of the run's evaluations, or `--samples`.
+All rows count the same number of theories: that of the run's evaluations, or --samples.
 """
 
 from __future__ import annotations
@@ -53,8 +53,13 @@ def survey_random_walks(task: TheoryTask, rows: Sequence[Row], samples: int, see
     return summarise(task.score(row, random_walk(row["prompt"], rng)).as_dict() for row in chosen)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> None:
+    """Count the successful and distinct theories of a run, beside random walks of the grammar."""
+    parser = argparse.ArgumentParser(
+        "trl-grpo-tasks task theory survey",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--results", help="the output folder of a run, with results.json")
     parser.add_argument("--start", default="standard_model", help="without --results: the kind of prompt")
     parser.add_argument("--new_multiplets", type=int, default=4, help="without --results: as in training")
@@ -82,7 +87,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{name:14}{column['theories']:10d}{column['success']:10.4f}{column['distinct']:10d}{gain}"
             f"  {', '.join(column['named']) or '-'}"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -79,13 +79,17 @@ class TheoryTask(Task):
         "constrain": True,
         "max_completion_length": 256,
         "num_generations": 16,
-        "per_device_train_batch_size": 128,
+        "per_device_train_batch_size": 16,
         "temperature": 1.0,
+    }
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {
+        "per_device_train_batch_size": 128,
         "learning_rate": 5e-4,
         "max_steps": 150,
         "cold_start_steps": 60,
     }
     Options: ClassVar[type] = TheoryOptions
+    tools: ClassVar[Mapping[str, Any]] = {"survey": "trl_grpo_tasks.tasks.theory.survey:main"}
 
     def __init__(self, options: Any = None):
         super().__init__(options)

@@ -1,0 +1,294 @@
+"""The parts of a command line: the task as first word, short names of options, recipes by name, tools of a task."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse, read_command_line
+from trl_grpo_tasks.commands.recipes import describe_recipe, find_recipe, recipe_names
+from trl_grpo_tasks.files import check_local_path, looks_local
+from trl_grpo_tasks.task import TASKS, find_task_class
+
+
+def said(capsys, *words):
+    code = cli.main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def my_task(tmp_path, monkeypatch, capsys):
+    """The task that `new` writes, in an empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert said(capsys, "new", "my_task")[0] == 0
+    return tmp_path / "my_task.py"
+
+
+def parsed(*words):
+    return parse([*words, "--use_cpu", "true"])
+
+
+# ---- the task
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "sweep"])
+def test_without_a_task_it_is_said_what_to_pass(capsys, command):
+    for words in ([], ["--steps", "3"]):
+        code, out, err = said(capsys, command, *words, *(["--search", "lr=1,2"] if command == "sweep" else []))
+        assert code == 2 and out == "" and err.startswith("error: name a task or a recipe:\n")
+        assert f"trl-grpo-tasks {command} --config brick/demo" in err and f"trl-grpo-tasks {command} brick" in err
+        assert ", ".join(sorted(TASKS)) in err and f"'trl-grpo-tasks {command} -h'" in err
+
+
+def test_a_recipe_without_a_task_is_said(my_task, capsys):
+    Path("recipe.yaml").write_text("max_steps: 3")
+    code, _, err = said(capsys, "train", "--config", "recipe.yaml")
+    assert code == 2 and "--config recipe.yaml names no task; give one: trl-grpo-tasks train TASK --config" in err
+
+
+@pytest.mark.parametrize("command", ["check", "score"])
+def test_commands_that_need_a_task_say_so(capsys, command):
+    code, _, err = said(capsys, command, *(["--input", "-"] if command == "score" else []))
+    assert code == 2 and f"name a task: trl-grpo-tasks {command} TASK" in err and "brick, infill" in err
+
+
+def test_the_task_is_the_first_word_or_an_option(my_task, capsys):
+    for words in (
+        ["my_task.py"],
+        ["--task", "my_task.py"],
+        ["--task=my_task.py"],
+        ["my_task.py", "--task", "my_task.py"],
+    ):
+        task, arguments, _, _ = parsed(*words)
+        assert task.name == "my_task" and arguments.task == "my_task.py"
+    code, _, err = said(capsys, "train", "my_task.py", "--task", "brick")
+    assert code == 2 and "the task is given twice, as 'my_task.py' and as --task 'brick'; give it once" in err
+    code, _, err = said(capsys, "train", "--steps", "3", "my_task.py")
+    assert code == 2 and "name a task" in err
+    code, _, err = said(capsys, "check", "my_task.py", "--task=brick")
+    assert code == 2 and "the task is given twice" in err
+
+
+def test_train_py_takes_the_task_too(my_task, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(run, "parse", lambda *given: seen.append(given) or parse(*given))
+    for words in (["my_task.py"], ["--task", "my_task.py"]):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, "--num_generations", "7"])
+        assert run.main() == 2 and "divisible" in capsys.readouterr().err
+    assert len(seen) == 2
+
+
+# ---- options
+
+
+def test_short_names_of_options(my_task, capsys):
+    words = ["--model", "tiny", "--lr", "1e-3", "--batch_size", "32", "--steps=7"]
+    _, _, args, model = parsed("my_task.py", *words)
+    assert (model.model_name_or_path, args.learning_rate) == ("tiny", 1e-3)
+    assert (args.per_device_train_batch_size, args.max_steps) == (32, 7)
+    assert parsed("my_task.py", "--batch-size", "64")[2].per_device_train_batch_size == 64
+    code, _, err = said(capsys, "train", "my_task.py", "--lr", "1", "--learning_rate", "2")
+    assert code == 2 and "--lr and --learning_rate are the same option" in err
+    code, _, err = said(capsys, "train", "my_task.py", "--steps", "many")
+    assert code == 2 and "--max_steps 'many' must be a whole number" in err
+    Path("recipe.yaml").write_text("lr: 0.1")
+    code, _, err = said(capsys, "train", "my_task.py", "--config", "recipe.yaml")
+    assert code == 2 and "--config recipe.yaml: write learning_rate; lr is for the command line only" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ("--num_sample", "--num_samples"),
+        ("--learning_rat", "--learning_rate"),
+        ("--eval_row", "--eval_rows"),
+        ("--constrian", "--constrain"),
+        ("--cold_steps", "--cold_start_steps"),
+        ("--step", "--steps"),
+        ("--batchsize", "--batch_size"),
+        ("--modl", "--model"),
+        ("--word-lenght", "--word_length"),
+        ("--replay", "--replay_size"),
+    ],
+)
+def test_suggestions_prefer_our_options(my_task, capsys, given, suggested):
+    code, _, err = said(capsys, "train", "my_task.py", given, "3")
+    assert code == 2 and err == f"error: unknown option {given}; did you mean {suggested}?\n"
+
+
+def test_settings_for_the_tiny_model_are_for_no_other(my_task):
+    def settings(*words):
+        _, arguments, args, _ = parsed("my_task.py", *words)
+        return arguments.cold_start_steps, args.max_steps, args.learning_rate, args.max_completion_length
+
+    tiny = (150, 120, 5e-4, 12)
+    assert settings() == settings("--model", "tiny") == settings("--model_name_or_path=tiny") == tiny
+    other = settings("--model", "owner/name")
+    assert other == settings("--model_name_or_path", "owner/name") == settings("--model=owner/name")
+    assert other[0] == 0 and other[1] < 0 and other[2] == 1e-6 and other[3] == 12
+    Path("recipe.yaml").write_text("model_name_or_path: owner/name")
+    assert settings("--config", "recipe.yaml") == other
+    assert settings("--config", "recipe.yaml", "--model", "tiny") == tiny
+    Path("recipe.yaml").write_text("learning_rate: 0.1")
+    assert settings("--config", "recipe.yaml", "--steps", "3") == (150, 3, 0.1, 12)
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_defaults_of_a_task_fit_a_real_model(name):
+    """Groups are whole, and nothing that suits the tiny model only is left."""
+    _, arguments, args, _ = parsed(name, "--model", "owner/name")
+    assert args.generation_batch_size % args.num_generations == 0
+    assert arguments.cold_start_steps == 0 and args.learning_rate == 1e-6
+    assert set(find_task_class(name).tiny_defaults).isdisjoint({"temperature", "max_completion_length"})
+
+
+# ---- recipes
+
+
+def test_recipes_are_listed_with_what_they_are(capsys):
+    code, out, _ = said(capsys, "recipes")
+    assert code == 0 and all(f"{name} " in out for name in recipe_names()) and max(map(len, out.splitlines())) <= 100
+    code, out, _ = said(capsys, "recipes", "brick")
+    listed = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert code == 0 and listed == recipe_names("brick") and "brick/demo" in listed
+    code, _, err = said(capsys, "recipes", "bric")
+    assert code == 2 and "no recipes for task 'bric' (did you mean 'brick'?)" in err
+    assert all(describe_recipe(name) for name in recipe_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("brick/tiny", "there is no recipe of this name (did you mean 'brick/tiny_cpu'?)"),
+        ("tiny_cpu", "recipes are: brick/tiny_cpu, infill/tiny_cpu, "),
+        ("recipes/brick/demo.yaml", "this file does not exist; the recipe of the package is --config brick/demo"),
+        ("my_recip.yaml", "this file does not exist (did you mean 'my_recipe.yaml'?)"),
+    ],
+)
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    Path("my_recipe.yaml").write_text("task: brick")
+    with pytest.raises(ValueError, match=f"--config {given}: ") as error:
+        read_command_line(["--config", given])
+    assert message in str(error.value)
+    assert find_recipe("my_recipe.yaml") == Path("my_recipe.yaml") and find_recipe("brick/demo").is_file()
+
+
+# ---- paths
+
+
+def test_what_looks_like_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    local = ["./a", "/a", "~/a", "a/b/c", "outputs/a", "runs/a", "a.json", "a.gguf", "owner/a.safetensors"]
+    hub = ["gpt2", "owner/name", "Qwen/Qwen2.5-0.5B-Instruct", "openai/gsm8k:main"]
+    assert all(map(looks_local, local)) and not any(map(looks_local, hub))
+
+
+def test_a_misspelt_path_is_an_error_with_the_nearest_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("outputs/brick_demo").mkdir(parents=True)
+    for given, message in {
+        "outputs/brik_demo": "--model outputs/brik_demo: this path does not exist "
+        "(did you mean 'outputs/brick_demo'?)",
+        "./output/brick_demo": "--model ./output/brick_demo: folder 'output' does not exist (did you mean 'outputs'?)",
+        "/none/such": "--model /none/such: folder '/none' does not exist",
+    }.items():
+        with pytest.raises(ValueError) as error:
+            check_local_path(given, "--model")
+        assert str(error.value) == message
+    for given in ("outputs/brick_demo", "owner/name", "gpt2"):
+        check_local_path(given, "--model")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["train", "my_task.py", "--model"], "--model"),
+        (["eval", "my_task.py", "--models"], "--models"),
+        (["generate", "my_task.py", "--text", "abc", "--model"], "--model"),
+        (["check", "prompts", "--prompts_file"], "--prompts_file"),
+        (["check", "prompts", "--reward_model"], "--reward_model"),
+        (["check", "theory", "--prompts_file"], "--prompts_file"),
+        (["check", "infill", "--corpus"], "--corpus"),
+        (["check", "infill", "--tokens_of"], "--tokens_of"),
+        (["check", "brick", "--brick_data"], "--brick_data"),
+    ],
+)
+def test_a_misspelt_path_fails_before_anything_is_asked_for(my_task, capsys, monkeypatch, words, option):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    Path("outputs/mine").mkdir(parents=True)
+    code, _, err = said(capsys, *words, "outputs/min")
+    assert code == 2
+    assert err == f"error: {option} outputs/min: this path does not exist (did you mean 'outputs/mine'?)\n"
+
+
+# ---- check and the tools of a task
+
+
+def test_check_lists_what_it_checked(my_task, capsys):
+    code, out, _ = said(capsys, "check", "my_task.py")
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == 12 and all(line[:4] in ("ok  ", "-   ") for line in lines[:-1])
+    assert "ok  gold answers are valid and succeed (16 rows)" in lines
+    assert "ok  the constraint allows gold answers (16 rows)" in lines
+    assert "-   components of a group: the task has none" in lines
+    my_task.write_text(my_task.read_text().replace('return row["word"][::-1]', 'return row["word"]'))
+    code, out, err = said(capsys, "check", "my_task.py")
+    assert code == 1 and "ok  train and test share no row (128 rows)" in out and "gold" not in out
+    row = find_task_class("my_task.py")().dataset("train", 1, 0)[0]
+    assert err == (
+        f"task 'my_task' failed the check: train row 0: the gold answer {row['word']!r} does not succeed: "
+        f"expected {row['word'][::-1]!r}\n"
+    )
+
+
+def test_tools_are_listed_and_run(capsys):
+    code, out, _ = said(capsys, "task")
+    assert code == 2 and "machine  show, survey, make-gold" in out and "brick" not in out
+    for name, tools in {
+        "machine": ["show", "survey", "make-gold"],
+        "theory": ["survey"],
+        "infill": ["show", "prepare-judge"],
+    }.items():
+        code, out, _ = said(capsys, "task", name)
+        listed = {line.split()[0]: line.split(None, 1)[1] for line in out.splitlines()[2:]}
+        assert code == 0 and list(listed) == tools and all(text.endswith(".") for text in listed.values())
+    assert said(capsys, "task", "brick") == (0, "task 'brick' has no tools\n", "")
+    code, _, err = said(capsys, "task", "machine", "shw")
+    assert code == 2 and "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold" in err
+    code, _, err = said(capsys, "task", "brick", "show")
+    assert code == 2 and "task 'brick' has no tool 'show'; it has none" in err
+    code, _, err = said(capsys, "task", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")
+    assert code == 2 and "unknown option --judge_step (did you mean '--judge_steps'?)" in err
+    code, out, _ = said(capsys, "task", "theory", "survey", "--samples", "20")
+    assert code == 0 and out.splitlines()[1].startswith("random walk")
+
+
+def test_a_task_of_your_own_can_have_tools(my_task, capsys):
+    tool = '''
+    def count(words):
+        """Count words."""
+        print(len(words))
+
+    tools = {"count": count}
+'''
+    my_task.write_text(
+        my_task.read_text().replace("    Options = MyTaskOptions\n", "    Options = MyTaskOptions\n" + tool)
+    )
+    assert said(capsys, "task", "my_task.py")[1].endswith("  count  Count words.\n")
+    assert said(capsys, "task", "my_task.py", "count", "a", "b") == (0, "2\n", "")
+
+
+def test_the_settings_of_a_run_say_constrain_and_editor(my_task):
+    words = ["my_task.py", "--steps", "1", "--cold_start_steps", "0", "--batch_size", "16", "--train_rows", "8"]
+    words += ["--eval_before_and_after", "false", "--constrain", "--report_to", "none", "--use_cpu", "true"]
+    assert run.main([*words, "--reward_workers", "0"]) == 0
+    settings = json.loads(Path("outputs/my_task/settings.json").read_text())
+    assert settings["training"]["constrain"] is True and settings["run"]["editor"] is None
+    assert settings["run"]["task"] == "my_task.py" and settings["training"]["max_steps"] == 1

@@ -1,0 +1,72 @@
+"""The task pages of the documentation agree with the code; the READMEs of the task folders are short and complete."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_tasks.task import TASKS, find_task_class, get_task
+
+ROOT = Path(__file__).parent.parent
+NAMES = sorted(TASKS)
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    spec = importlib.util.spec_from_file_location("make_vocabulary", ROOT / "docs" / "make_vocabulary.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name):
+    return (ROOT / "docs" / "tasks" / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_those_of_the_code(name, vocabulary):
+    assert vocabulary.updated(page(name)) == page(name), "run: python docs/make_vocabulary.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_generated_block_is_on_its_page(name, vocabulary):
+    wanted = [block for block in vocabulary.BLOCKS if block.startswith(f"{name}.")]
+    assert sorted(vocabulary.block_names(page(name))) == sorted(wanted)
+
+
+def test_an_outdated_page_is_found(vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(vocabulary, "PAGES", tmp_path)
+    (tmp_path / "machine.md").write_text("# x\n\n<!-- generated: machine.levels -->\nstale\n<!-- end -->\n\nrest\n")
+    assert vocabulary.main(["--check"]) == 1
+    assert vocabulary.main([]) == 0 and vocabulary.main(["--check"]) == 0
+    written = (tmp_path / "machine.md").read_text()
+    assert "`small`" in written and "stale" not in written and written.endswith("<!-- end -->\n\nrest\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_has_what_a_reader_looks_for(name):
+    text = page(name)
+    for section in ("Try it", "What the model reads and writes", "Score", "Options", "Constraint", "Data splits",
+                    "Recipes", "Tools", "Limitations", "References"):  # fmt: skip
+        assert f"\n## {section}\n" in text, section
+    assert f"](../results/{name}.md)" in text and (ROOT / "docs" / "results" / f"{name}.md").is_file()
+    task = get_task(name)
+    for tool in getattr(task, "tools", ()):
+        assert f"trl-grpo-tasks task {name} {tool}" in text, tool
+    for editor in getattr(task, "editors", ()):
+        assert f"| `{editor}` |" in text, editor
+    for component, weight in task.weights.items():
+        assert f"`{component}`" in text, component
+        assert name != "brick" or f"| `{component}` | {weight} |" in text, component
+    for option in find_task_class(name).Options.__dataclass_fields__:
+        assert f"`--{option}`" in text, option
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_of_a_task_fits_a_page(name):
+    folder = ROOT / "trl_grpo_tasks" / "tasks" / name
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 45 and len(text.split()) <= 350
+    assert f"](../../../docs/tasks/{name}.md)" in text and f"](../../../docs/results/{name}.md)" in text
+    for file in sorted(folder.glob("*.py")):
+        assert f"`{file.name}`" in text or file.name == "__init__.py", file.name

@@ -1,0 +1,200 @@
+"""Help: one screen for `-h`, every option for `--help-all`."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..task import TASKS, find_task_class
+
+PROGRAM = "trl-grpo-tasks"
+WIDTH = 100  # columns
+LINES = 40  # of a screen
+HELP_FLAGS = ("-h", "--help")
+HELP_ALL = "--help-all"
+
+# The options that most runs need. Their defaults are the task's or TRL's; --help-all shows them.
+RUN_OPTIONS = {
+    "--config RECIPE": "a recipe's name such as brick/tiny_cpu, or a YAML file with options",
+    "--model MODEL": "a Hub id, a folder, a .gguf file, or tiny (default): the task's own model",
+    "--output_dir DIR": "the folder of the run (default: outputs/TASK)",
+    "--steps N": "optimizer steps",
+    "--lr X": "learning rate",
+    "--batch_size N": "completions per device and forward pass",
+    "--num_generations N": "completions per prompt: the group size of GRPO",
+    "--max_completion_length N": "maximum number of tokens in a completion",
+    "--temperature X": "sampling temperature",
+    "--beta X": "weight of the KL penalty against the reference model",
+    "--constrain BOOL": "sample under the task's constraint",
+    "--use_peft BOOL": "train a LoRA adapter instead of all weights",
+    "--cold_start_steps N": "supervised steps on the task's gold answers before GRPO",
+    "--eval_rows N": "held-out rows in evaluations; --num_samples N completions for each",
+    "--resume_from_checkpoint": "resume the run in --output_dir; add auto to start if there is none",
+}
+EVAL_OPTIONS = {
+    "--models NAME=MODEL ...": "what to compare: whatever --model takes, or .jsonl files of completions",
+    "--config RECIPE": "a recipe, whose options of the task and of sampling are used",
+    "--output_dir DIR": "where evaluation.json and evaluation.md go (default: outputs/TASK)",
+    "--eval_rows N": "held-out rows (default: 64)",
+    "--num_samples N": "completions per row (default: 4); also the largest k of pass@k and max@k",
+    "--temperature X": "sampling temperature; 0 takes the likeliest token",
+    "--top_p X": "nucleus sampling; --top_k N and --min_p X are the other filters",
+    "--max_completion_length N": "maximum number of tokens in a completion",
+    "--constrain BOOL": "sample under the task's constraint",
+    "--editor NAME": "an editor of the task, which may delete generated text (brick: rollback)",
+    "--seed N": "seed of the rows and of sampling (default: 42)",
+}
+SWEEP_OPTIONS = {
+    "--search NAME=VALUES ...": "options to search, each as LOW..HIGH, LOW..HIGH:log, or ONE,OTHER",
+    "--trials N": "runs in total (default: 20)",
+    "--metric NAME": "the metric of the final evaluation to maximise (default: success)",
+    "--output_dir DIR": "the folder of the sweep (default: outputs/sweep)",
+    "--config RECIPE": "a recipe for all runs; so are all other options of train",
+}
+
+SCREENS: dict[str, dict[str, Any]] = {
+    "train": {
+        "usage": "[TASK] [--config RECIPE] [--option value ...]",
+        "description": "Train a model on a task with GRPO. A run can begin with a cold start on gold answers, is "
+        "evaluated on held-out rows before and after, and ends with a report in its output folder.",
+        "options": RUN_OPTIONS,
+        "examples": [
+            "trl-grpo-tasks train --config brick/demo",
+            "trl-grpo-tasks train my_task.py --steps 50",
+            "trl-grpo-tasks train theory --model HuggingFaceTB/SmolLM2-135M --use_peft --lr 1e-4",
+            "accelerate launch train.py --config brick/multi_gpu",
+        ],
+    },
+    "eval": {
+        "usage": "[TASK] --models NAME=MODEL ... [--option value ...]",
+        "description": "Evaluate models, adapters, checkpoints and files of completions on the same held-out rows, "
+        "and print their metrics side by side with 95% intervals. An evaluation that was stopped resumes.",
+        "options": EVAL_OPTIONS,
+        "examples": [
+            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/brick_demo --num_samples 8",
+            "trl-grpo-tasks eval brick --models outputs/brick_demo --editor rollback",
+            "accelerate launch train.py brick --eval_only true --models outputs/brick_demo",
+        ],
+    },
+    "sweep": {
+        "usage": "[TASK] --search NAME=VALUES ... [--option value ...]",
+        "description": "Search over options of train with Optuna. Each trial is a run in its own folder and process. "
+        "The same command resumes a sweep that was stopped.",
+        "options": SWEEP_OPTIONS,
+        "examples": [
+            "trl-grpo-tasks sweep --config prompts/tiny_cpu --search lr=1e-5..1e-3:log beta=0,0.02 --trials 10",
+        ],
+    },
+}
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return any(word in (*HELP_FLAGS, HELP_ALL) for word in arguments)
+
+
+def command_screen(command: str, task: str | None = None) -> str:
+    """The screen of train, eval or sweep; with the options of a task, if one is named."""
+    parts = SCREENS[command]
+    program = f"{PROGRAM} {command}"
+    if command == "train" and os.path.basename(sys.argv[0]) == "train.py":
+        program = "accelerate launch train.py"
+    described = (
+        f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a .py file, or a module; a recipe names its own task."
+    )
+    lines = screen(f"{program} {parts['usage']}", f"{parts['description']} {described}", parts["options"])
+    more = f"'{PROGRAM} recipes' lists recipes. '{PROGRAM} {command} {HELP_ALL}' lists every option."
+    end = [*examples(parts["examples"]), "", more]
+    if task is not None:
+        lines += task_options(task, LINES - len(lines) - len(end))
+    return "\n".join([*lines, *end])
+
+
+def screen(usage: str, description: str, options: Iterable[tuple[str, str]] | dict[str, str]) -> list[str]:
+    """Lines of a help screen: usage, what the command does, and its options."""
+    listed = dict(options)
+    lines = [*textwrap.wrap(f"usage: {usage}", WIDTH, subsequent_indent="         ", break_on_hyphens=False), ""]
+    lines += textwrap.wrap(description, WIDTH)
+    return lines + (["", "options:", *columns(listed)] if listed else [])
+
+
+def examples(commands: Sequence[str]) -> list[str]:
+    return ["", "examples:", *(f"  {command}" for command in commands)] if commands else []
+
+
+def columns(entries: dict[str, str], most: int = 28) -> list[str]:
+    """Names and what they mean, side by side."""
+    width = 2 + max((len(name) for name in entries if len(name) <= most), default=0)
+    lines = []
+    for name, meaning in entries.items():
+        indent = " " * (2 + width)
+        wrapped = textwrap.wrap(meaning, WIDTH, initial_indent=indent, subsequent_indent=indent) or [""]
+        if len(name) <= most:
+            wrapped[0] = f"  {name:{width}}{wrapped[0].lstrip()}".rstrip()
+        else:
+            wrapped.insert(0, f"  {name}")
+        lines += wrapped
+    return lines
+
+
+def task_options(task: str, room: int) -> list[str]:
+    """The options of a task: with their meaning if that takes at most `room` lines, else their names."""
+    task_class = find_task_class(task)
+    meanings = {f"--{one.name}": one.metadata.get("help", "") for one in fields(task_class.Options)}
+    if not meanings:
+        return []
+    title = ["", f"options of task {task_class.name}:"]
+    described = columns({name: _first_sentence(text) for name, text in meanings.items()})
+    if len(title) + len(described) <= room:
+        return title + described
+    names = textwrap.wrap(" ".join(meanings), WIDTH, initial_indent="  ", subsequent_indent="  ",
+                          break_on_hyphens=False, break_long_words=False)  # fmt: skip
+    return title + names
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.;:]) (?=[A-Z0-9'])", text, maxsplit=1)[0].rstrip(".:;")
+
+
+class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
+    """Each option in as few lines as possible: without its hyphenated spelling, with a short name for its value."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32, width=WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        shown.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        if len(", ".join(map(str, action.choices or ()))) > WIDTH // 3:
+            shown.choices, shown.metavar = None, "NAME"
+        *aliases, last = shown.option_strings or [""]
+        shown.option_strings = [last]
+        return ", ".join([*aliases, super()._format_action_invocation(shown)])
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return {"int": "N", "float": "X", "string_to_bool": "BOOL"}.get(getattr(action.type, "__name__", ""), "VALUE")
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action, argparse._StoreFalseAction):  # its text describes the option that it turns off
+            return f"Turn --{action.dest} off."
+        text = action.help if action.default is None else super()._get_help_string(action)
+        choices = ", ".join(map(str, action.choices or ()))
+        return f"{text} Choices: {choices}." if len(choices) > WIDTH // 3 else text
+
+
+def group_options(parser: Any, titles: dict[str, type]) -> None:
+    """Put the options of each class under a heading of its own; the rest, TRL's, come last."""
+    theirs = parser._optionals
+    theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
+    for title, option_class in titles.items():
+        group = parser.add_argument_group(title)
+        own = set(vars(option_class).get("__annotations__", {}))
+        group._group_actions = [action for action in theirs._group_actions if action.dest in own]
+        theirs._group_actions = [action for action in theirs._group_actions if action.dest not in own]
+    parser._action_groups.sort(key=lambda group: group is theirs)

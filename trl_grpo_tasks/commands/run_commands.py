@@ -1,0 +1,155 @@
+"""Commands about runs: train, eval, sweep, report and generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..task import Task
+from .command_parser import CommandParser, task_with_options, truth_value
+from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
+from .task_commands import REWARD_TIMEOUT_HELP
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a model on a task."""
+    from .train import main
+
+    return main(arguments)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Evaluate models on held-out rows."""
+    from .train import main
+
+    return main(arguments, command="eval")
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Search over options."""
+    from .arguments import read_command_line, with_task_option
+
+    words = with_task_option(arguments)
+    if asks_for_help(words):
+        if HELP_ALL in words:
+            print(command_screen("sweep"), end="\n\n")
+            return train([word for word in words if not word.startswith("--search")])
+        print(command_screen("sweep"))
+        return 0
+    read_command_line(words, "sweep")  # a missing task is reported before missing options
+    from .sweep import sweep as search
+
+    return search(words)
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write the report of a run."""
+    parser = CommandParser(
+        "report",
+        "RUN_DIR [--task TASK]",
+        "Write report.html into the folder of a run or a sweep, from what is there so far: curves, samples before and "
+        "after, timings, settings. The run may still be training.",
+        ["trl-grpo-tasks report outputs/brick_demo", "trl-grpo-tasks report outputs/my_task --task my_task.py"],
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run or a sweep")
+    parser.add_argument(
+        "--task", metavar="TASK", help="the task, if it is not a built-in one; options of the task may follow"
+    )
+    known, rest = parser.parse_known(arguments)
+    from ..report.page import write_report
+    from ..report.sweep_page import SWEEP_FILE, write_sweep_report
+    from .train import quiet_third_party_logging
+
+    if (Path(known.run_dir) / SWEEP_FILE).is_file():
+        print(write_sweep_report(known.run_dir))
+        return 0
+    quiet_third_party_logging()
+    print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir, ["report", *arguments])))
+    return 0
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """Generate completions for a text of your own."""
+    parser = CommandParser(
+        "generate",
+        "[TASK] --model RUN_OR_MODEL --text TEXT [--option value ...]",
+        "Generate completions for a text of your own, score them, and write texts, pictures and other files into a "
+        "folder. For the folder of a run of a built-in task, the task and its options are those of the run; otherwise "
+        "name the task: code is never imported because a run folder says so.",
+        [
+            "trl-grpo-tasks generate --model outputs/brick_demo --text 'a small table, world 8'",
+            "trl-grpo-tasks generate my_task.py --model outputs/my_task --text abc",
+        ],
+        takes_task=True,
+    )
+    parser.add_argument(
+        "--model", "--model_name_or_path", required=True, metavar="MODEL",
+        help="the folder of a run or a model, a .gguf file, a Hub id, or tiny",
+    )  # fmt: skip
+    parser.add_argument("--text", required=True, metavar="TEXT", help="what to generate, in the words of the task")
+    parser.add_argument("--num_samples", type=int, default=4, metavar="N", help="number of completions (default: 4)")
+    parser.add_argument(
+        "--constrain", type=truth_value, nargs="?", const=True, metavar="BOOL",
+        help="sample under the task's constraint (default: true if the task has one)",
+    )  # fmt: skip
+    parser.add_argument("--editor", metavar="NAME", help="let an editor of the task delete generated text")
+    parser.add_argument(
+        "--output_dir", default="generated", metavar="DIR", help="folder of the files (default: generated)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="0 takes the likeliest token (default: the task's)"
+    )
+    for name, kind, letter in (("top_k", int, "N"), ("top_p", float, "X"), ("min_p", float, "X")):
+        parser.add_argument(f"--{name}", type=kind, metavar=letter, help="sampling filter (default: the run's)")
+    parser.add_argument(
+        "--max_completion_length", type=int, metavar="N", help="maximum number of tokens (default: the task's)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
+    parser.add_argument("--reward_timeout", type=float, default=30.0, metavar="X", help=REWARD_TIMEOUT_HELP)
+    known, rest = parser.parse_known(arguments)
+    from ..files import check_local_path
+    from ..report.run_folder import RunFolder
+    from .train import quiet_third_party_logging
+
+    check_local_path(known.model, "--model")
+    settings = RunFolder.read(known.model).settings if Path(known.model).is_dir() else {}
+    if not known.task and not settings:
+        raise ValueError(f"{known.model} is not the folder of a run; name the task too: {PROGRAM} generate TASK ...")
+    task = _task_of(known.task, rest, known.model, ["generate", *arguments])
+    from .generate import describe_sample
+    from .generate import generate as write
+
+    trained = settings.get("training", {})
+    given = {name: getattr(known, name) for name in ("top_k", "top_p", "min_p")}
+    filters = {name: trained.get(name) if value is None else value for name, value in given.items()}
+    quiet_third_party_logging()
+    samples = write(
+        task,
+        known.model,
+        known.text,
+        known.output_dir,
+        num_samples=known.num_samples,
+        constrain=known.constrain,
+        editor=known.editor,
+        temperature=known.temperature,
+        filters=filters,
+        max_completion_length=known.max_completion_length,
+        seed=known.seed,
+        reward_timeout=known.reward_timeout,
+        run_seed=trained.get("seed", 42),
+    )
+    for number, sample in enumerate(samples, 1):
+        print(f"sample {number}: {describe_sample(sample)}")
+    print(f"files: {Path(known.output_dir) / 'sample_*'}")
+    return 0
+
+
+def _task_of(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
+    """The task that is named, with its flags; otherwise the task of the run, with its options, if it is built in."""
+    if spec:
+        return task_with_options(spec, flags)
+    if flags:
+        raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
+    from ..report.page import task_of
+
+    return task_of(run_dir, [PROGRAM, *typed])
