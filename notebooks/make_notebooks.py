@@ -22,8 +22,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 LARGEST = 300_000  # bytes of a stored notebook
 # Widths of stored pictures: in cells, and in the report. The first that keep the notebook small enough are taken.
-WIDTHS = ((480, 150), (360, 110), (300, 80), (240, 60))
+WIDTHS = ((480, 150), (480, 90), (420, 60), (360, 50), (300, 40))
 GIF_FRAMES = 12
+SMALL = 20_000  # characters of a picture in a cell that is stored as it is, such as a chart
 WIDGET = "application/vnd.jupyter.widget-view+json"  # the kind of output that a progress bar is
 
 
@@ -504,9 +505,9 @@ def small(output: dict[str, Any], width: int, report_width: int) -> dict[str, An
     """A copy of an output with smaller pictures."""
     output = json.loads(json.dumps(output))
     data = output.get("data", {})
-    for kind in ("image/png", "image/gif"):
-        if kind in data:
-            data[kind] = smaller_picture(data[kind], width)
+    for kind, most in (("image/png", width), ("image/gif", width // 2)):
+        if len(data.get(kind, "")) > SMALL:
+            data[kind] = smaller_picture(data[kind], most)
     if "text/html" in data:
         data["text/html"] = re.sub(
             r"(?<=data:image/png;base64,)[A-Za-z0-9+/=]+",
