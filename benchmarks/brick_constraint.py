@@ -1,11 +1,12 @@
-"""What the brick constraint costs: microseconds a token (mask and accept together) for structures of 100 bricks.
+"""Cost of the brick constraint in microseconds per token (mask and accept together) for structures of 100 bricks.
 
     python benchmarks/brick_constraint.py                              # a 49k vocabulary, numbers in one token
     python benchmarks/brick_constraint.py --tokenizer FOLDER_OR_GGUF   # the tokenizer of a model
 
-Random structures are written as the tokenizer cuts them, by a fresh constraint (first), by one that has written others
-(new), and once more (again), on one core and with the garbage collector on. Forced are the tokens that are the only
-ones allowed. Prints a table and writes benchmarks/results/brick_constraint.json.
+Random structures, tokenized by the tokenizer, are replayed on one core with the garbage collector enabled. Columns:
+`place us` (time to place one brick), `tokens` per brick, `forced` (fraction of tokens that are the only allowed one),
+`first us` (first structure of a new constraint), `new us` (further structures), `again us` (a structure once more).
+Prints a table and writes benchmarks/results/brick_constraint.json.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from masks import load_tokenizer, made_up
+from masks import load_tokenizer, synthetic_bpe_tokenizer
 
 from trl_grpo_tasks.constraints import Constraint, Vocabulary, replay
 from trl_grpo_tasks.tasks.brick.constraint import FORMS, brick_constraint
@@ -32,12 +33,12 @@ from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="a folder with a tokenizer, or a .gguf file")
-    parser.add_argument("--structures", type=int, default=30, help="structures timed in each row")
-    parser.add_argument("--bricks", type=int, default=100, help="in each structure, if they fit")
+    parser.add_argument("--structures", type=int, default=30, help="number of structures per table row")
+    parser.add_argument("--bricks", type=int, default=100, help="number of bricks per structure, if they fit")
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "brick_constraint.json"))
     arguments = parser.parse_args()
 
-    tokenizer = load_tokenizer(arguments.tokenizer) if arguments.tokenizer else made_up(49152)
+    tokenizer = load_tokenizer(arguments.tokenizer) if arguments.tokenizer else synthetic_bpe_tokenizer(49152)
     print(f"{Vocabulary.of(tokenizer).size} tokens, {arguments.structures} structures\n")
     print(f"{'':28}{'place us':>10}{'tokens':>8}{'forced':>8}{'first us':>10}{'new us':>8}{'again us':>10}")
     rows = []
@@ -56,26 +57,28 @@ def main() -> None:
     machine = {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()}
     output = Path(arguments.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"tokenizer": arguments.tokenizer or "made up", **machine, "rows": rows}, indent=2))
+    output.write_text(json.dumps({"tokenizer": arguments.tokenizer or "synthetic", **machine, "rows": rows}, indent=2))
 
 
 def measure(tokenizer: Any, structures: list[Structure], world: int, form: str, canonical: bool) -> dict[str, float]:
+    """Time the replay of structures under one variant of the constraint."""
     texts = [structure.text if form == "absolute" else structure.pivot_text() for structure in structures]
-    written = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
+    token_lists = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
     constraint = brick_constraint(tokenizer, world=world, form=form, canonical=canonical)
-    times = [seconds_to_write(constraint, tokens) / len(tokens) * 1e6 for tokens in written]
-    again = seconds_to_write(constraint, written[-1]) / len(written[-1]) * 1e6
-    allowed = [np.bitwise_count(mask.view(np.uint32)).sum() for mask in replay(constraint, {}, written[-1])]
+    times = [seconds_to_replay(constraint, tokens) / len(tokens) * 1e6 for tokens in token_lists]
+    again = seconds_to_replay(constraint, token_lists[-1]) / len(token_lists[-1]) * 1e6
+    allowed = [np.bitwise_count(mask.view(np.uint32)).sum() for mask in replay(constraint, {}, token_lists[-1])]
     return {
         "first_us": times[0],
         "new_us": float(np.mean(times[1:])),
         "again_us": again,
-        "tokens_per_brick": sum(map(len, written)) / sum(map(len, structures)),
+        "tokens_per_brick": sum(map(len, token_lists)) / sum(map(len, structures)),
         "forced": float(np.mean(np.array(allowed) == 1)),
     }
 
 
-def seconds_to_write(constraint: Constraint, tokens: list[int]) -> float:
+def seconds_to_replay(constraint: Constraint, tokens: list[int]) -> float:
+    """Return the CPU time of computing all masks and accepting all tokens."""
     began = time.process_time()
     state = constraint.start({})
     assert state is not None
@@ -86,19 +89,21 @@ def seconds_to_write(constraint: Constraint, tokens: list[int]) -> float:
 
 
 def random_structure(world: int, count: int, canonical: bool, seed: int) -> tuple[Structure, float]:
-    """Bricks anywhere they may be or, in canonical order, one of the next places; and the seconds it took to place
-    them, without choosing."""
-    chance = random.Random(seed)
+    """Return a random structure and the CPU seconds spent on placing bricks, without the time to choose them.
+
+    Bricks are placed at random legal positions or, in canonical order, at one of the next positions.
+    """
+    rng = random.Random(seed)
     rules = Rules(world, max_bricks=count + 1, canonical=canonical)
-    placed, seconds = Placements.none_yet(rules), 0.0
+    placed, seconds = Placements.empty(rules), 0.0
     while len(placed.bricks) < count and (sizes := placed.sizes()):
-        size, box, last = chance.choice(sizes), rules.everywhere, 0
+        size, box, last = rng.choice(sizes), rules.everywhere, 0
         if canonical:
             lowest = next(z for z in range(world) if placed.legal[size][z])
             box, last = box._replace(low=lowest, high=lowest + 1), -2
-        x = chance.choice(placed.xs(size, box)[last:])
-        y = chance.choice(placed.ys(size, box, x)[last:])
-        brick = Brick(*SIZES[size], x, y, chance.choice(placed.zs(size, box, x, y)))
+        x = rng.choice(placed.xs(size, box)[last:])
+        y = rng.choice(placed.ys(size, box, x)[last:])
+        brick = Brick(*SIZES[size], x, y, rng.choice(placed.zs(size, box, x, y)))
         began = time.process_time()
         placed = placed.place(brick)
         seconds += time.process_time() - began

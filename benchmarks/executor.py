@@ -1,10 +1,10 @@
-"""How much faster the reward executor is than scoring in the training process.
+"""Speed-up of the reward executor over scoring in the training process.
 
     python benchmarks/executor.py [--completions 200] [--milliseconds 20] [--workers 1 2 4]
 
-Two rewards of the same length: one that sleeps (a solver on another machine, a licence server) and one that computes.
-The second cannot gain more than the number of CPU cores. Also times one run of the sandbox. Prints a table and writes
-benchmarks/results/executor.json.
+Two rewards of the same duration are timed: one sleeps (like a solver on another machine), one computes. The speed-up
+of the second is limited by the number of CPU cores. The benchmark also times one run of the sandbox. Prints a table
+and writes benchmarks/results/executor.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trl_grpo_tasks.task import Row, Score, Task
 
 
 class Wait(Task):
-    """Takes `seconds` of sleep, or of CPU time, for every completion."""
+    """A task whose reward takes `seconds` of sleep or of CPU time per completion."""
 
     name, version, description = "wait", "1", "a reward that takes a known time"
     weights = {"value": 1.0}
@@ -45,7 +45,7 @@ class Wait(Task):
 
 
 def seconds_for(task: Task, workers: int, completions: int) -> float:
-    """Wall clock of one batch with the workers already up, as from the second training step on."""
+    """Return the wall-clock seconds of one batch, with workers already running as in a later training step."""
     with RewardExecutor(task, workers=workers) as executor:
         executor.submit(["{}"] * max(1, workers), [f"warm-up {i}" for i in range(max(1, workers))]).result()
         texts = [f"completion {i}" for i in range(completions)]
@@ -66,7 +66,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     rows: list[dict[str, Any]] = []
     print(f"{arguments.completions} rewards of {arguments.milliseconds:g} ms, {cores} CPU cores")
-    print(f"{'reward':8}{'workers':>9}{'seconds':>9}{'speed-up':>10}{'of workers':>12}")
+    print(f"{'reward':8}{'workers':>9}{'seconds':>9}{'speed-up':>10}{'efficiency':>12}")
     for kind in ("sleep", "compute"):
         task = Wait(kind, arguments.milliseconds / 1000)
         alone = seconds_for(task, 0, arguments.completions)
@@ -93,6 +93,7 @@ def main() -> None:
 
 
 def median_ms(run: Any, repeats: int = 11) -> float:
+    """Return the median wall-clock time of a call in milliseconds."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -1,8 +1,9 @@
-"""What sampling filters cost in our rollouts: the same rollout with and without them, as a ratio.
+"""Cost of sampling filters in fast rollouts, as the ratio of rollout times with and without filters.
 
-    python benchmarks/filters.py          # on a GPU 64 rows of 256 tokens of a 135M model; on a CPU a small one
+    python benchmarks/filters.py          # on a GPU: 64 rows of 256 tokens, 135M model; on a CPU: a small model
 
-Weights are random, with a larger head so that the distribution is not flat; rows never end.
+Weights are random, and the LM head is scaled up so that the distribution is not flat. Rows never end. Prints a table
+and writes benchmarks/results/filters.json.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def main() -> None:
     with torch.no_grad():
         model.lm_head.weight.mul_(6.0)
     model = model.to("cuda", torch.bfloat16) if on_gpu else model
-    prompts = [list(range(5 + i % 8, 105 + i % 8)) for i in range(options.rows)]  # eight distinct ones
+    prompts = [list(range(5 + i % 8, 105 + i % 8)) for i in range(options.rows)]  # eight distinct prompts
     decoder, results = Decoder(model), {}
     for filters in CASES:
         times = []
-        for _ in range(options.repeats + 1):  # the first warms up
+        for _ in range(options.repeats + 1):  # the first is a warm-up
             table = MaskTable(options.vocabulary)
             start = time.perf_counter()
             out = rollout(model, prompts, max_new_tokens=options.length, eos_token_ids=[-1], filters=filters,

@@ -1,10 +1,11 @@
-"""What a constraint costs while sampling: seconds a token step with and without it, same model, same batch.
+"""Cost of a constraint during transformers' `generate`: milliseconds per token step with and without it.
 
     python benchmarks/generation.py [--model FOLDER] [--batch 64] [--length 128]
 
-Without --model a 135M-parameter Llama with random weights is made, over a synthetic vocabulary of 49,152 tokens. Two
-constraints: a regular expression of brick-like lines (xgrammar) and a choice tree of the same text. Sampling runs to
-the full length in all cases, so that steps are comparable. Prints a table, writes benchmarks/results/generation.json.
+Without --model, the model is a 135M-parameter Llama with random weights over a synthetic vocabulary of 49,152 tokens.
+There are two constraints: a regular expression of brick-like lines (xgrammar) and a choice tree of the same texts.
+Every completion has the full length, so that steps are comparable. Prints a table and writes
+benchmarks/results/generation.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINES = r"([12468]x[12468] \([0-9]{1,2},[0-9]{1,2},[0-9]{1,2}\)\n){400}"
 
 
 def choices(node: Any) -> list[tuple[str, Any]]:
-    """Lines as above, as a tree: what may follow depends on where in a line we are and on the lines before."""
+    """The choices of a tree for the same lines; a node is the position within a line and the number of lines."""
     kind, count = node
     if count == 400:
         return [("", None)]
@@ -40,7 +41,7 @@ def choices(node: Any) -> list[tuple[str, Any]]:
 
 
 def synthetic_tokenizer(size: int) -> Any:
-    """Single characters, and enough longer strings of them to fill the vocabulary."""
+    """A tokenizer over single characters and longer strings of them, up to the vocabulary size."""
     import itertools
 
     from trl_grpo_tasks.models.tiny import make_tokenizer
@@ -53,7 +54,7 @@ def synthetic_tokenizer(size: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; a random 135M Llama if not given")
+    parser.add_argument("--model", help="model folder (default: a 135M Llama with random weights)")
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
     parser.add_argument("--length", type=int, default=128 if on_gpu else 16)
@@ -90,15 +91,15 @@ def main() -> None:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / options.length * 1e3
 
-    # In turn, so that a machine that slows down does so for all of them; the first round warms up.
+    # Constraints alternate, so that a slowdown of the machine affects all of them; the first round is a warm-up.
     rounds = [{name: step_ms(c) for name, c in constraints.items()} for _ in range(options.repeats + 1)][1:]
     print(f"batch {options.batch}, {options.length} tokens, {dtype} on {device}, median of {options.repeats}")
     results = {name: statistics.median(one[name] for one in rounds) for name in constraints}
     for name, value in results.items():
-        print(f"{name:<12} {value:8.2f} ms a step   {value / results['none'] - 1:+.1%}")
+        print(f"{name:<12} {value:8.2f} ms per step   {value / results['none'] - 1:+.1%}")
     path = Path(__file__).parent / "results" / "generation.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"device": str(device), "batch": options.batch, "ms_a_step": results}, indent=1))
+    path.write_text(json.dumps({"device": str(device), "batch": options.batch, "ms_per_step": results}, indent=1))
 
 
 if __name__ == "__main__":

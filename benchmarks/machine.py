@@ -1,11 +1,11 @@
-"""What it costs to judge a machine: full evaluations a second of CPU time on one core, and bytes left behind.
+"""Cost of evaluating a machine: full evaluations per second of CPU time on one core, and memory growth.
 
     python benchmarks/machine.py
 
-Each row is the median of the five gold machines nearest in size. An evaluation reads the JSON, checks it, builds the
-model and simulates five seconds in steps of 5 ms, landed or not. `reading` and `checking` are microseconds to parse
-and to validate, `mask` microseconds for each literal of the choice tree in machines that it has not seen. Prints a
-table and writes benchmarks/results/machine.json.
+Each row is the median over the five gold machines with the closest number of blocks. An evaluation parses and
+validates the JSON, builds the MuJoCo model and simulates the full five seconds in steps of 5 ms. `parse us` and
+`check us` are the times to parse and to validate; `mask` is the time per literal of the choice tree for new machines.
+Prints a table and writes benchmarks/results/machine.json.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ WANTED = (("car", 10), ("car", 18), ("rough", 10), ("catapult", 10), ("catapult"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="evaluations of each machine")
-    parser.add_argument("--memory", type=int, default=2000, help="evaluations between the two looks at the memory")
+    parser.add_argument("--repeats", type=int, default=15, help="number of evaluations per machine")
+    parser.add_argument(
+        "--memory", type=int, default=2000, help="number of evaluations between the two memory measurements"
+    )
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "machine.json"))
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     rows = []
-    print(f"{'trial':10}{'blocks':>7}{'a second':>10}{'reading':>9}{'checking':>9}")
+    print(f"{'trial':10}{'blocks':>7}{'per s':>10}{'parse us':>9}{'check us':>9}")
     for trial, blocks in WANTED:
         measured = [measure(text, trial, arguments.repeats) for text in machines_of(trial, blocks)]
         row = {"trial": trial, **{name: statistics.median(each[name] for each in measured) for name in measured[0]}}
         rows.append(row)
         print(
-            f"{trial:10}{row['blocks']:7}{row['evaluations_a_second']:10.1f}"
-            f"{row['reading_us']:9.0f}{row['checking_us']:9.0f}"
+            f"{trial:10}{row['blocks']:7}{row['evaluations_per_second']:10.1f}"
+            f"{row['parse_us']:9.0f}{row['check_us']:9.0f}"
         )
     mask = mask_us()
     growth = memory_growth(machines_of("car", 10)[0], arguments.memory)
-    print(f"mask: {mask:.0f} us a literal; memory: {growth} kB more after {arguments.memory} evaluations")
+    print(f"mask: {mask:.0f} us per literal; memory growth: {growth} kB over {arguments.memory} evaluations")
     found = {
         "machine": platform.machine(),
         "processors": os.cpu_count(),
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def machines_of(trial: str, blocks: int) -> list[str]:
-    """The five gold machines of a trial whose numbers of blocks are nearest."""
+    """Return the five gold machines of a trial whose number of blocks is closest to `blocks`."""
     texts = [entry["machine"] for level in gold_machines()[trial].values() for entry in level]
     return sorted(texts, key=lambda text: abs(text.count("order_id") - blocks))[:5]
 
@@ -77,14 +79,14 @@ def measure(text: str, trial: str, repeats: int) -> dict[str, Any]:
     tree = ConstructionTree.parse(text)
     return {
         "blocks": len(tree.blocks),
-        "evaluations_a_second": 1 / cpu_s(lambda: simulate(text, trial, to_the_end=True), repeats),
-        "reading_us": 1e6 * cpu_s(lambda: ConstructionTree.parse(text), repeats),
-        "checking_us": 1e6 * cpu_s(lambda: ConstructionTree(tree.blocks).validate(), repeats),
+        "evaluations_per_second": 1 / cpu_s(lambda: simulate(text, trial, to_the_end=True), repeats),
+        "parse_us": 1e6 * cpu_s(lambda: ConstructionTree.parse(text), repeats),
+        "check_us": 1e6 * cpu_s(lambda: ConstructionTree(tree.blocks).validate(), repeats),
     }
 
 
 def cpu_s(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of CPU time in the best of five rounds: in the others somebody else had the caches."""
+    """Return the CPU seconds per call in the best of five rounds; slower rounds were disturbed by other processes."""
     work()
     rounds = []
     for _ in range(5):
@@ -96,6 +98,7 @@ def cpu_s(work: Callable[[], Any], repeats: int) -> float:
 
 
 def mask_us() -> float:
+    """Return the CPU microseconds per literal of the choice tree, over random machines."""
     tree, rng, literals = MachineTree(PROMPT_BLOCKS, 24), random.Random(0), 0
     before = time.process_time()
     for _ in range(60):
@@ -107,7 +110,7 @@ def mask_us() -> float:
 
 
 def memory_growth(text: str, evaluations: int) -> int:
-    """kB by which the process grew at its largest, after a first fifty evaluations."""
+    """Return the growth of the peak memory in kB over `evaluations` evaluations, after a warm-up of fifty."""
     for _ in range(50):
         simulate(text)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,15 +1,15 @@
-"""Whole GRPO steps, side by side: TRL's generation, TRL's with a static cache, and our rollouts and shared prompts.
+"""Time of complete GRPO steps with TRL's generation, TRL's with a static cache, and fast rollouts with shared prompts.
 
     python benchmarks/rollouts.py [--model FOLDER] [--dtype float32] [--weights lora full] [--prompt_lengths 100 2000]
-                                  [--texts free bricks JSON] [--ways trl static fast] [--groups 8] [--lengths 256]
+                                  [--texts free bricks JSON] [--engines trl static fast] [--groups 8] [--lengths 256]
 
-Without --model: the embedded kind of model (hidden size 128, 4 layers) over single characters. Three texts: free;
-brick lines under a choice tree (about half of the tokens are forced); a long JSON object under its schema (most are).
-One trainer and one process a cell, at TRL's own settings (float32 weights, bf16 autocast on a GPU, gradient
-checkpointing; the static cache of transformers does not go with autocast and needs --dtype bfloat16). Step times are
-medians of the steps after the first; start-up is what the first took longer. Prints a table and writes
-benchmarks/results/rollouts.json. How time grows: --groups 8 32 128, --lengths 128 256 512, or a --model with a larger
-vocabulary.
+Without --model, the model is a Llama like the embedded tiny models (hidden size 128, 4 layers) over single characters.
+There are three kinds of text: unconstrained; brick lines under a choice tree, with about half of the tokens forced; a
+long JSON object under its schema, with most tokens forced. Each table row is a trainer in its own process with TRL's
+default settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing). The static cache of transformers
+does not work with autocast and needs --dtype bfloat16. Step times are medians over all steps but the first; start-up
+is the additional time of the first step. Prints a table and writes benchmarks/results/rollouts.json. To measure
+scaling, use --groups 8 32 128, --lengths 128 256 512, or a --model with a larger vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PART = {"type": "object", "properties": {"kind": {"enum": ["wheel", "block", "hi
 MACHINE = {"type": "object", "properties": {f"part_{i}": PART for i in range(12)},
            "required": [f"part_{i}" for i in range(12)]}  # fmt: skip
 TEXTS = ("free", "bricks", "JSON")
-WAYS: dict[str, dict[str, Any]] = {
+ENGINES: dict[str, dict[str, Any]] = {
     "trl": {"rollout": "trl"},
     "static": {"rollout": "trl", "cache_implementation": "static"},
     "fast": {"rollout": "fast", "share_prompts": True},
@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def bricks(node: Any) -> list[tuple[str, Any]]:
-    """`2x4 (3,0,1)` lines; what may follow depends on where in a line we are and on how many lines there are."""
+    """The choices of a tree of `2x4 (3,0,1)` lines; a node is the position within a line and the number of lines."""
     kind, count = node
     if kind == "size":
         return [(f"{size} (", ("x", count)) for size in ("1x1", "1x2", "2x2", "2x4", "1x4", "2x6")]
@@ -66,8 +66,8 @@ def bricks(node: Any) -> list[tuple[str, Any]]:
     return [(f"{value}{after}", following) for value in range(20)]
 
 
-class Steps(TrainerCallback):
-    """Seconds of each optimizer step, with the GPU's work done."""
+class StepTimer(TrainerCallback):
+    """Records the seconds of each optimizer step, including its GPU work."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -80,7 +80,7 @@ class Steps(TrainerCallback):
 
 
 class TimedTrainer(TaskGRPOTrainer):
-    """Notes how long completions took and how many tokens they have."""
+    """Records the time of each generation and its number of tokens."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         begin = now()
@@ -90,6 +90,7 @@ class TimedTrainer(TaskGRPOTrainer):
 
 
 def now() -> float:
+    """Return the time in seconds after all GPU work has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -97,33 +98,42 @@ def now() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; a tiny Llama over single characters if not given")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument("--model", help="model folder (default: a tiny Llama over single characters)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the weights")
     parser.add_argument("--weights", nargs="+", default=["lora", "full"], choices=["lora", "full"])
     parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
-    parser.add_argument("--ways", nargs="+", default=["trl", "fast"], choices=list(WAYS))
-    parser.add_argument("--groups", nargs="+", type=int, default=[8], help="completions of a prompt")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[256], help="most tokens of a completion")
-    parser.add_argument("--prompts", type=int, default=8, help="distinct prompts a step")
-    parser.add_argument("--steps", type=int, default=5, help="steps measured, after one that is not; TRL's ways: one")
+    parser.add_argument("--engines", nargs="+", default=["trl", "fast"], choices=list(ENGINES))
+    parser.add_argument("--groups", nargs="+", type=int, default=[8], help="completions per prompt")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[256], help="maximum tokens per completion")
+    parser.add_argument("--prompts", type=int, default=8, help="distinct prompts per step")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="measured steps after one warm-up step; TRL engines: always one"
+    )
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     print(f"{options.prompts} prompts; {device}")
-    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'group':>6}{'length':>7} {'way':<8}{'tokens/s':>9}"
+    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'group':>6}{'length':>7} {'engine':<8}{'tokens/s':>9}"
           f"{'rollout s':>10}{'step s':>8}{'start-up s':>11}{'peak GB':>9}{'step ratio':>11}")  # fmt: skip
     results = []
     cells = itertools.product(options.weights, options.prompt_lengths, options.texts, options.groups, options.lengths)
     for weights, prompt, text, group, length in cells:
         first = None
-        for way in options.ways:
-            cell = {"weights": weights, "prompt": prompt, "text": text, "group": group, "length": length, "way": way}
+        for engine in options.engines:
+            cell = {
+                "weights": weights,
+                "prompt": prompt,
+                "text": text,
+                "group": group,
+                "length": length,
+                "engine": engine,
+            }
             with ProcessPoolExecutor(1, get_context("spawn")) as alone:
                 cell |= alone.submit(measure, options, **cell).result()
             first = first or cell["step_s"]
             results.append({**cell, "ratio": first / cell["step_s"]})
-            print(f"{weights:<8}{prompt:>7} {text:<8}{group:>6}{length:>7} {way:<8}{cell['tokens_per_s']:>9.0f}"
+            print(f"{weights:<8}{prompt:>7} {text:<8}{group:>6}{length:>7} {engine:<8}{cell['tokens_per_s']:>9.0f}"
                   f"{cell['rollout_s']:>10.2f}{cell['step_s']:>8.2f}{cell['start_up_s']:>11.1f}"
                   f"{cell['peak_gb']:>9.1f}{first / cell['step_s']:>11.1f}", flush=True)  # fmt: skip
             path = Path(options.out)
@@ -150,14 +160,16 @@ def constraint_of(text: str, tokenizer: Any) -> Any:
     return None
 
 
-def measure(options: Any, weights: str, prompt: int, text: str, group: int, length: int, way: str) -> dict[str, float]:
+def measure(
+    options: Any, weights: str, prompt: int, text: str, group: int, length: int, engine: str
+) -> dict[str, float]:
     model, tokenizer = model_and_tokenizer(options.model, options.dtype)
     constraint = constraint_of(text, tokenizer)
     words = tokenizer("build a strong table with four legs " * prompt)["input_ids"]
     texts = [tokenizer.decode(words[i : i + prompt]) for i in range(options.prompts)]
     on_gpu = torch.cuda.is_available()
-    steps = Steps()
-    measured = options.steps if way == "fast" else 1
+    steps = StepTimer()
+    measured = options.steps if engine == "fast" else 1
     with tempfile.TemporaryDirectory() as folder:
         args = TaskGRPOConfig(
             output_dir=folder,
@@ -172,7 +184,7 @@ def measure(options: Any, weights: str, prompt: int, text: str, group: int, leng
             logging_steps=1000,
             disable_tqdm=True,
             constrain=constraint is not None,
-            **WAYS[way],
+            **ENGINES[engine],
         )
         trainer = TimedTrainer(
             model,

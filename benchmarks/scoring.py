@@ -1,11 +1,11 @@
-"""Masked log-probs, entropies and their gradients, against TRL's fused head on the same tokens.
+"""Time and memory of masked log-probs, entropies and gradients, compared with TRL's fused LM head.
 
     python benchmarks/scoring.py [--tokens 16384] [--hidden 576] [--vocabulary 49152 151936] [--device cuda]
 
-Both score the same targets, forward and backward, in the same run. TRL's head sees the whole vocabulary; ours sees the
-tokens that masks allow. `ratio` is TRL's time over ours: above 1 we are faster. Masks: as many distinct ones as a
-rollout has (64), each with the given number of allowed tokens, drawn from a shared pool of twice as many. Prints a
-table and writes benchmarks/results/scoring.json.
+Both score the same targets, forward and backward, in the same run. TRL's head computes the full vocabulary, ours only
+the tokens that masks allow. `ratio` is TRL's time divided by ours, so above 1 ours is faster. There are 64 distinct
+masks; each allows the given number of tokens, sampled from a shared pool of twice as many. Prints a table and writes
+benchmarks/results/scoring.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DISTINCT_MASKS = 64
 def make_masks(
     rng: np.random.Generator, tokens: int, vocabulary: int, allowed: int
 ) -> tuple[MaskTable, np.ndarray, np.ndarray]:
-    """A table, the mask number of every position, and a target that it allows."""
+    """Return a mask table, and the mask number and an allowed target for every position."""
     table = MaskTable(vocabulary)
     if allowed >= vocabulary:
         return table, np.full(tokens, FREE), rng.integers(vocabulary, size=tokens)
@@ -47,7 +47,7 @@ def make_masks(
 
 
 def timed(function: Any, device: torch.device, repeats: int) -> tuple[float, float]:
-    """(milliseconds, peak MB above what was there before): the best of `repeats`."""
+    """Return the best time in milliseconds of `repeats` calls, and the additional peak memory in MB."""
     function()
     best = float("inf")
     peak = 0.0

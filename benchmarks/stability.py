@@ -1,11 +1,14 @@
-"""What it costs to know whether a brick structure stands: milliseconds to build and solve, best of five, on one core.
+"""Cost of the stability analysis of brick structures: milliseconds to build and solve, best of five, on one core.
 
     python benchmarks/stability.py
 
-Each row is a structure: random connected ones, and the reference structures of the tests. `auto` is what `analyse`
-takes by itself, `explain` adds the load of every brick, `prefix` is the time per brick of the load factors of all
-prefixes. `plain` is the same question as the papers put it, with variables for every contact point, stud and pair of
-cells, in gurobipy where its free licence allows and in scipy (HiGHS) beyond; `times` is how much longer that takes.
+Each row is a structure: random connected ones and the reference structures of the tests. Columns:
+- `auto`: `analyse` with its default solver; `highs`, `clarabel`, `gurobi`: with this solver;
+- `explain`: with the load of every brick; `published`: the analysis of StableLego and BrickGPT;
+- `prefix`: time per brick for the load factors of all prefixes;
+- `plain`: a direct formulation as in the papers, with variables for every contact point, stud and pair of cells,
+  solved by gurobipy if its free licence allows the size and by scipy (HiGHS) otherwise;
+- `ratio`: `plain` divided by `auto`.
 Prints a table and writes benchmarks/results/stability.json.
 """
 
@@ -35,7 +38,7 @@ COLUMNS = ("auto", "highs", "clarabel", "gurobi", "explain", "published", "prefi
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2, help="random structures of each size")
+    parser.add_argument("--seeds", type=int, default=2, help="number of random structures per size")
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "stability.json"))
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -48,9 +51,13 @@ def main() -> None:
     }
     for case in json.loads(REFERENCE.read_text())["cases"]:
         structures[case["name"]] = parse(case["bricks"], case["world"]).structure
-    analyse("1x1 (0,0,0)", backend="gurobi")  # imports and tables, once
+    analyse("1x1 (0,0,0)", backend="gurobi")  # warm-up: imports and cached tables
     rows = []
-    print(f"{'milliseconds':36}{'bricks':>7}" + "".join(f"{name:>10}" for name in COLUMNS) + f"{'times':>7}  plain by")
+    print(
+        f"{'milliseconds':36}{'bricks':>7}"
+        + "".join(f"{name:>10}" for name in COLUMNS)
+        + f"{'ratio':>7}  plain solver"
+    )
     for name, structure in structures.items():
         row = {"structure": name, "bricks": len(structure), **measure(structure)}
         rows.append(row)
@@ -64,7 +71,9 @@ def main() -> None:
 
 
 def measure(structure: Structure) -> dict[str, Any]:
-    def fresh() -> Structure:  # a structure keeps what it has found out about itself
+    """Time every variant of the analysis on one structure, and check that the plain formulation agrees."""
+
+    def fresh() -> Structure:  # a structure caches its own results
         return Structure(structure.bricks, structure.world)
 
     found = analyse(structure)
@@ -72,20 +81,20 @@ def measure(structure: Structure) -> dict[str, Any]:
     for backend in ("auto", "highs", "clarabel", "gurobi"):
         row[backend] = best(lambda backend=backend: analyse(fresh(), backend=backend))
     if found.load_factor is not None and analyse(structure, backend="gurobi").solver != "gurobi":
-        row["gurobi"] = None  # not licensed for this size
+        row["gurobi"] = None  # the licence does not cover this size
     row["explain"] = best(lambda: analyse(fresh(), explain=True))
     row["published"] = best(lambda: analyse(fresh(), "published"), repeats=2)
     row["prefix"] = best(lambda: prefix_stability(fresh()), repeats=2) / len(structure)
     if found.load_factor is not None:
-        ask = plain_gurobi if plain_gurobi(structure) is not None else plain_scipy
-        row["plain"], row["plain_by"] = best(lambda: ask(fresh())), ask.__name__.removeprefix("plain_")
-        answer = ask(structure)
+        solve = plain_gurobi if plain_gurobi(structure) is not None else plain_scipy
+        row["plain"], row["plain_by"] = best(lambda: solve(fresh())), solve.__name__.removeprefix("plain_")
+        answer = solve(structure)
         assert answer is not None and abs(answer - found.load_factor) < 1e-6 * max(1, answer)
     return row
 
 
 def best(call: Callable[[], Any], repeats: int = 5) -> float:
-    """The least time of a call, in milliseconds."""
+    """Return the shortest time of a call in milliseconds."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -95,18 +104,18 @@ def best(call: Callable[[], Any], repeats: int = 5) -> float:
 
 
 def random_structure(bricks: int, seed: int, world: int = 20) -> Structure:
-    """Bricks put one after another on or under a random other one, now and then on the ground."""
-    chance = random.Random(seed)
+    """Return a random structure: bricks are attached above or below a random brick, or placed on the ground."""
+    rng = random.Random(seed)
     placed: list[Brick] = []
     taken: set[tuple[int, int, int]] = set()
     while len(placed) < bricks:
-        h, w = chance.choice(SIZES)
-        if not placed or chance.random() < 0.1:
-            brick = Brick(h, w, chance.randint(0, world - h), chance.randint(0, world - w), 0)
+        h, w = rng.choice(SIZES)
+        if not placed or rng.random() < 0.1:
+            brick = Brick(h, w, rng.randint(0, world - h), rng.randint(0, world - w), 0)
         else:
-            on = chance.choice(placed)
-            x, y = chance.randint(on.x - h + 1, on.x + on.h - 1), chance.randint(on.y - w + 1, on.y + on.w - 1)
-            brick = Brick(h, w, x, y, on.z + chance.choice((1, 1, 1, 1, -1)))
+            on = rng.choice(placed)
+            x, y = rng.randint(on.x - h + 1, on.x + on.h - 1), rng.randint(on.y - w + 1, on.y + on.w - 1)
+            brick = Brick(h, w, x, y, on.z + rng.choice((1, 1, 1, 1, -1)))
         cells = {(i, j, brick.z) for i in range(brick.x, brick.x + h) for j in range(brick.y, brick.y + w)}
         if brick.is_inside(world) and not cells & taken:
             placed.append(brick)
@@ -115,8 +124,10 @@ def random_structure(bricks: int, seed: int, world: int = 20) -> Structure:
 
 
 def plain_forces(structure: Structure) -> Iterator[tuple[list[tuple[int, float]], bool]]:
-    """Every force as its entries in the balance of the bricks (five rows each, in mN and mm), and whether friction
-    bounds it."""
+    """Yield every force as its entries in the equilibrium equations, and whether friction limits it.
+
+    Each brick has five equations, in mN and mm.
+    """
     bricks = structure.bricks
     owner = {
         (i, j, b.z): n for n, b in enumerate(bricks) for i in range(b.x, b.x + b.h) for j in range(b.y, b.y + b.w)
@@ -155,7 +166,7 @@ def gurobi_environment() -> Any:
 
 
 def plain_gurobi(structure: Structure) -> float | None:
-    """The load factor, or None where gurobipy is not installed or not licensed for this size."""
+    """Return the load factor, or None if gurobipy is not installed or its licence does not cover this size."""
     try:
         import gurobipy
     except ImportError:
@@ -180,6 +191,7 @@ def plain_gurobi(structure: Structure) -> float | None:
 
 
 def plain_scipy(structure: Structure) -> float | None:
+    """Return the load factor, computed by scipy's linprog (HiGHS)."""
     rows, columns, values, frictions = [], [], [], []
     count = 0
     for entries, is_friction in plain_forces(structure):

@@ -1,7 +1,9 @@
-"""Speed of the pack beside naive versions of the same rules, in one run: python benchmarks/theory.py
+"""Speed of the theory task compared with naive implementations of the same rules, in CPU time.
 
-Naive anomalies sum fractions over every single state; naive masks try each word of the vocabulary and walk the grammar
-from the beginning. Both give the same answers, which is checked while they are timed. Times are processor time.
+    python benchmarks/theory.py
+
+The naive anomaly check sums fractions over every single state. The naive mask tries each word of the vocabulary and
+parses the text from the beginning. The benchmark checks that both implementations agree. Prints a table.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from trl_grpo_tasks.tasks.theory.words import VOCABULARY
 
 
 def naive_is_anomaly_free(theory: Theory) -> bool:
-    """Traces of three diagonal generators over all states, with fractions; SU(2) doublets are counted apart."""
+    """Check the traces of all triples of diagonal generators over all states, and the number of SU(2) doublets."""
     states: list[tuple[Fraction, ...]] = []
     for fermion in theory.fermions:
         parts: list[list[tuple[Fraction, ...]]] = []
@@ -56,7 +58,7 @@ def naive_is_anomaly_free(theory: Theory) -> bool:
 
 
 def naive_next_words(text: str) -> set[str]:
-    """The words that may follow: each is tried, from the first word of the text on."""
+    """Return the words that may follow, by trying each word and parsing the text from the beginning."""
     return {word for word in VOCABULARY if after_prompt.__wrapped__(f"{text} {word}") or _ends(f"{text} {word}")}
 
 
@@ -66,23 +68,23 @@ def main() -> None:
     assert all(naive_is_anomaly_free(theory) for theory in theories[:10])
     ours = _microseconds(lambda: [anomalies(theory) for theory in theories], 20) / len(theories)
     naive = _microseconds(lambda: [naive_is_anomaly_free(theory) for theory in theories[:10]], 1) / 10
-    _line("anomalies of an extension of the Standard Model", ours, naive)
+    _line("anomalies of a Standard Model extension", ours, naive)
 
     prompt = TheoryTask().dataset("test", 1, 0)[0]["prompt"]
     masks, tries = _mask_times(prompt, rng)
-    _line("what may follow, a token", masks, tries)
+    _line("mask and accept, per token", masks, tries)
 
     texts = [write(theory) for theory in theories]
     words = [len(text.split()) for text in texts]
     pairs = list(zip(texts, words, strict=True))
     read = _microseconds(lambda: [parse(text) for text in texts], 3) / len(texts)
     judged = _microseconds(lambda: [judge(parse(text), n, 400) for text, n in pairs], 3) / len(texts)
-    print(f"{'reading a theory':50}{read:10.1f} us")
-    print(f"{'reading and judging a theory':50}{judged:10.1f} us")
+    print(f"{'parsing a theory':50}{read:10.1f} us")
+    print(f"{'parsing and judging a theory':50}{judged:10.1f} us")
 
 
 def _mask_times(prompt: str, rng: random.Random) -> tuple[float, float]:
-    """Microseconds a token once warm: ours (mask and accept), and the naive way on a few of the same places."""
+    """Return microseconds per token after a warm-up: ours (mask and accept) and naive (on some of the positions)."""
     from trl_grpo_tasks.constraints import unpack
     from trl_grpo_tasks.models.tiny import make_tokenizer
 
@@ -112,6 +114,7 @@ def _mask_times(prompt: str, rng: random.Random) -> tuple[float, float]:
 
 
 def _accept_all(constraint: Any, tokenizer: Any, prompt: str, text: str) -> float:
+    """Return the CPU seconds of computing all masks of a text and accepting its tokens."""
     ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     state = constraint.start({"prompt": prompt})
     began = time.thread_time()
@@ -122,7 +125,7 @@ def _accept_all(constraint: Any, tokenizer: Any, prompt: str, text: str) -> floa
 
 
 def _ends(text: str) -> bool:
-    """Whether a text is a whole theory."""
+    """Whether a text is a complete theory."""
     if not text.endswith(" END"):
         return False
     return any(
@@ -131,12 +134,13 @@ def _ends(text: str) -> bool:
     )
 
 
-def _column(theory: Theory, place: int) -> int:
-    """Where the weights under a group begin in a state."""
-    return sum(1 if g.group == U1 else int(g.group[3:-1]) - 1 for g in theory.groups[:place])
+def _column(theory: Theory, index: int) -> int:
+    """Return the index of the first weight of a group within a state."""
+    return sum(1 if g.group == U1 else int(g.group[3:-1]) - 1 for g in theory.groups[:index])
 
 
 def _microseconds(run: Callable[[], Any], repeats: int) -> float:
+    """Return the mean CPU time of a call in microseconds, after a warm-up call."""
     run()
     began = time.thread_time()
     for _ in range(repeats):
@@ -145,7 +149,7 @@ def _microseconds(run: Callable[[], Any], repeats: int) -> float:
 
 
 def _line(name: str, ours: float, naive: float) -> None:
-    print(f"{name:50}{ours:10.1f} us{naive:12.0f} us naive{naive / ours:8.0f} times as fast")
+    print(f"{name:50}{ours:10.1f} us{naive:12.0f} us naive{naive / ours:8.0f}x")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Masks of both kinds against trying every token of the vocabulary, for tokenizers of every common make.
+"""Masks of grammars and choice trees, checked by trying every token, for all common types of tokenizers.
 
-The oracle is a finite set of texts: a token is allowed if and only if some text begins with what is written then.
+The oracle is a finite set of texts: a token is allowed if and only if some text begins with the text after that token.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def test_token_bytes_join_to_what_decode_gives(tokenizer):
             if Vocabulary.of(tokenizer).strips_leading_space:
                 joined = joined.removeprefix(b" ")
             if b"\xff" in joined or "�" in joined.decode(errors="replace"):
-                continue  # cut characters; decoders differ in how many marks they put
+                continue  # incomplete characters: decoders differ in the number of replacement characters
             assert tokenizer.decode(ids, skip_special_tokens=True) == joined.decode()
 
 
@@ -56,11 +56,13 @@ def test_token_bytes_agree_with_xgrammar(make):
 
     theirs = xgrammar.TokenizerInfo.from_huggingface(MAKES[make]).decoded_vocab
     for id, ours in enumerate(token_bytes(MAKES[make])):
-        if ours is not None and MAKES[make].convert_ids_to_tokens(id) != "é 1":  # not spelled in the byte alphabet
+        if (
+            ours is not None and MAKES[make].convert_ids_to_tokens(id) != "é 1"
+        ):  # an added token, not in the byte-level alphabet
             assert ours == theirs[id]
 
 
-def test_vocabularies_are_remembered_and_bad_tokenizers_refused():
+def test_vocabularies_are_cached_and_unsupported_tokenizers_rejected():
     tokenizer = byte_level()
     assert Vocabulary.of(tokenizer) is Vocabulary.of(tokenizer)
     before = Vocabulary.of(tokenizer)
@@ -81,7 +83,7 @@ def test_vocabularies_are_remembered_and_bad_tokenizers_refused():
         Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=word_level().backend_tokenizer))
 
 
-# Both kinds, every make of tokenizer
+# Grammars and choice trees with every type of tokenizer
 
 
 @every_make
@@ -125,7 +127,7 @@ LITERALS = ["", "0", "1", "10", "11", "1,", ",", "é", "€0", "€", "a", "ab",
 
 @st.composite
 def trees(draw):
-    """A finite tree with shared nodes: node i leads to later nodes or to the end. Ambiguity is common."""
+    """Random finite trees with shared nodes: node i leads to later nodes or to the end. Many are ambiguous."""
     size = draw(st.integers(1, 4))
     later = [[None, *range(node + 1, size)] for node in range(size)]
     pairs = [st.tuples(st.sampled_from(LITERALS), st.sampled_from(options)) for options in later]
@@ -134,7 +136,7 @@ def trees(draw):
 
 @st.composite
 def vocabularies(draw):
-    """All single bytes of the alphabet (so that anything can be written), and pieces cut anywhere from texts."""
+    """Random vocabularies: all single bytes of the alphabet, so that every text can be written, and substrings."""
     singles = sorted({bytes([byte]) for text in LITERALS for byte in text.encode()})
     joined = st.lists(st.sampled_from(LITERALS), min_size=1, max_size=4).map(lambda texts: "".join(texts).encode())
     cuts = st.tuples(joined, st.integers(0, 3), st.integers(1, 9)).map(lambda cut: cut[0][cut[1] :][: cut[2]])
@@ -143,6 +145,7 @@ def vocabularies(draw):
 
 
 def language(tree, node=0):
+    """All texts of a tree."""
     if node is None:
         return {""}
     return {text + rest for text, after in tree[node] for rest in language(tree, after)}
@@ -166,7 +169,7 @@ def test_any_finite_grammar_under_any_vocabulary(tree, vocabulary, data):
 # Grammars
 
 
-def test_a_regular_expression_against_python():
+def test_regular_expression_allows_what_python_matches():
     pattern = r"(1?[0-9]|20)x[24](,-?1)?"
     texts = {
         text
@@ -183,7 +186,7 @@ def test_a_regular_expression_against_python():
             walk(constraint, digits, chance.choice)
 
 
-def test_a_json_schema_against_its_instances():
+def test_json_schema_allows_exactly_its_instances():
     fields = {"a": ["pé", 'q"'], "n": list(range(8, 13)), "b": [True, False]}
     properties = {"a": {"enum": fields["a"]}, "n": {"type": "integer", "minimum": 8, "maximum": 12}}
     properties["b"] = {"type": "boolean"}
@@ -200,7 +203,7 @@ def test_a_json_schema_against_its_instances():
         loose.accept(token)
 
 
-def test_a_grammar_for_each_row_and_rows_without_one():
+def test_grammar_per_row_and_unconstrained_rows():
     def grammar(row):
         return Grammar.regex(row["pattern"]) if row["pattern"] else None
 
@@ -209,7 +212,7 @@ def test_a_grammar_for_each_row_and_rows_without_one():
     assert replay(constraint, {"pattern": None}, [3, 4]) == [None, None]
     walk(constraint, {"1", "10"}, max, {"pattern": "10?"})
     walk(constraint, {"2x"}, max, {"pattern": "2x"})
-    with pytest.raises(ValueError, match="bad regex"):
+    with pytest.raises(ValueError, match="invalid regex"):
         constraint.start({"pattern": "("})
     with pytest.raises(TypeError, match="Grammar or None"):
         GrammarConstraint(MAKES["word_level"], lambda row: "1").start({})
@@ -225,16 +228,16 @@ def test_a_grammar_for_each_row_and_rows_without_one():
         (Grammar("lark", "x"), "kinds are: ebnf"),
     ],
 )
-def test_bad_grammars_say_what_is_wrong_at_once(grammar, reason):
+def test_invalid_grammars_are_reported_immediately(grammar, reason):
     with pytest.raises(ValueError, match=reason):
-        GrammarConstraint(object(), grammar)  # before the tokenizer is even looked at
+        GrammarConstraint(object(), grammar)  # fails before the tokenizer is used
 
 
 def test_text_without_a_token_is_an_error_not_an_empty_mask():
     with pytest.raises(RuntimeError, match="no token"):
         GrammarConstraint(MAKES["word_level"], Grammar.regex("q")).start({}).mask()
     tree = ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, lambda node: [("qq", None)])
-    with pytest.raises(RuntimeError, match=r"no token for what may follow: expected 'qq'"):
+    with pytest.raises(RuntimeError, match=r"no token for the text that must follow: expected 'qq'"):
         tree.start({}).mask()
 
 
@@ -253,7 +256,7 @@ def test_a_grammar_of_any_text_allows_all_text_and_nothing_else():
 # Choice trees
 
 
-def test_one_token_that_reaches_the_same_node_at_two_places():
+def test_one_token_that_reaches_the_same_node_at_two_positions():
     tree = [[("1", 1), ("11", 1)], [("x", None), ("1", 2)], [("y", None)]]
     vocabulary = Vocabulary([None, b"1", b"11", b"x", b"y", b"1x"], eos=0)
     constraint = ChoiceTreeConstraint(vocabulary, lambda row: 0, tree.__getitem__)
@@ -261,7 +264,7 @@ def test_one_token_that_reaches_the_same_node_at_two_places():
         walk(constraint, {"1x", "11y", "11x", "111y"}, random.Random(seed).choice)
 
 
-def test_nodes_without_choices_are_left_out_or_named():
+def test_dead_end_nodes_are_dropped_or_reported():
     tree = {"root": [("1", "dead"), ("10", "alive"), ("2", "doomed")], "dead": [], "alive": [("x", None)]}
     tree["doomed"] = [("x", "dead")]
     careful = ChoiceTreeConstraint(MAKES["word_level"], lambda row: row["node"], tree.__getitem__)
@@ -270,7 +273,7 @@ def test_nodes_without_choices_are_left_out_or_named():
     assert set(np.flatnonzero(unpack(state.mask(), careful.vocab_size))) == set(ids)
     with pytest.raises(RuntimeError, match="node 'doomed'"):
         state.accept(ids[2])
-    state.accept(ids[0])  # "1" may still become "10x", but may not be all
+    state.accept(ids[0])  # "1" may still become "10x", but the text may not end here
     assert MAKES["word_level"].decode(state.forced()) == "0x</s>"
     with pytest.raises(RuntimeError, match="node 'dead'"):
         careful.start({"node": "dead"})
@@ -279,11 +282,11 @@ def test_nodes_without_choices_are_left_out_or_named():
         quick.start({}).accept(MAKES["word_level"].convert_tokens_to_ids("x"))
 
 
-def test_choices_that_write_nothing_for_ever_are_an_error():
+def test_endless_choices_with_empty_text_are_an_error():
     circle = {0: [("", 1), ("1", None)], 1: [("", 0)]}
     with pytest.raises(ValueError, match="node 0 back to it"):
         ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, circle.__getitem__).start({})
-    with pytest.raises(ValueError, match="write nothing"):
+    with pytest.raises(ValueError, match="have empty text"):
         ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, lambda node: [("", node + 1)]).start({})
 
 
@@ -299,7 +302,7 @@ def test_forced_tokens_stop_at_the_end_and_at_the_limit():
     assert len(GrammarConstraint(tokenizer, Grammar.ebnf('root ::= "1x" root')).start({}).forced()) == FORCED_LIMIT
 
 
-def test_fresh_nodes_share_masks_and_memory_is_bounded():
+def test_new_nodes_share_masks_and_caches_are_bounded():
     tree = ChoiceTreeConstraint(
         MAKES["word_level"], lambda row: (), lambda node: [("1x", (*node, 1)), ("2", (*node, 2))]
     )

@@ -1,5 +1,5 @@
-"""Where exactness could be lost without a word: options in a model's own file, tokens without outputs, adapters on the
-head, nothing to score, half precision."""
+"""Cases in which sampling and scoring could diverge silently: options in a model's generation_config, tokens without
+outputs, adapters on the LM head, nothing to score, half precision."""
 
 import pytest
 import torch
@@ -9,17 +9,19 @@ from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import config, parameters, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
-from trl_grpo_tasks.evaluation.sampler import Writer
+from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 
 
 @pytest.mark.parametrize("engine", ["trl", "fast"])
-def test_options_in_the_models_own_file_are_refused_if_scoring_cannot_follow(tiny_path, tmp_path, engine):
+def test_generation_config_options_that_scoring_cannot_mirror_are_rejected(tiny_path, tmp_path, engine):
     model = load_model(tiny_path)
     model.generation_config.no_repeat_ngram_size = 1
     with pytest.raises(ValueError, match="no_repeat_ngram_size=1 in the model's generation_config"):
         toy_trainer(model, tmp_path, rollout=engine)
-    toy_trainer(model, tmp_path, generation_kwargs={"no_repeat_ngram_size": 0})  # the way out
+    toy_trainer(
+        model, tmp_path, generation_kwargs={"no_repeat_ngram_size": 0}
+    )  # the workaround that the error message suggests
     for name, value in {"repetition_penalty": 1.3, "top_k": 2, "min_p": 0.9, "temperature": 0.1}.items():
         setattr(model.generation_config, name, value)
     trainer = toy_trainer(model, tmp_path, rollout=engine, generation_kwargs={"no_repeat_ngram_size": 0})
@@ -28,38 +30,42 @@ def test_options_in_the_models_own_file_are_refused_if_scoring_cannot_follow(tin
     assert "mask_numbers" not in output
     trainer.current_gradient_accumulation_steps = 1
     trainer._compute_loss(trainer.model, output)
-    assert trainer._metrics["train"]["sampling/logp_difference_max"][-1] < 1e-4, "sampled as the options say"
+    assert trainer._metrics["train"]["sampling/logp_difference_max"][-1] < 1e-4, (
+        "the options of generation_config were used"
+    )
 
 
-def test_evaluation_uses_no_option_of_the_models_own_file(tiny_path, monkeypatch):
-    from trl_grpo_tasks.evaluation import sampler as writer
+def test_evaluation_ignores_the_models_generation_config(tiny_path, monkeypatch):
+    from trl_grpo_tasks.evaluation import sampler
 
-    monkeypatch.setattr(writer, "unsupported_reason", lambda model: "as if it were unknown")
+    monkeypatch.setattr(sampler, "unsupported_reason", lambda model: "as if it were unknown")
     model, tokenizer = load_model(tiny_path).eval(), load_tokenizer(tiny_path)
     rows = ToyTask().dataset("train", 32, 0)
     written = []
     for size in (0, 1):
         model.generation_config.no_repeat_ngram_size = size
         torch.manual_seed(0)
-        written.append(writer.Writer(model, tokenizer, 1.0, 5, None).write(rows))
+        written.append(CompletionSampler(model, tokenizer, 1.0, 5, None).sample(rows))
     assert written[0] == written[1]
-    assert any(len(set(text)) < len(text) for text, _ in written[0]), "nothing would have been banned"
+    assert any(len(set(text)) < len(text) for text, _ in written[0]), (
+        "the ban on repeated n-grams would have had no effect"
+    )
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_has_outputs_is_refused(tiny_path, tmp_path):
+def test_tokenizer_with_more_tokens_than_model_outputs_is_rejected(tiny_path, tmp_path):
     tokenizer = load_tokenizer(tiny_path)
     tokenizer.add_tokens([f"<{i}>" for i in range(40)])
     with pytest.raises(ValueError, match=r"the tokenizer has 5\d tokens, but the model has only 1\d outputs; call"):
         TaskGRPOTrainer(tiny_path, args=config(tmp_path, constrain=True), task=ToyTask(), processing_class=tokenizer)
     with pytest.raises(ValueError, match="but the model has only"):
-        Writer(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
+        CompletionSampler(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
 
 
 @pytest.mark.parametrize(
     "constraint", [LettersConstraint, lambda t: GrammarConstraint(t, Grammar.regex("[abcd]{1,3}"))]
 )
-def test_special_tokens_that_the_model_has_no_outputs_for_are_never_asked_for(tiny_path, tmp_path, constraint):
-    """Some tokenizers add special tokens when they are loaded, here across a 32-bit word of a mask."""
+def test_special_tokens_without_model_outputs_are_never_required(tiny_path, tmp_path, constraint):
+    """Some tokenizers add special tokens on loading; here they span more than one 32-bit word of a mask."""
     tokenizer = load_tokenizer(tiny_path)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<{i}>" for i in range(40)]})
     for engine in ("trl", "fast"):
@@ -71,14 +77,14 @@ def test_special_tokens_that_the_model_has_no_outputs_for_are_never_asked_for(ti
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1, "reference_mode": "ema"}], ids=["", "moving reference"])
-def test_an_adapter_on_the_head_is_refused(tiny_path, tmp_path, options):
-    """Rollouts would apply it, and scoring, which multiplies by the head's weights, would not."""
+def test_adapter_on_the_lm_head_is_rejected(tiny_path, tmp_path, options):
+    """Rollouts would apply the adapter, but scoring, which uses the head's weights directly, would not."""
     adapter = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
     with pytest.raises(ValueError, match="adapter to `lm_head` is not supported"):
         toy_trainer(tiny_path, tmp_path, constrain=True, peft_config=adapter, **options)
 
 
-def test_a_head_that_is_trained_whole_beside_an_adapter_is_scored_with(tiny_path, tmp_path):
+def test_lm_head_in_modules_to_save_is_used_for_scoring(tiny_path, tmp_path):
     adapter = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, peft_config=adapter, beta=0.1, max_steps=4)
     before = parameters(trainer)
@@ -90,7 +96,7 @@ def test_a_head_that_is_trained_whole_beside_an_adapter_is_scored_with(tiny_path
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"beta": 0.1, "num_iterations": 2}], ids=str)
-def test_truncated_completions_that_leave_nothing_to_score(tiny_path, tmp_path, options):
+def test_masking_all_truncated_completions_gives_zero_loss(tiny_path, tmp_path, options):
     settings = {"constrain": True, "mask_truncated_completions": True, "max_completion_length": 1, "max_steps": 2}
     trainer = toy_trainer(tiny_path, tmp_path, **settings, **options)
     trainer.train()

@@ -1,4 +1,4 @@
-"""Sampling filters: what they keep, against transformers' own; what is recorded; that training is exact under them."""
+"""Sampling filters keep the same tokens as transformers, kept sets are recorded, and training under them is exact."""
 
 import json
 
@@ -25,7 +25,7 @@ FILTERS = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(FILTERS, st.integers(0, 10_000), st.sampled_from([0.3, 2.0, 8.0]), st.integers(1, 70))
-def test_they_keep_what_transformers_keeps(filters, seed, spread, allowed):
+def test_filters_keep_the_same_tokens_as_transformers(filters, seed, spread, allowed):
     make = torch.Generator().manual_seed(seed)
     logits = torch.randn(4, 70, generator=make, dtype=torch.float64) * spread
     logits[:, torch.randperm(70, generator=make)[allowed:]] = -torch.inf
@@ -47,7 +47,7 @@ def test_equal_logits_are_kept_or_dropped_together():
     assert SamplingFilters(top_p=1e-6).kept(torch.zeros(1, 3)).all()
 
 
-def test_options_as_trl_and_transformers_take_them():
+def test_filters_are_read_from_trl_and_transformers_options():
     assert not SamplingFilters.of({"top_k": None, "top_p": None, "min_p": None})
     assert not SamplingFilters.of({"top_k": -1}) and not SamplingFilters.of({})
     assert str(SamplingFilters.of({"top_k": 5, "top_p": 0.9, "min_p": 0.01})) == "top_k=5, top_p=0.9, min_p=0.01"
@@ -55,20 +55,20 @@ def test_options_as_trl_and_transformers_take_them():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(0, 1000), st.floats(0, 1))
-def test_packing_on_the_device_is_packing(vocabulary, seed, share):
+def test_packing_on_the_device_equals_packing_in_numpy(vocabulary, seed, share):
     kept = np.random.default_rng(seed).random((3, vocabulary)) < share
     assert (pack_on_device(torch.from_numpy(kept)).numpy() == np.stack([pack(row) for row in kept])).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(40, 400), st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=1, max_size=6), st.booleans())
-def test_masks_survive_the_table_in_whatever_form_it_keeps_them(vocabulary, sets, complement):
+def test_mask_table_round_trip_in_every_storage_format(vocabulary, sets, complement):
     masks = [sorted(set(range(vocabulary)) - one if complement else one) for one in sets]
     table = MaskTable(vocabulary)
     numbers = [table.number_of(pack_ids(ids, vocabulary)) for ids in masks]
     assert len(table) == len({tuple(ids) for ids in masks}) + 1
     other = MaskTable(vocabulary)
-    other.number_of_only(3)
+    other.number_of_single_token(3)
     moved = other.add(table.export(numbers))
     again = MaskTable.from_state_dict(table.state_dict())
     for ids, number, there in zip(masks, numbers, moved, strict=True):
@@ -91,7 +91,7 @@ CASES = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.9}, {"generation_kwargs": {"t
 
 
 def dense_kept(logits, filters):
-    """The definition in float64, one token at a time."""
+    """The oracle: the definition of the filters in float64, for one token position."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     order = [i for i in order if logits[i] > -np.inf]
     order = order[: filters.top_k] if filters.top_k else order
@@ -106,7 +106,7 @@ def dense_kept(logits, filters):
 @pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("engine", ["fast", "trl"])
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_the_kept_set_is_recorded_and_scored_under(tiny_path, tmp_path, options, engine, constrain):
+def test_kept_set_is_recorded_and_used_for_scoring(tiny_path, tmp_path, options, engine, constrain):
     trainer = toy_trainer(
         tiny_path,
         tmp_path,
@@ -143,13 +143,13 @@ def test_the_kept_set_is_recorded_and_scored_under(tiny_path, tmp_path, options,
             logp = step[token] - np.log(np.exp(step[sorted(wanted)]).sum())
             for key in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
                 assert output[key][row, t].item() == pytest.approx(logp, abs=1e-4), (key, row, t)
-    assert filtered, "the filter has dropped nothing"
+    assert filtered, "the filter dropped no token, so nothing was tested"
 
 
 @pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
-def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
-    """Over every completion of up to two tokens that could be drawn, weighted by its probability, the loss's gradient
-    is that of the expected reward under the filtered policy, the kept sets held fixed."""
+def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
+    """Summed over all completions of up to two tokens, weighted by their probability, the gradient of the loss equals
+    the gradient of the expected reward under the filtered policy, with fixed kept sets."""
     filters = SamplingFilters(top_k=5, top_p=0.9, min_p=0.05)
     trainer = toy_trainer(
         tiny_path,
@@ -176,7 +176,7 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrai
             logits = logits.masked_fill(~torch.from_numpy(unpack(state.mask(), outputs)), -torch.inf)
         return logits
 
-    # The oracle: a tree of all completions, with the log-prob of each by a dense softmax over the kept tokens.
+    # The oracle: all completions, with log-probs from a dense softmax over the kept tokens.
     completions, sets = [], []
 
     def grow(written, logp, kept_sets):
@@ -240,13 +240,13 @@ def test_samples_follow_the_filtered_policy(tiny_path, tmp_path):
         kept = sorted(dense_kept(logits.numpy(), SamplingFilters(top_p=0.8)))
         expected = logits[kept].softmax(0).numpy() * len(drawn)
         counts = np.array([drawn.count(token) for token in kept])
-        assert counts.sum() == len(drawn), "a token was drawn that the filter drops"
+        assert counts.sum() == len(drawn), "a token was sampled that the filter drops"
         degrees = len(kept) - 1
         assert ((counts - expected) ** 2 / expected).sum() < degrees + 4.5 * (2 * degrees) ** 0.5, engine
 
 
-def test_replayed_groups_keep_their_kept_sets(tiny_path, tmp_path):
-    """A stored group comes back with the masks it was sampled under, although the policy would keep others now."""
+def test_replayed_groups_keep_their_recorded_masks(tiny_path, tmp_path):
+    """A stored group is restored with the masks it was sampled under, although the policy has changed since."""
     trainer = toy_trainer(tiny_path, tmp_path, top_k=3, replay_size=4, max_steps=1)
     trainer.model.train()
     examples = [trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)]
@@ -269,14 +269,14 @@ def test_replayed_groups_keep_their_kept_sets(tiny_path, tmp_path):
 
 @pytest.mark.parametrize("engine", ["our rollouts", "transformers"])
 def test_evaluation_samples_under_the_filters(tiny_path, monkeypatch, engine):
-    from trl_grpo_tasks.evaluation import sampler as writer_module
-    from trl_grpo_tasks.evaluation.sampler import Writer
+    from trl_grpo_tasks.evaluation import sampler
+    from trl_grpo_tasks.evaluation.sampler import CompletionSampler
     from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 
     model, tokenizer = load_model(tiny_path).eval(), load_tokenizer(tiny_path)
     if engine == "transformers":
-        monkeypatch.setattr(writer_module, "unsupported_reason", lambda model: "as if it were unknown")
+        monkeypatch.setattr(sampler, "unsupported_reason", lambda model: "as if it were unknown")
     rows = ToyTask().dataset("train", 3, 0) * 20
-    greedy = Writer(model, tokenizer, 0.0, 4, None).write(rows)
-    assert Writer(model, tokenizer, 1.0, 4, None, SamplingFilters(top_k=1)).write(rows) == greedy
-    assert Writer(model, tokenizer, 1.0, 4, None).write(rows) != greedy
+    greedy = CompletionSampler(model, tokenizer, 0.0, 4, None).sample(rows)
+    assert CompletionSampler(model, tokenizer, 1.0, 4, None, SamplingFilters(top_k=1)).sample(rows) == greedy
+    assert CompletionSampler(model, tokenizer, 1.0, 4, None).sample(rows) != greedy

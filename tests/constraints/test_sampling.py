@@ -1,4 +1,4 @@
-"""The logits processor: what it lets through, what it records, and that whole batches agree with single states."""
+"""The recording logits processor: which tokens it allows, what it records, and that batches match single states."""
 
 import numpy as np
 import pytest
@@ -69,17 +69,17 @@ def test_only_allowed_tokens_keep_a_score():
     assert kept == [TOKENIZER.convert_tokens_to_ids("1")]
 
 
-def test_a_token_from_nowhere_is_an_error():
+def test_disallowed_token_and_beam_search_are_errors():
     processor = one_row_processor()
     processor(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, WIDE_MODEL))
     bad = torch.tensor([[0, TOKENIZER.convert_tokens_to_ids("x")]])
     with pytest.raises(ValueError, match="not allowed"):
         processor(bad, torch.zeros(1, WIDE_MODEL))
-    with pytest.raises(RuntimeError, match="beams"):
+    with pytest.raises(RuntimeError, match="beam search"):
         processor(bad.repeat(2, 1), torch.zeros(2, WIDE_MODEL))
 
 
-def test_generate_and_the_generation_config_are_put_back():
+def test_generate_and_generation_config_are_restored():
     from transformers import GenerationConfig
 
     own = GenerationConfig(no_repeat_ngram_size=2, eos_token_id=7, top_k=3)

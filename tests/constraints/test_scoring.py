@@ -1,4 +1,4 @@
-"""Masked log-probs, entropies and gradients against the reference step and a dense float64 softmax."""
+"""Masked log-probs, entropies and gradients, compared with reference data and with a dense float64 softmax."""
 
 import json
 
@@ -19,7 +19,7 @@ STEP = json.loads((DATA / "masked_policy.json").read_text())["single_step"]
 
 
 def dense(hidden, weight, bias, targets, allowed, scale: HeadScale):
-    """The definition, in float64, over the whole vocabulary."""
+    """The oracle: the definition in float64 over the full vocabulary."""
     logits = hidden.double() @ weight.double().T
     if bias is not None:
         logits = logits + bias.double()
@@ -32,7 +32,7 @@ def dense(hidden, weight, bias, targets, allowed, scale: HeadScale):
 
 
 def problem(seed, positions=40, vocab=70, hidden=12, counts=(1, 2, 5, 30, 69, 70), dtype=torch.float64, bias=False):
-    """Random hidden states, a head, and masks with between one and all tokens allowed."""
+    """Random hidden states, an LM head, and masks that allow between one and all tokens."""
     rng = np.random.default_rng(seed)
     table = MaskTable(vocab)
     masks = []
@@ -52,8 +52,8 @@ def problem(seed, positions=40, vocab=70, hidden=12, counts=(1, 2, 5, 30, 69, 70
 
 
 @pytest.mark.parametrize("as_wide", [False, True])
-def test_the_reference_step(as_wide, monkeypatch):
-    """One step worked out elsewhere: log-probs, entropy and both gradients, with the logits as an identity head."""
+def test_reference_step(as_wide, monkeypatch):
+    """One step with reference values computed independently: log-probs, entropy and both gradients."""
     monkeypatch.setattr(scoring, "WIDE_TOKENS", 0 if as_wide else 100)
     monkeypatch.setattr(scoring, "WIDE", 0.0)
     table = MaskTable(6)
@@ -82,7 +82,7 @@ def test_the_reference_step(as_wide, monkeypatch):
     st.sampled_from([0.0, 0.25, 1.0]),
     st.sampled_from([64, 2**20]),
 )
-def test_against_a_dense_softmax(seed, scale, bias, wide, chunk):
+def test_scores_match_a_dense_softmax(seed, scale, bias, wide, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "WIDE", wide)
         patch.setattr(scoring, "WIDE_TOKENS", 0)
@@ -101,7 +101,7 @@ def test_against_a_dense_softmax(seed, scale, bias, wide, chunk):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_all_paths_in_low_precision(dtype, monkeypatch):
+def test_scores_in_low_precision(dtype, monkeypatch):
     monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
     h, w, _, targets, numbers, table, allowed = problem(3, dtype=dtype)
     logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale(0.8)), targets, numbers, table)
@@ -115,7 +115,7 @@ def test_all_paths_in_low_precision(dtype, monkeypatch):
         torch.testing.assert_close(g.double(), e.double(), atol=4 * tolerance, rtol=4 * tolerance)
 
 
-def test_what_is_never_allowed_gets_exactly_zero_gradient(monkeypatch):
+def test_tokens_that_are_never_allowed_get_exactly_zero_gradient(monkeypatch):
     monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
     h, w, _, targets, numbers, table, allowed = problem(5, counts=(1, 3, 40), dtype=torch.float32)
     logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale()), targets, numbers, table)
@@ -124,7 +124,7 @@ def test_what_is_never_allowed_gets_exactly_zero_gradient(monkeypatch):
     assert never.any() and (gradient[never] == 0).all() and (gradient[~never] != 0).any()
 
 
-def test_forced_tokens_are_certain_and_move_nothing():
+def test_forced_tokens_have_log_prob_zero_and_no_gradient():
     h, w, _, targets, numbers, table, _ = problem(1, counts=(1,))
     logps, entropies = masked_logps_and_entropies(h, Head(w, None, HeadScale()), targets, numbers, table)
     assert (logps == 0).all() and (entropies == 0).all()
@@ -132,7 +132,7 @@ def test_forced_tokens_are_certain_and_move_nothing():
     assert all(g is None or (g == 0).all() for g in gradients)
 
 
-def test_the_table_keeps_each_mask_once_and_survives_saving():
+def test_mask_table_stores_each_mask_once_and_round_trips():
     table = MaskTable(70)
     mask = np.zeros(60, dtype=bool)  # a tokenizer with fewer tokens than the model has outputs
     mask[[0, 31, 32, 59]] = True
@@ -150,9 +150,9 @@ def test_the_table_keeps_each_mask_once_and_survives_saving():
 @pytest.mark.parametrize("scale", [HeadScale(), HeadScale(0.7, 0.5), HeadScale(0.9, 2.0, 3.0)], ids=repr)
 @pytest.mark.parametrize("positions", [0, 1, 40])
 @pytest.mark.parametrize("route", ["free", "narrow", "wide", "forced", "all"])
-def test_each_route_at_its_edges(route, positions, scale, dtype, monkeypatch):
-    """No input, one token, many; every dtype; logits that are scaled and capped. Outputs and gradients are finite, of
-    the right shape, and those of a dense float64 softmax. A vocabulary of 70 is padded to 96 bits in a mask."""
+def test_each_route_at_edge_cases(route, positions, scale, dtype, monkeypatch):
+    """Outputs and gradients are finite, have the right shape and match a dense float64 softmax, for zero, one and many
+    positions, every dtype, and scaled and capped logits. A mask over the vocabulary of 70 tokens has 96 bits."""
     monkeypatch.setattr(scoring, "WIDE_TOKENS", 0)
     counts = {"free": (70,), "narrow": (2, 5), "wide": (30, 69), "forced": (1,), "all": (1, 2, 30, 70)}[route]
     h, w, b, targets, numbers, table, allowed = problem(2, positions or 1, counts=counts, dtype=dtype, bias=True)
@@ -162,7 +162,7 @@ def test_each_route_at_its_edges(route, positions, scale, dtype, monkeypatch):
     got = torch.autograd.grad((actual[0] - 0.5 * actual[1]).sum(), [h, w, b])
     expected = dense(h, w, b, targets, allowed, scale)
     want = torch.autograd.grad((expected[0] - 0.5 * expected[1]).sum(), [h, w, b], allow_unused=True)
-    # TRL's kernel, which scores free positions, computes in float32 at most.
+    # TRL's kernel, which scores unmasked positions, computes in float32 at most.
     near = {
         torch.float64: 1e-6 if 70 in counts else 1e-9,
         torch.float32: 5e-5,
@@ -174,7 +174,7 @@ def test_each_route_at_its_edges(route, positions, scale, dtype, monkeypatch):
         assert one.shape == other.shape and one.isfinite().all()
         torch.testing.assert_close(one.double(), other.double(), atol=4 * near, rtol=4 * near)
     if route == "forced" or not positions:
-        assert all((g == 0).all() for g in got), "connected, so that DDP finds a gradient, but without effect"
+        assert all((g == 0).all() for g in got), "the gradient must exist for DDP and be zero"
 
 
 def tiny(config_class, **special):
@@ -187,8 +187,8 @@ def tiny(config_class, **special):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "cohere", "granite"])
-def test_what_a_family_does_to_its_logits_is_mirrored(family):
-    """The head as TRL calls it, against a masked softmax of the logits that the model itself gives."""
+def test_logit_scaling_of_model_families_is_mirrored(family):
+    """The masked head, called as TRL does, matches a masked softmax of the model's own logits."""
     from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config
     from trl.trainer.utils import add_fused_lm_head
 
@@ -215,9 +215,9 @@ def test_what_a_family_does_to_its_logits_is_mirrored(family):
     with head.masks(numbers, table), head.measuring():
         scored = model(input_ids=ids, attention_mask=attention, labels=labels, fused_lm_head=True)
     logits = model(input_ids=ids, attention_mask=attention).logits[:, -kept - 1 : -1] / 0.7
-    shut = ~torch.from_numpy(allowed)
-    logps = logits.masked_fill(shut, -torch.inf).log_softmax(-1)
+    disallowed = ~torch.from_numpy(allowed)
+    logps = logits.masked_fill(disallowed, -torch.inf).log_softmax(-1)
     torch.testing.assert_close(scored.log_probs, logps.gather(2, ids[:, -kept:, None])[..., 0])
-    torch.testing.assert_close(scored.entropy, -(logps.exp() * logps.masked_fill(shut, 0)).sum(-1))
-    mass = (logits.softmax(-1) * ~shut).sum(-1).mean().item()
+    torch.testing.assert_close(scored.entropy, -(logps.exp() * logps.masked_fill(disallowed, 0)).sum(-1))
+    mass = (logits.softmax(-1) * ~disallowed).sum(-1).mean().item()
     assert head.allowed_mass == pytest.approx(mass)

@@ -1,4 +1,4 @@
-"""Forced text in the tokenizer's own spelling: the same texts, in fewer ways."""
+"""OneSpelling: forced text in the tokenizer's own tokenization gives the same texts in fewer tokenizations."""
 
 import json
 import random
@@ -10,38 +10,38 @@ from tests.support.tokenizer_makes import LINES, MAKES, constraints_for
 from trl_grpo_tasks.constraints import Grammar, GrammarConstraint, OneSpelling, unpack
 
 
-def written_ways(constraint):
-    """Every sequence of tokens that may be written, by following all of every mask."""
-    ways, todo = [], [[]]
+def allowed_sequences(constraint):
+    """Return every allowed token sequence, by trying all tokens of every mask."""
+    sequences, todo = [], [[]]
     while todo:
         tokens = todo.pop()
         state = constraint.start({})
         for token in tokens:
             state.accept(token)
         if state.finished:
-            ways.append(tokens)
+            sequences.append(tokens)
         else:
             todo += [[*tokens, int(id)] for id in np.flatnonzero(unpack(state.mask(), constraint.vocab_size))]
-    return ways
+    return sequences
 
 
 @pytest.mark.parametrize("kind", ["tree", "ebnf"])
 @pytest.mark.parametrize("make", ["byte_level", "byte_level_digits_apart", "sentencepiece", "word_level"])
-def test_one_spelling_writes_the_same_texts_in_fewer_ways(make, kind):
+def test_one_spelling_allows_the_same_texts_in_fewer_tokenizations(make, kind):
     tokenizer = MAKES[make]
     texts = {"12 (1", "12 (0,", "12 (0,1)\n", "2x4 (3,0,1)\n"} if make != "word_level" else {"10 (1", "10 (10)"}
     inner = constraints_for(tokenizer, texts)[kind]
-    ways, all_ways = written_ways(OneSpelling(tokenizer, inner)), written_ways(inner)
-    assert {tokenizer.decode(way, skip_special_tokens=True) for way in ways} == texts
-    assert set(map(tuple, ways)) <= set(map(tuple, all_ways))
+    sequences, all_sequences = allowed_sequences(OneSpelling(tokenizer, inner)), allowed_sequences(inner)
+    assert {tokenizer.decode(sequence, skip_special_tokens=True) for sequence in sequences} == texts
+    assert set(map(tuple, sequences)) <= set(map(tuple, all_sequences))
     if make.startswith("byte_level"):
         natural = {(*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id) for text in texts}
-        assert natural <= set(map(tuple, ways)), "the tokenizer's own spelling is one of them"
-        assert len(ways) <= len(all_ways) / 2
+        assert natural <= set(map(tuple, sequences)), "the tokenizer's own tokenization must be allowed"
+        assert len(sequences) <= len(all_sequences) / 2
 
 
 @pytest.mark.parametrize("kind", ["tree", "ebnf", "regex"])
-def test_forced_text_is_what_all_texts_have_in_common(kind):
+def test_forced_text_is_the_common_prefix_of_all_continuations(kind):
     constraint, chance = constraints_for(MAKES["byte_level"], LINES)[kind], random.Random(3)
     for _ in range(6):
         state, written = constraint.start({}), b""
@@ -59,7 +59,7 @@ def test_forced_text_is_what_all_texts_have_in_common(kind):
         assert state.forced_text() == b""
 
 
-def test_one_spelling_forces_most_of_a_json_object_and_says_what_it_refuses():
+def test_one_spelling_forces_most_of_a_json_object_and_reports_disallowed_tokens():
     tokenizer = MAKES["byte_level"]
     schema = {"type": "object", "properties": {"n": {"enum": [10, 11]}, "b": {"enum": [True]}}, "required": ["n", "b"]}
     constraint = OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(schema)))

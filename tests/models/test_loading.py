@@ -1,4 +1,4 @@
-"""Models from nothing, from folders and from GGUF files, and the cold start."""
+"""Tiny models, model folders, GGUF files, tokenizers, and the cold start."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ TOKENIZER = make_tokenizer(TOKENS, context=32)
 
 
 def longest_matches(text: str) -> list[str]:
-    """What the tokenizer promises, said slowly."""
+    """The oracle: split a text greedily into the longest matching tokens."""
     pieces = []
     while text:
         pieces.append(max((token for token in [*TOKENS, "\n"] if text.startswith(token)), key=len))
@@ -39,7 +39,7 @@ def longest_matches(text: str) -> list[str]:
 
 @given(st.lists(st.sampled_from([*TOKENS, "\n"]), max_size=30).map("".join))
 @settings(max_examples=200, deadline=None)
-def test_text_over_its_tokens_comes_back_exactly(text):
+def test_text_is_tokenized_greedily_and_decoded_without_loss(text):
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.convert_ids_to_tokens(ids) == longest_matches(text)
     assert TOKENIZER.decode(ids) == text
@@ -48,21 +48,21 @@ def test_text_over_its_tokens_comes_back_exactly(text):
 
 @given(st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_what_it_cannot_spell_is_unknown_and_nothing_worse(text):
+def test_any_text_can_be_encoded(text):
     ids = TOKENIZER.encode(text)
     assert all(0 <= i < len(TOKENIZER) for i in ids)
     known = "".join(token for token in TOKENIZER.convert_ids_to_tokens(ids) if token != "<unk>")
     assert len(known) <= len(text)
 
 
-def test_unknown_characters_stand_where_they_were():
+def test_unknown_characters_keep_their_position():
     ids = TOKENIZER.encode("a??b")
     assert ids[0] == TOKENIZER.convert_tokens_to_ids("a") and ids[-1] == TOKENIZER.convert_tokens_to_ids("b")
     assert set(ids[1:-1]) == {TOKENIZER.unk_token_id}
 
 
 @pytest.mark.parametrize("tokens", [["a", ""], ["a", "<eos>"], ["<pad>"]])
-def test_tokens_that_cannot_be(tokens):
+def test_invalid_tokens_are_rejected(tokens):
     with pytest.raises(ValueError, match="must not be empty or one of"):
         make_tokenizer(tokens, 8)
 
@@ -89,10 +89,10 @@ def test_special_tokens_in_text_are_not_special_to_the_vocabulary():
     assert len(TOKENIZER) == len(TOKENS) + 4  # pad, eos, unk, newline
 
 
-# ---- where models come from
+# ---- sources of models
 
 
-def test_tiny_is_made_once_and_again_when_it_would_differ(tmp_path):
+def test_tiny_is_built_once_and_again_if_it_would_differ(tmp_path):
     folder = prepare_model(None, ToyTask(), tmp_path, seed=3)
     weights = (Path(folder) / "model.safetensors").read_bytes()
     assert prepare_model("tiny", ToyTask(), tmp_path, seed=3) == folder
@@ -106,8 +106,8 @@ def test_tiny_is_made_once_and_again_when_it_would_differ(tmp_path):
 CHAT = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
 
 
-def test_answers_end_as_the_chat_template_ends_them(tmp_path):
-    """Base models, and some GGUF files, name another token than the one their chats end with."""
+def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
+    """Base models and some GGUF files name an eos_token that differs from the one that ends an answer in a chat."""
     tokenizer = make_tokenizer(TOKENS, context=32)
     tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
     tokenizer.chat_template = CHAT
@@ -128,14 +128,14 @@ def test_answers_end_as_the_chat_template_ends_them(tmp_path):
         (None, None),
     ],
 )
-def test_what_a_chat_template_ends_an_answer_with(template, end):
+def test_end_of_answer_is_read_from_the_chat_template(template, end):
     tokenizer = make_tokenizer(TOKENS, context=32)
     tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
     tokenizer.chat_template = template
     assert end_of_answer(tokenizer) == end
 
 
-def test_half_made_models_are_made_again(tmp_path):
+def test_incomplete_models_are_built_again(tmp_path):
     folder = Path(prepare_model(None, ToyTask(), tmp_path))
     (folder / "made_from.json").unlink()
     (folder / "model.safetensors").write_bytes(b"half")
@@ -143,7 +143,7 @@ def test_half_made_models_are_made_again(tmp_path):
     AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_models_that_are_not_there(tmp_path, monkeypatch):
+def test_missing_models_are_reported(tmp_path, monkeypatch):
     class Large(Task):
         name = "large"
 
@@ -172,7 +172,7 @@ def test_a_gguf_file_becomes_a_folder_with_the_same_logits(tmp_path):
     ids = tokenizer(text, return_tensors="pt").input_ids
     assert tokenizer.decode(ids[0]) == text and tokenizer.tokenize("abcd a") == ["abcd", "Ġa"]
     assert torch.equal(model(ids).logits, direct(ids).logits) and model(ids).logits.std() > 0.1
-    assert model.config._name_or_path == folder, "TRL loads the reference model from there"
+    assert model.config._name_or_path == folder, "TRL loads the reference model from this path"
     assert (tokenizer.eos_token_id, tokenizer.pad_token) == (260, "<|endoftext|>") and tokenizer.chat_template
     model.save_pretrained(tmp_path / "again")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
@@ -182,12 +182,12 @@ def test_a_gguf_file_becomes_a_folder_with_the_same_logits(tmp_path):
     assert not torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model(ids).logits)
 
 
-def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tmp_path, tiny_path):
+def test_adapter_without_a_tokenizer_uses_that_of_its_base_model(tmp_path, tiny_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": tiny_path}))
     assert load_tokenizer(str(tmp_path)).get_vocab() == load_tokenizer(tiny_path).get_vocab()
 
 
-def test_bf16_is_not_for_cpus(monkeypatch):
+def test_bf16_is_fast_on_recent_gpus_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not is_bf16_fast()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -222,12 +222,16 @@ def test_the_cold_start_teaches_the_answers_and_to_end_them(tmp_path, chat, caps
     after = success_of(folder, task, rows)
     assert losses[-1] < 0.3 * losses[0]
     assert before["success"] < 0.5 and after["success"] > 0.9
-    assert after["tokens"] == pytest.approx(2, abs=0.2) and after["cut_off"] == 0, "a letter and the end"
+    assert after["tokens"] == pytest.approx(2, abs=0.2) and after["cut_off"] == 0, (
+        "one letter and the end-of-sequence token"
+    )
     weights = (Path(folder) / "model.safetensors").read_bytes()
     assert cold_start(str(tmp_path / "base"), task, rows, folder, **options) == folder
     assert (Path(folder) / "model.safetensors").read_bytes() == weights and not capsys.readouterr().out
     cold_start(str(tmp_path / "base"), task, rows, folder, **(options | {"steps": 2}))
-    assert (Path(folder) / "model.safetensors").read_bytes() != weights, "made in another way, it is made again"
+    assert (Path(folder) / "model.safetensors").read_bytes() != weights, (
+        "with other options, the model must be built again"
+    )
 
 
 def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
@@ -243,13 +247,15 @@ def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
         counted = ids[labels != -100].tolist()
         assert len(counted) == 2 and counted[-1] == tokenizer.eos_token_id
         prompt = ids[(labels == -100) & (ids != tokenizer.pad_token_id)].tolist()
-        assert tokenizer.decode(prompt)[0] == tokenizer.decode(counted[:1]), "the letter of the prompt is the answer"
+        assert tokenizer.decode(prompt)[0] == tokenizer.decode(counted[:1]), (
+            "the answer is the first letter of the prompt"
+        )
         assert labels[labels != -100].tolist() == counted
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
-def test_the_trainer_saves_a_cold_start(tiny_path, tmp_path, monkeypatch, peft):
-    """A process may hold a part of the weights: what is saved is what the trainer gathers, not what this model has."""
+def test_cold_start_is_saved_by_the_trainer(tiny_path, tmp_path, monkeypatch, peft):
+    """A process may hold only a part of the weights, so the weights that the trainer gathers must be saved."""
     from peft import LoraConfig
     from transformers import Trainer
 
@@ -259,7 +265,7 @@ def test_the_trainer_saves_a_cold_start(tiny_path, tmp_path, monkeypatch, peft):
         for p in trainer.model.parameters():
             p.data.add_(1.0 if p.requires_grad else 0.0)
         save(trainer, *args, **kwargs)
-        for p in trainer.model.parameters():  # as if this process had not even these
+        for p in trainer.model.parameters():  # as if this process held no weights
             p.data.zero_()
 
     monkeypatch.setattr(Trainer, "save_model", save_gathered)
@@ -275,7 +281,7 @@ def test_the_trainer_saves_a_cold_start(tiny_path, tmp_path, monkeypatch, peft):
             assert bool(moved.abs().max() > 0.1) == ("q_proj" in name), name
 
 
-def test_a_cold_start_with_an_adapter_is_merged(tiny_path, tmp_path):
+def test_cold_start_with_an_adapter_is_merged(tiny_path, tmp_path):
     from peft import LoraConfig
 
     task = ToyTask()

@@ -1,4 +1,4 @@
-"""Masked language models as policies: exact against a dense float64 computation, and trained like causal ones."""
+"""Masked language models as policies: they match a dense float64 computation and train like causal models."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from peft import LoraConfig
 from tests.support.toy_fill import LETTERS, MASK, FillTask
 from tests.support.training import parameters, toy_trainer
 from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.table import MaskTable, padded
+from trl_grpo_tasks.constraints.table import MaskTable, pad_mask_numbers
 from trl_grpo_tasks.models.loading import check_policy, load_model, load_tokenizer
 from trl_grpo_tasks.models.masked_policy import MaskedPolicy
 
@@ -21,7 +21,7 @@ FIRST_LETTER = 5  # ids 0 to 4 are special tokens
 
 @pytest.fixture(scope="session")
 def bert(bert_path):
-    """Its tokenizer and the model in float64, twice: to be scored with, and to be asked by the oracle."""
+    """The tokenizer and two float64 copies of the model: one under test, one for the oracle."""
     models = [load_model(bert_path, policy="masked").double().eval() for _ in range(2)]
     return load_tokenizer(bert_path), *models
 
@@ -31,7 +31,7 @@ def fill_trainer(path, output_dir, **options):
 
 
 def rollout_of(trainer, prompt, fills):
-    """What TRL hands to the loss for these fills of a prompt; the prompt is padded on the left, as TRL does it."""
+    """The inputs that TRL passes to the loss for these fills of a prompt; like in TRL, the prompt is left-padded."""
     pad = trainer._tokenizer.pad_token_id
     ids = trainer._tokenizer(prompt)["input_ids"]
     batch, width = len(fills), max(map(len, fills)) + 1
@@ -55,15 +55,15 @@ def scored(trainer, rollout, **more):
 
 
 def dense_logps(model, ids, temperature):
-    """The oracle: log-probs of the letters at each mask, by a softmax over them alone."""
+    """The oracle: log-probs of the letters at each mask, from a softmax over the letters only."""
     logits = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits
-    gaps = [place for place, token in enumerate(ids) if token == 4]
-    return (logits[0, gaps].double()[:, FIRST_LETTER : FIRST_LETTER + 5] / temperature).log_softmax(-1)
+    masked_positions = [place for place, token in enumerate(ids) if token == 4]
+    return (logits[0, masked_positions].double()[:, FIRST_LETTER : FIRST_LETTER + 5] / temperature).log_softmax(-1)
 
 
-def test_the_policy_and_its_expected_update_are_exact(bert_path, tmp_path):
-    """Three masks, five letters: the 125 fills have probabilities that sum to 1, log-probs and entropies are those of
-    a dense softmax in float64, and over all of them the loss's gradient is that of the expected reward."""
+def test_policy_and_expected_update_are_exact(bert_path, tmp_path):
+    """For all 125 fills of three masks with five letters, probabilities sum to 1, log-probs and entropies match a
+    dense float64 softmax, and the gradient of the loss equals the gradient of the expected reward."""
     trainer = fill_trainer(
         bert_path, tmp_path, temperature=0.8, loss_type="dr_grpo", max_completion_length=4, num_generations=8
     )
@@ -93,12 +93,12 @@ def test_the_policy_and_its_expected_update_are_exact(bert_path, tmp_path):
     for name, weight, gradient in zip(names, weights, exact, strict=True):
         if gradient is not None:
             torch.testing.assert_close(-weight.grad, gradient, atol=1e-10, rtol=1e-8, msg=name)
-    # Special tokens, and outputs that belong to no token, are no part of the policy: no gradient at all.
+    # Special tokens and outputs without a token are not part of the policy and get no gradient.
     bias = model.cls.predictions.bias.grad
     assert not bias[:FIRST_LETTER].any() and not bias[FIRST_LETTER + 5 :].any() and bias[FIRST_LETTER:10].all()
 
 
-def test_entropy_has_the_gradient_of_the_policys_entropy(bert_path, tmp_path):
+def test_entropy_gradient_is_exact(bert_path, tmp_path):
     trainer = fill_trainer(bert_path, tmp_path, temperature=0.8)
     model = trainer.model.double()
     prompt = f"{MASK} b {MASK}"
@@ -116,11 +116,11 @@ def test_entropy_has_the_gradient_of_the_policys_entropy(bert_path, tmp_path):
     temperature=st.floats(0.3, 2.0),
     top_p=st.sampled_from([1.0, 0.9, 0.5]),
 )
-def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p):
-    """Whatever the texts (all masked, masks at the ends, of different lengths) and the settings: scoring gives the
-    log-probs of the distribution that was sampled from, which is one over the nucleus."""
+def test_scored_log_probs_equal_sampled_log_probs(bert, texts, temperature, top_p):
+    """For random texts and settings, scoring returns the log-probs of the sampling distribution; with top_p, it is the
+    distribution over the nucleus."""
     tokenizer, model, oracle = bert
-    model.forward = type(model).forward.__get__(model)  # as it was before other policies were added to it
+    model.forward = type(model).forward.__get__(model)  # removes wrappers from earlier examples
     policy = MaskedPolicy(tokenizer, model.config, temperature, SamplingFilters(top_p=top_p))
     prompts = [" ".join(text).replace("_", MASK) for text in texts]
     torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p
     ids, attended = torch.tensor(rows), torch.tensor(attended)
     labels = ids.masked_fill(attended == 0, -100)
     labels[:, :width] = -100
-    with policy.masks(padded(fills.masks), table):
+    with policy.masks(pad_mask_numbers(fills.masks), table):
         output = model(input_ids=ids, attention_mask=attended, labels=labels, fused_lm_head=True)
     for number, (prompt, fill) in enumerate(zip(prompt_ids, fills.ids, strict=True)):
         dense = dense_logps(oracle, prompt, temperature).detach()
@@ -160,7 +160,7 @@ def test_what_is_drawn_is_scored_as_it_was_drawn(bert, texts, temperature, top_p
         torch.testing.assert_close(torch.tensor(fills.logps[number]), wanted, check_dtype=False, atol=1e-5, rtol=0)
 
 
-def test_fills_follow_the_distribution(bert_path):
+def test_fills_follow_the_exact_distribution(bert_path):
     tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
     ids = tokenizer(f"a {MASK} c")["input_ids"]
     torch.manual_seed(3)
@@ -171,8 +171,8 @@ def test_fills_follow_the_distribution(bert_path):
     assert greedy == [[5 + int(dense_logps(model, ids, 1.0)[0].argmax())]] * 3
 
 
-def test_positions_do_not_depend_on_what_else_is_in_the_batch(bert_path):
-    """BERT counts positions from the left end of a row: a prompt padded on the left would be another prompt."""
+def test_positions_do_not_depend_on_the_rest_of_the_batch(bert_path):
+    """BERT counts positions from the left end of a row, so left padding would change the prompt."""
     tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
     policy = MaskedPolicy(tokenizer, model.config, 0)
     short, long = policy.prompt_ids([f"a {MASK} c", f"b {MASK} d d d {MASK} a"])
@@ -180,14 +180,14 @@ def test_positions_do_not_depend_on_what_else_is_in_the_batch(bert_path):
     assert together == [policy.fill(model, [short]).ids[0], policy.fill(model, [long]).ids[0]]
 
 
-def test_what_cannot_be_filled_is_said(bert_path, tmp_path):
+def test_invalid_prompts_and_options_are_rejected(bert_path, tmp_path):
     tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked")
     policy = MaskedPolicy(tokenizer, model.config)
     with pytest.raises(ValueError, match=r"19 tokens is longer than the model's context of 16"):
         policy.prompt_ids([" ".join(["a"] * 16 + [MASK])])
     with pytest.raises(ValueError, match=r"no mask token '\[MASK\]', so there is nothing to fill"):
         policy.prompt_ids(["a b c"])
-    with pytest.raises(ValueError, match="fills texts"):
+    with pytest.raises(ValueError, match="needs prompts that are strings"):
         policy.prompt_ids([[{"role": "user", "content": "a"}]])
     assert policy.fill(model, policy.prompt_ids([f"z {MASK} é"])).ids[0][0] >= FIRST_LETTER, "unknown characters"
     for options, words in (
@@ -198,12 +198,12 @@ def test_what_cannot_be_filled_is_said(bert_path, tmp_path):
             fill_trainer(bert_path, tmp_path, **options)
 
 
-def test_models_of_the_wrong_kind_are_refused(bert_path, tiny_path, tmp_path):
-    with pytest.raises(ValueError, match="LlamaForCausalLM is no masked language model"):
+def test_models_of_the_wrong_kind_are_rejected(bert_path, tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not a masked language model"):
         fill_trainer(tiny_path, tmp_path)
-    with pytest.raises(ValueError, match=r"wants a masked language model .* is LlamaForCausalLM"):
+    with pytest.raises(ValueError, match=r"needs a masked language model .* is LlamaForCausalLM"):
         check_policy(tiny_path, "masked")
-    with pytest.raises(ValueError, match=r"wants a causal language model, and .* is BertForMaskedLM"):
+    with pytest.raises(ValueError, match=r"needs a causal language model, but .* is BertForMaskedLM"):
         check_policy(bert_path, "causal")
 
 
@@ -218,7 +218,7 @@ def test_models_of_the_wrong_kind_are_refused(bert_path, tiny_path, tmp_path):
     ],
     ids=["two iterations, top_p", "ema", "periodic, replay, curriculum", "lora", "lora, ema"],
 )
-def test_it_learns_like_a_causal_model(bert_path, tmp_path, options):
+def test_masked_policy_learns(bert_path, tmp_path, options):
     if options.pop("peft", False):
         options["peft_config"] = LoraConfig(r=4, target_modules=["query", "value", "dense"], task_type="CAUSAL_LM")
     trainer = fill_trainer(
@@ -245,9 +245,9 @@ def test_it_learns_like_a_causal_model(bert_path, tmp_path, options):
         assert all(p.equal(before[n]) for n, p in trainer.ref_model.named_parameters()), "a static reference moved"
 
 
-def test_the_logged_parts_of_the_loss_are_those_of_a_first_step(bert_path, tmp_path):
-    """In the first step of a rollout ratios are 1 and the KL divergence is 0: the policy loss is minus the mean
-    advantage over tokens, and that is the whole loss."""
+def test_policy_loss_equals_total_loss_in_the_first_step(bert_path, tmp_path):
+    """In the first step after a rollout, ratios are 1 and the KL divergence is 0, so the loss is minus the mean
+    advantage over tokens."""
     trainer = fill_trainer(bert_path, tmp_path, max_steps=1, beta=0.1, num_generations=8, loss_type="dapo")
     trainer.train()
     logs = trainer.state.log_history[0]
@@ -255,7 +255,7 @@ def test_the_logged_parts_of_the_loss_are_those_of_a_first_step(bert_path, tmp_p
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
-def test_resumed_at_any_step_it_is_bit_for_bit_the_same(bert_path, tmp_path, peft):
+def test_resumed_run_matches_bit_for_bit(bert_path, tmp_path, peft):
     options = {
         "max_steps": 6,
         "save_strategy": "steps",

@@ -1,4 +1,4 @@
-"""Two processes (gloo) that fill masks do what one does, also where groups straddle them."""
+"""Training a masked policy on two processes (gloo) equals training on one, also if groups span both processes."""
 
 import pytest
 import torch
@@ -11,10 +11,10 @@ from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 trainer = TaskGRPOTrainer(model, args=config(output_dir, **options), task=FillTask())
 
-# Every fill is a function of its prompt, the step and its place in the gathered batch. Filling still happens, so that
-# what could have been drawn is known, and the fills are chosen from that.
+# Every fill is a function of its prompt, the step and its position in the gathered batch. The policy still fills the
+# prompts, and the replacement for each fill is chosen from the tokens that could have been sampled.
 fill = trainer._policy.fill
-def placed(model, prompt_ids, table):
+def deterministic_fill(model, prompt_ids, table):
     done = fill(model, prompt_ids, table)
     first = trainer.accelerator.process_index * len(prompt_ids) + 5 * trainer.state.global_step
     for i, row in enumerate(done.ids):
@@ -22,18 +22,18 @@ def placed(model, prompt_ids, table):
             may = table.ids(done.masks[i][t]).tolist()
             row[t] = may[(3 * (first + i) + t) % len(may)]
     return done
-trainer._policy.fill = placed
+trainer._policy.fill = deterministic_fill
 """
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(bert_path, tmp_path):
-    """Groups of 4 in batches of 6 a process: the middle group lies half on each."""
+    """With groups of 4 and batches of 6 per process, the middle group spans both processes."""
     options = {"num_generations": 4, "max_steps": 3, "beta": 0.1, "top_p": 0.9, "reference_mode": "ema"}
     one, one_log = run_processes(SCRIPT, bert_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
     two, two_log = run_processes(SCRIPT, bert_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
     for name, value in one.items():
-        if name.endswith("key.bias"):  # has no gradient but rounding, which Adam makes large
+        if name.endswith("key.bias"):  # its gradient is only rounding noise, which Adam amplifies
             continue
         torch.testing.assert_close(two[name], value, atol=2e-5, rtol=1e-3, msg=name)
     for a, b in zip(one_log, two_log, strict=True):

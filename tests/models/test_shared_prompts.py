@@ -1,4 +1,4 @@
-"""Prompts shared in scoring: the same log-probs and gradients as one copy a completion, from fewer tokens."""
+"""Scoring with shared prompts gives the same log-probs and gradients from fewer tokens."""
 
 import copy
 
@@ -23,7 +23,7 @@ def tiny(family, dtype=torch.float64):
 
 
 def batch(prompts, completions, seed=0):
-    """Left-padded prompts and right-padded completions; `prompts` names the prompt of each row by a number."""
+    """Left-padded prompts and right-padded completions; `prompts` holds a number for the prompt of each row."""
     generator = torch.Generator().manual_seed(seed)
     width, length = 11, max(completions)
     ids = torch.zeros(len(prompts), width + length, dtype=torch.long)
@@ -42,8 +42,8 @@ def logps(model, ids, mask, length):
     return chosen * mask[:, -length:]
 
 
-def both_ways(model, ids, mask, length, prepare=lambda model: model):
-    """Log-probs and gradients, plain and shared, and the number of tokens the shared pass saw."""
+def plain_and_shared(model, ids, mask, length, prepare=lambda model: model):
+    """Return log-probs, gradients and the number of processed tokens, without and with shared prompts."""
     found = []
     for shares in (False, True):
         twin = copy.deepcopy(model)
@@ -61,7 +61,7 @@ def both_ways(model, ids, mask, length, prepare=lambda model: model):
 
 
 def assert_same(plain, shared):
-    # norms are computed in float32 whatever the weights are
+    # norms are computed in float32 for any weight dtype
     torch.testing.assert_close(shared[0], plain[0], atol=1e-6, rtol=1e-6)
     assert plain[1].keys() == shared[1].keys() and plain[1]
     for name, grad in plain[1].items():
@@ -69,9 +69,9 @@ def assert_same(plain, shared):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_and_gradients_are_those_of_one_copy_each(family):
+def test_log_probs_and_gradients_equal_those_of_separate_prompts(family):
     ids, mask, length = batch([7, 7, 2, 7, 2, 2, 8, 7], [4, 2, 3, 4, 1, 4, 3, 2])
-    plain, shared = both_ways(tiny(family), ids, mask, length)
+    plain, shared = plain_and_shared(tiny(family), ids, mask, length)
     assert_same(plain, shared)
     assert shared[2] < 0.8 * plain[2]
 
@@ -80,11 +80,11 @@ def test_log_probs_and_gradients_are_those_of_one_copy_each(family):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=9), st.integers(0, 99))
 def test_any_mix_of_prompts_and_lengths(rows, seed):
     ids, mask, length = batch([p for p, _ in rows], [size for _, size in rows], seed)
-    plain, shared = both_ways(tiny("llama"), ids, mask, length)
+    plain, shared = plain_and_shared(tiny("llama"), ids, mask, length)
     assert_same(plain, shared)
 
 
-def test_with_an_adapter_and_gradient_checkpointing():
+def test_adapter_with_gradient_checkpointing():
     ids, mask, length = batch([7, 7, 7, 2, 2, 2], [4, 2, 3, 4, 1, 4])
 
     def prepare(model):
@@ -96,18 +96,18 @@ def test_with_an_adapter_and_gradient_checkpointing():
                 torch.nn.init.normal_(weight)
         return adapted.double().train()
 
-    assert_same(*both_ways(tiny("llama"), ids, mask, length, prepare))
+    assert_same(*plain_and_shared(tiny("llama"), ids, mask, length, prepare))
 
 
-def test_sharing_is_left_alone_where_it_does_not_pay():
+def test_prompts_are_not_shared_if_that_saves_too_little():
     ids, mask, length = batch([1, 2, 3], [4, 4, 4])
-    assert _Packing.of(ids, mask, length) is None  # nothing is shared
+    assert _Packing.of(ids, mask, length) is None  # no prompt is shared
     ids, mask, length = batch([1, 1, 1], [60, 60, 60])
-    assert _Packing.of(ids, mask, length) is None  # the prompt is short
-    assert _Packing.of(ids[:, -60:], mask[:, -60:], 60) is None  # there is no prompt
+    assert _Packing.of(ids, mask, length) is None  # the prompt is too short
+    assert _Packing.of(ids[:, -60:], mask[:, -60:], 60) is None  # no prompt
 
 
-def test_models_it_does_not_know_are_named():
+def test_unsupported_models_are_reported():
     gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
     assert "'gpt2'" in SharedPrompts().add_to(gpt2)
     eager = tiny("llama")
@@ -117,9 +117,9 @@ def test_models_it_does_not_know_are_named():
 
 @pytest.mark.parametrize("constrain", [True, False])
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
-def test_a_run_that_shares_is_the_run_that_does_not(tiny_path, tmp_path, monkeypatch, constrain, peft):
-    """Three steps with a reference model: the same losses and the same weights, up to rounding."""
-    monkeypatch.setattr("trl_grpo_tasks.models.shared_prompts.WORTH", 1.0)
+def test_training_with_shared_prompts_equals_training_without(tiny_path, tmp_path, monkeypatch, constrain, peft):
+    """Three training steps with a reference model end with the same losses and weights, up to rounding."""
+    monkeypatch.setattr("trl_grpo_tasks.models.shared_prompts.MAX_TOKEN_FRACTION", 1.0)
     used = []
     packing_of = _Packing.of
     monkeypatch.setattr(_Packing, "of", lambda *args: used.append(packing_of(*args)) or used[-1])
@@ -137,8 +137,8 @@ def test_a_run_that_shares_is_the_run_that_does_not(tiny_path, tmp_path, monkeyp
         torch.testing.assert_close(ends[1][1][name], weight, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_masks_are_not_given_to_cudnn():
-    """Whose gradients may then be NaN. TRL alone has no masks of ours, and its choice of kernels stays."""
+def test_sharing_prompts_disables_cudnn_attention():
+    """With a mask, gradients of cuDNN attention may be NaN. For unsupported models, the kernel choice is unchanged."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)

@@ -1,4 +1,4 @@
-"""Rollouts in the trainer: what was sampled is what is scored; and what vLLM is handed."""
+"""Rollouts in the trainer: scoring matches sampling, and vLLM receives the right grammar."""
 
 import numpy as np
 import pytest
@@ -13,18 +13,18 @@ from trl_grpo_tasks.rollout import rollout
 
 @pytest.mark.parametrize("options", [{"constrain": True}, {}, {"constrain": True, "gradient_checkpointing": True}])
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
-def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, options, peft):
+def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypatch, options, peft):
     from peft import LoraConfig
 
     from trl_grpo_tasks.training import generation_layer
 
-    kept = []
+    rollouts = []
 
-    def keeping(*args, **kwargs):
-        kept.append(rollout(*args, **kwargs))
-        return kept[-1]
+    def recording_rollout(*args, **kwargs):
+        rollouts.append(rollout(*args, **kwargs))
+        return rollouts[-1]
 
-    monkeypatch.setattr(generation_layer, "rollout", keeping)
+    monkeypatch.setattr(generation_layer, "rollout", recording_rollout)
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
     settings = {"rollout": "fast", "temperature": 0.8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 3}
     trainer = toy_trainer(tiny_path, tmp_path, peft_config=adapter, **settings, **options)
@@ -32,24 +32,24 @@ def test_what_was_sampled_is_what_is_scored(tiny_path, tmp_path, monkeypatch, op
     trainer.model.train()
     trainer.model.gradient_checkpointing_disable()
     output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-    for row, logps in enumerate(kept[-1].logps):
+    for row, logps in enumerate(rollouts[-1].logps):
         assert output["old_per_token_logps"][row, : len(logps)].tolist() == pytest.approx(logps, abs=1e-4)
-        assert output["completion_ids"][row, : len(logps)].tolist() == kept[-1].completion_ids[row]
+        assert output["completion_ids"][row, : len(logps)].tolist() == rollouts[-1].completion_ids[row]
 
 
 @pytest.mark.parametrize("options", [{"cache_implementation": "dynamic"}, {"generation_kwargs": {"num_beams": 1}}])
-def test_what_it_cannot_do_is_left_to_trl_with_a_line_why(tiny_path, tmp_path, capsys, options):
+def test_unsupported_options_fall_back_to_trl_with_a_printed_reason(tiny_path, tmp_path, capsys, options):
     trainer = toy_trainer(tiny_path, tmp_path, rollout="fast", max_steps=1, **options)
-    said = capsys.readouterr().out
-    assert said.count("TRL generates the completions, because ") == 1 and next(iter(options)) in said
+    output = capsys.readouterr().out
+    assert output.count("TRL generates the completions, because ") == 1 and next(iter(options)) in output
     trainer.train()
 
 
-# ---- vLLM: what can be tested without it
+# ---- vLLM: the parts that can be tested without it
 
 
-class Engine:
-    """Stands in for TRL's VLLMGeneration: samples under the grammar it was handed, and says how likely tokens were."""
+class FakeVLLM:
+    """A stand-in for TRL's VLLMGeneration: samples under the grammar it receives, and returns log-probs."""
 
     def __init__(self, model, tokenizer):
         self.model, self.tokenizer, self.generation_kwargs = model, tokenizer, {}
@@ -65,8 +65,8 @@ class Engine:
         return None, out.completion_ids, [[[logp] for logp in logps] for logps in out.logps], None
 
 
-def with_engine(trainer, constraint):
-    trainer.vllm_generation = Engine(trainer.model, trainer.processing_class)
+def with_fake_vllm(trainer, constraint):
+    trainer.vllm_generation = FakeVLLM(trainer.model, trainer.processing_class)
     trainer.use_vllm, trainer._last_loaded_step = True, -1
     trainer._constraint = trainer._ready_constraint(constraint)
     return trainer
@@ -75,7 +75,7 @@ def with_engine(trainer, constraint):
 def test_vllm_samples_under_the_grammar_and_scoring_replays_the_masks(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
     constraint = GrammarConstraint(trainer.processing_class, Grammar.regex("[ab]{1,2}|c"))
-    with_engine(trainer, constraint)
+    with_fake_vllm(trainer, constraint)
     trainer.model.train()
     output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
     scored = trainer._score(output, of_reference=False)
@@ -93,7 +93,7 @@ def test_vllm_samples_under_the_grammar_and_scoring_replays_the_masks(tiny_path,
     ],
     ids=lambda grammar: grammar.kind,
 )
-def test_what_vllm_is_handed_is_the_same_language(grammar):
+def test_grammar_for_vllm_is_equivalent(grammar):
     tokenizer = make_tokenizer([*'0123456789abcdex,(){}":', " ", "10", "ab"], 64)
     ours = GrammarConstraint(tokenizer, grammar)
     theirs = GrammarConstraint(tokenizer, Grammar.ebnf(ours.for_vllm()["grammar"]))
@@ -110,11 +110,11 @@ def test_what_vllm_is_handed_is_the_same_language(grammar):
                 break
 
 
-def test_what_cannot_be_handed_to_vllm_is_refused(tiny_path, tmp_path):
+def test_constraints_that_vllm_cannot_apply_are_rejected(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
     by_row = GrammarConstraint(trainer.processing_class, lambda row: Grammar.regex(row["letter"]))
     with pytest.raises(ValueError, match=r"from row to row.*set use_vllm=False"):
-        with_engine(trainer, by_row)
+        with_fake_vllm(trainer, by_row)
     tree = ChoiceTreeConstraint(trainer.processing_class, lambda row: 0, lambda node: [("a", None)])
     with pytest.raises(ValueError, match="not a grammar"):
-        with_engine(trainer, tree)
+        with_fake_vllm(trainer, tree)

@@ -1,4 +1,4 @@
-"""Rollouts: greedy as `generate`, sampled from the scored distribution, right under any constraint."""
+"""Rollouts: greedy decoding matches `generate`, samples follow the exact distribution, constraints are respected."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from trl_grpo_tasks.rollout import Decoder, rollout, unsupported_reason
 
 @pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
 @pytest.mark.parametrize("family", MODELS)
-def test_greedy_is_what_generate_gives(family, decoders):
+def test_greedy_equals_generate(family, decoders):
     model = MODELS[family]
     ours = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0,
                    decoder=decoders.get(family))  # fmt: skip
@@ -31,8 +31,8 @@ def test_greedy_is_what_generate_gives(family, decoders):
         assert ids == out.tolist()
 
 
-@pytest.mark.skipif("REAL_MODEL" not in os.environ, reason="REAL_MODEL names no folder of a pretrained model")
-def test_greedy_on_a_real_model():
+@pytest.mark.skipif("REAL_MODEL" not in os.environ, reason="set REAL_MODEL to the folder of a pretrained model")
+def test_greedy_equals_generate_on_a_real_model():
     """`REAL_MODEL=folder pytest -k real_model`: chat prompts of different length, left-padded in one batch."""
     model = AutoModelForCausalLM.from_pretrained(os.environ["REAL_MODEL"], dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"], padding_side="left")
@@ -54,7 +54,7 @@ def test_greedy_on_a_real_model():
             assert ids == expected[: len(ids)] and (ids[-1] == end or len(ids) == 40)
 
 
-def brick_choices(node):
+def line_choices(node):
     kind, lines = node
     if kind == "line":
         more = (
@@ -70,7 +70,7 @@ CONSTRAINTS = {
         TOKENIZER,
         GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
     ),
-    "tree": ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, brick_choices),
+    "tree": ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, line_choices),
 }
 PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"abcde"]
 
@@ -85,7 +85,7 @@ PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"ab
     st.booleans(),
 )
 def test_any_batch_under_any_constraint(kind, patterns, length, temperature, seed, is_replayed):
-    """Every token was allowed, masks are those of a replay, log-probs those of a plain forward pass."""
+    """Every token is allowed, masks equal those of a replay, and log-probs equal those of a plain forward pass."""
     model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
     rows = [{"pattern": pattern} for pattern in patterns]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
@@ -105,7 +105,7 @@ def test_any_batch_under_any_constraint(kind, patterns, length, temperature, see
 
 
 def test_samples_follow_the_exact_distribution():
-    """Chi-square over all completions of a constrained task with six answers."""
+    """Chi-squared test over all completions of a constraint with six texts."""
     model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
     torch.manual_seed(1)
@@ -132,8 +132,8 @@ def test_samples_follow_the_exact_distribution():
     assert len(expected) >= 4 and chi2 < 3.3 * len(expected) + 12
 
 
-class Fickle:
-    """Takes back some of what was written, at random, a limited number of times a row."""
+class RandomEditor:
+    """An editor that deletes a random number of tokens, at most `times` times per row."""
 
     def __init__(self, seed, times):
         self._random, self._left, self.asked = random.Random(seed), {}, set()
@@ -157,14 +157,14 @@ class Fickle:
     st.booleans(),
     st.integers(0, 8),
 )
-def test_what_an_editor_takes_back_leaves_no_trace(kind, patterns, length, seed, is_replayed, times):
-    """Whatever is cut, and how often: masks are those of a replay, log-probs those of a plain forward pass."""
+def test_deleted_tokens_leave_no_trace(kind, patterns, length, seed, is_replayed, times):
+    """After any number of deletions, masks equal those of a replay, and log-probs those of a plain forward pass."""
     model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
     rows = [{"pattern": pattern} for pattern in patterns]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
     constrained = {"constraint": CONSTRAINTS[kind], "rows": rows, "table": table} if kind else {}
     torch.manual_seed(seed)
-    editor = Fickle(seed, times)
+    editor = RandomEditor(seed, times)
     out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], editor=editor, **constrained,
                   decoder=REPLAYED["llama"] if is_replayed else None)  # fmt: skip
     for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -178,8 +178,8 @@ def test_what_an_editor_takes_back_leaves_no_trace(kind, patterns, length, seed,
         assert logps == pytest.approx(wanted, abs=1e-4)
 
 
-class Refusing:
-    """Rejection sampling: a text that `is_good` does not like is drawn again, from its first token that may differ."""
+class RejectionEditor:
+    """An editor for rejection sampling: a text for which `is_good` is false is sampled again from the start."""
 
     def __init__(self, is_good):
         self._is_good = is_good
@@ -189,14 +189,14 @@ class Refusing:
 
 
 @pytest.mark.parametrize("decoders", [{}, REPLAYED], ids=["plain", "replayed"])
-def test_an_editor_that_rejects_samples_the_conditional_distribution(decoders):
-    """Chi-square over the four of six answers that are not rejected."""
+def test_rejection_editor_samples_the_conditional_distribution(decoders):
+    """Chi-squared test over the four of six texts that are not rejected."""
     model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
     good = ["a0x", "a2x", "ab0", "b"]
     torch.manual_seed(2)
     out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
-                  rows=[{}] * 3000, table=table, editor=Refusing(good.__contains__),
+                  rows=[{}] * 3000, table=table, editor=RejectionEditor(good.__contains__),
                   decoder=decoders.get("qwen2"))  # fmt: skip
     counts = Counter(map(tuple, out.completion_ids))
     weight = {}
@@ -206,7 +206,7 @@ def test_an_editor_that_rejects_samples_the_conditional_distribution(decoders):
             weight[ids] = float(np.exp(sum(dense_logps(model, PROMPTS[0], list(ids), masks, table, 1.0))))
     assert {TOKENIZER.decode(ids, skip_special_tokens=True) for ids in counts} == set(good)
     share = 3000 / sum(weight.values())
-    # some answers have two spellings in tokens
+    # some texts have two tokenizations
     chi2 = sum((counts[ids] - share * w) ** 2 / (share * w) for ids, w in weight.items() if share * w >= 5)
     assert len(counts) >= 4 and chi2 < 3.3 * len(counts) + 12
 
@@ -216,12 +216,12 @@ def test_forced_tokens_and_shared_prompts_save_forward_passes():
     out = rollout(MODELS["llama"], [PROMPTS[3]] * 8, max_new_tokens=30, eos_token_ids=[EOS], constraint=constraint,
                   rows=[{}] * 8, table=MaskTable(len(TOKENIZER) + 3))  # fmt: skip
     assert all(len(ids) == 18 for ids in out.completion_ids)
-    # the prompt, the first run of forced tokens, and a digit with the run after it; the last run ends the text
+    # the prompt; the first forced tokens; the first digit with the forced tokens after it (the rest ends the text)
     assert out.forward_passes == 3
 
 
-def test_passes_have_few_sizes_and_rows_that_finished_leave():
-    """A run's worth of rollouts: what is captured once serves all, as long as nothing grows."""
+def test_passes_have_few_sizes_and_finished_rows_leave_the_batch():
+    """Over many rollouts, a few captured pass sizes serve all of them."""
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"[a-e]{1,40}"))
     decoder = Replayed(MODELS["llama"])
     seen = []
@@ -235,7 +235,7 @@ def test_passes_have_few_sizes_and_rows_that_finished_leave():
     assert {length for _, _, length in seen[-1]} == {256}
 
 
-def test_models_it_does_not_know_are_named():
+def test_unsupported_models_are_reported():
     from transformers import GPT2Config, MistralConfig
 
     assert unsupported_reason(MODELS["llama"]) is None

@@ -1,4 +1,4 @@
-"""Weights and kernels of rollouts: cast, folded and compiled, they compute the same and are put back."""
+"""Cast weights, folded adapters and compiled parts compute the same results, and the model is restored."""
 
 import copy
 
@@ -27,8 +27,10 @@ def adapted_model(seed=0):
     return model
 
 
-def test_parts_in_fewer_kernels_compute_the_same_and_leave_the_model_as_it_was(monkeypatch):
-    monkeypatch.setattr(compiled_module.torch, "compile", lambda function, **_: function)  # what it changes is torch's
+def test_compiled_parts_compute_the_same_and_restore_the_model(monkeypatch):
+    monkeypatch.setattr(
+        compiled_module.torch, "compile", lambda function, **_: function
+    )  # torch.compile itself is not tested
     model = adapted_model()
     ids = torch.randint(1, 20, (3, 7))
     with torch.no_grad():
@@ -41,7 +43,7 @@ def test_parts_in_fewer_kernels_compute_the_same_and_leave_the_model_as_it_was(m
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
+def test_weights_are_cast_for_autocast_and_restored():
     model = adapted_model()
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
     decoder = Decoder(model)
@@ -51,7 +53,7 @@ def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
         for prompt, ids, logps in zip(PROMPTS, out.completion_ids, out.logps, strict=True):
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
                 wanted = dense_logps(model, prompt, ids, [0] * len(ids), None, 1.0)
-            assert logps == pytest.approx(wanted, abs=0.15)  # bf16, and logits of about 10
+            assert logps == pytest.approx(wanted, abs=0.15)  # bf16 rounding of logits of about 10
         for name, weight in model.named_parameters():
             assert weight.dtype == torch.float32 and torch.equal(weight, weights[name])
         with torch.no_grad():
@@ -61,10 +63,10 @@ def test_weights_that_autocast_would_cast_are_cast_once_and_put_back():
 
 
 @torch.no_grad()
-def test_folded_adapters_compute_the_same_and_leave_the_model_as_it_was():
+def test_folded_adapters_compute_the_same_and_restore_the_model():
     model = adapted_model()
     layers = [part for part in model.modules() if "lora_A" in dict(part.named_children())]
-    cast = CastWeights(without_adapter(model), torch.float64)  # a type that rounds nothing
+    cast = CastWeights(without_adapter(model), torch.float64)  # a dtype without rounding
     for _ in range(2):
         before = {name: weight.clone() for name, weight in model.named_parameters()}
         rows = [torch.randn(2, layer.in_features) for layer in layers]
@@ -78,13 +80,13 @@ def test_folded_adapters_compute_the_same_and_leave_the_model_as_it_was():
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
         for name, weight in model.named_parameters():
             if "lora" in name:
-                weight.mul_(1.5)  # training goes on
+                weight.mul_(1.5)  # as a training step does
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("size", "folds"), [(0.0, False), (1e-5, False), (3e-3, True)])
-def test_adapters_are_folded_only_once_rounding_leaves_them(size, folds):
-    """Weights that came from a bf16 file lie on its grid: next to them a small adapter would be rounded away."""
+def test_adapters_are_folded_only_if_rounding_preserves_them(size, folds):
+    """Weights loaded from a bf16 file have bf16 values, so a small adapter would be rounded away when folded."""
     model = adapted_model()
     layers = [part for part in model.modules() if "lora_A" in dict(part.named_children())]
     for layer in layers:
@@ -101,13 +103,13 @@ def test_adapters_are_folded_only_once_rounding_leaves_them(size, folds):
         for layer, x, delta, base in zip(layers, rows, deltas, bases, strict=True):
             left = (layer(x).float().T - base) * delta
             if size and not folds:
-                # The sum is still rounded, but by the output's type, as it is in training.
+                # Not folded: only the output of the layer is rounded, as in training.
                 left = (layer.lora_B["default"](layer.lora_A["default"](x)).float().T * 5 / 3) * delta
             assert left.sum().item() == pytest.approx((delta**2).sum().item(), rel=0.05, abs=1e-12)
 
 
-def test_the_head_stays_in_float32_where_trl_is_asked_for_it():
-    """With cast_lm_head_to_fp32 the head's logits are not rounded to bf16, neither its weights nor the product."""
+def test_lm_head_stays_in_float32_with_cast_lm_head_to_fp32():
+    """With cast_lm_head_to_fp32, neither the weights of the LM head nor its logits are rounded to bf16."""
     model = copy.deepcopy(MODELS["llama"])
     outs = {}
     for in_fp32 in (False, True):
@@ -120,7 +122,7 @@ def test_the_head_stays_in_float32_where_trl_is_asked_for_it():
     torch.testing.assert_close(outs[True], outs[False], atol=0.3, rtol=0.05)
 
 
-def test_weights_that_are_in_the_type_of_autocast_already():
+def test_rollout_with_weights_already_in_the_autocast_dtype():
     model = copy.deepcopy(MODELS["llama"]).to(torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = rollout(model, PROMPTS, max_new_tokens=3, eos_token_ids=[EOS], temperature=0)
@@ -130,7 +132,7 @@ def test_weights_that_are_in_the_type_of_autocast_already():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captured passes need a GPU")
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-3), (torch.bfloat16, 0.15)])
-def test_captured_passes_of_any_width_score_as_plain_ones_do(dtype, near):
+def test_captured_passes_match_plain_passes(dtype, near):
     model = copy.deepcopy(MODELS["llama"]).to("cuda", dtype)
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex(r"([a-e]cde){2}[0-9]ccddeccddeccddecc[a-e]{1,9}"))
     decoder = Decoder(model)
@@ -144,7 +146,7 @@ def test_captured_passes_of_any_width_score_as_plain_ones_do(dtype, near):
             assert logps == pytest.approx(wanted, abs=near)
 
 
-def test_attention_kernels_that_are_known_to_be_wrong_are_left_out():
+def test_decoder_disables_cudnn_attention():
     torch.backends.cuda.enable_cudnn_sdp(True)
     Decoder(MODELS["llama"])
     assert not torch.backends.cuda.cudnn_sdp_enabled()

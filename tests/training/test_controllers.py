@@ -197,7 +197,7 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
 
 def record_masks(trainer):
     from trl_grpo_tasks.constraints.base import replay
-    from trl_grpo_tasks.constraints.table import padded
+    from trl_grpo_tasks.constraints.table import pad_mask_numbers
 
     fixed = type(trainer)._generate_single_turn
 
@@ -205,7 +205,9 @@ def record_masks(trainer):
         ids, logprobs = fixed(trainer, prompt_ids, *args, **kwargs)
         table = trainer._tables.start("train", trainer.model.config.vocab_size)
         masks = [replay(trainer._constraint, {}, i) for i in ids]
-        trainer.latest_rollout.mask_numbers_B_T = padded([[table.number_of(m) for m in row] for row in masks])
+        trainer.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
+            [[table.number_of(m) for m in row] for row in masks]
+        )
         return ids, logprobs
 
     trainer._generate_single_turn = with_masks

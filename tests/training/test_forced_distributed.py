@@ -7,7 +7,7 @@ from tests.support.toy import LettersConstraint, LettersState, ToyTask
 from tests.support.training import run_processes
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.constraints.base import replay
-from trl_grpo_tasks.constraints.table import padded
+from trl_grpo_tasks.constraints.table import pad_mask_numbers
 
 
 class HalfForced(ToyTask):
@@ -37,7 +37,9 @@ class PlacedTrainer(TaskGRPOTrainer):
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
         table = self._tables.start("train", self.model.config.vocab_size)
         masks = [replay(self._constraint, row, one) for row, one in zip(rows, ids, strict=True)]
-        self.latest_rollout.mask_numbers_B_T = padded([[table.number_of(mask) for mask in each] for each in masks])
+        self.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
+            [[table.number_of(mask) for mask in each] for each in masks]
+        )
         return ids, None
 
 

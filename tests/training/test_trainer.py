@@ -14,7 +14,7 @@ from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.constraints.base import replay
-from trl_grpo_tasks.constraints.table import padded, widened
+from trl_grpo_tasks.constraints.table import pad_mask_numbers, widen_mask_numbers
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.task import Score
 from trl_grpo_tasks.training.advantages import estimate
@@ -304,7 +304,7 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
     # Ours: one batch that holds every sequence; each weighs its probability times its reward.
     table = trainer._tables.start("train", len(tokenizer))
     ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
-    numbers = padded([[table.number_of(mask) for mask in replay(constraint, row, i)] for i in ids])
+    numbers = pad_mask_numbers([[table.number_of(mask) for mask in replay(constraint, row, i)] for i in ids])
     width = max(map(len, ids))
     batch = len(texts)
     inputs = {
@@ -313,7 +313,7 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
         "completion_ids": torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids]),
         "completion_mask": torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i in ids]),
         "advantages": (probabilities.detach() * rewards * batch * 4).double(),
-        "mask_numbers": widened(numbers, width),
+        "mask_numbers": widen_mask_numbers(numbers, width),
         "num_items_in_batch": torch.tensor(sum(map(len, ids))),
     }
     model.train()

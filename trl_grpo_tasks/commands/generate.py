@@ -11,7 +11,7 @@ from ..task import Row, Task, check_editor, printable
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
 
-LONGEST_SHOWN = 60  # characters of a completion that stands in its line
+LONGEST_SHOWN = 60  # characters of a completion that is shown in its line
 
 
 def generate(
@@ -93,10 +93,10 @@ def generate(
 
 
 def describe_sample(sample: Sample) -> str:
-    """What the task says of a sample, in a line; with the completion where that is short."""
+    """The score of a sample in one line, with the completion if it is short."""
     score = sample.score
     if score is None:
-        return printable(f"could not be judged: {sample.reason}")
+        return printable(f"could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]

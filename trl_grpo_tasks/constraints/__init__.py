@@ -1,4 +1,7 @@
-"""What may come next: grammars and choice trees behind one interface. Importing it loads no torch, no xgrammar."""
+"""Constraints on generated text: grammars and choice trees behind one interface.
+
+Importing this package loads neither torch nor xgrammar.
+"""
 
 from .base import Constraint, State, pack, pack_ids, replay, unpack, words_for
 from .choices import ChoiceTreeConstraint

@@ -1,10 +1,10 @@
-"""What may be written next: the interface that grammars and choice trees share.
+"""The interface shared by grammars and choice trees, and helpers for packed token masks.
 
-A constraint is compiled once for a tokenizer. `start(row)` gives a state; the state says which tokens may come next
-and is moved on by the token that was chosen. Masks depend on the row and the tokens so far and on nothing else, so
-they can be rebuilt at any time by replaying a completion.
+A constraint is compiled once per tokenizer. `start(row)` returns a state, which reports the tokens allowed next and
+advances by the token that was chosen. A mask depends only on the row and the tokens so far, so masks can be rebuilt
+at any time by replaying a completion.
 
-Masks are packed: one bit a token, 32 tokens an int32 word, token t is bit t % 32 of word t // 32.
+Masks are packed into int32 words, one bit per token: token t is bit t % 32 of word t // 32.
 """
 
 from __future__ import annotations
@@ -14,56 +14,64 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Where a text is forced for ever, `forced` has to stop somewhere.
+# Upper limit on the tokens that `forced` returns: a constraint may force text without end.
 FORCED_LIMIT = 512
 
 
 class State(Protocol):
-    """Where one completion stands."""
+    """The position of one completion within its constraint."""
 
     @property
     def finished(self) -> bool:
-        """The end-of-sequence token has been accepted: nothing more may follow."""
+        """Whether the end-of-sequence token has been accepted, so that no token may follow."""
 
     def mask(self) -> np.ndarray:
-        """The allowed tokens as packed int32 words. At least one bit is set until the state is finished. A token is
-        allowed if and only if the text so far followed by it can still become an allowed text; the tokenizer's
-        end-of-sequence token is allowed where the text may end. All zero once finished. Do not write into the array,
-        and copy it to keep it: it may be filled anew after the next `accept`."""
+        """Return the allowed tokens as packed int32 words.
+
+        A token is allowed if and only if the text so far followed by this token can be extended to an allowed text.
+        The tokenizer's end-of-sequence token is allowed where the text may end. At least one bit is set until the
+        state is finished; afterwards all bits are zero. The caller must not write to the array, and must copy it to
+        keep it: the next `accept` may overwrite it.
+        """
 
     def accept(self, token: int) -> None:
-        """Move on by one token; ValueError if it is not allowed here."""
+        """Advance by one token. Raises ValueError if the token is not allowed here."""
 
     def forced(self) -> list[int]:
-        """Tokens that must follow from here: at each of them it is the only one allowed (up to and including the
-        end-of-sequence token, and at most FORCED_LIMIT of them). None where several may. Moves nothing."""
+        """Return the tokens that must follow: at each of these positions only one token is allowed.
+
+        The list includes a forced end-of-sequence token and has at most FORCED_LIMIT tokens. It is empty where
+        several tokens are allowed. The state does not advance.
+        """
 
 
 class Constraint(Protocol):
-    """What may be written for any row, compiled for one tokenizer."""
+    """The allowed completions of any row, compiled for one tokenizer."""
 
     vocab_size: int
 
     def start(self, row: Mapping[str, Any]) -> State | None:
-        """The state before the first token; None for a row that is not constrained."""
+        """Return the state before the first token, or None if the row is unconstrained."""
 
 
 def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
-    """Move many states on by one token each; in one go where their kind knows how to."""
-    together = getattr(type(states[0]), "accept_many", None) if states else None
-    if together is not None and all(type(state) is type(states[0]) for state in states):
-        together(states, tokens)
+    """Advance each state by one token, in one batched call where the type of the states supports it."""
+    batched = getattr(type(states[0]), "accept_many", None) if states else None
+    if batched is not None and all(type(state) is type(states[0]) for state in states):
+        batched(states, tokens)
         return
     for state, token in zip(states, tokens, strict=True):
         state.accept(token)
 
 
 def fill_all(states: Sequence[State], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-    """Write the masks of many states into rows of a matrix, which may be wider, or narrower by tokens that are never
-    allowed; in one go where their kind can."""
-    together = getattr(type(states[0]), "fill_many", None) if states else None
-    if together is not None and all(type(state) is type(states[0]) for state in states):
-        together(states, words_B_W, rows)
+    """Write the masks of the states into the given rows of a matrix, batched where the type of the states supports it.
+
+    The matrix may be wider than the masks, or narrower if the missing tokens are never allowed.
+    """
+    batched = getattr(type(states[0]), "fill_many", None) if states else None
+    if batched is not None and all(type(state) is type(states[0]) for state in states):
+        batched(states, words_B_W, rows)
         return
     for state, row in zip(states, rows, strict=True):
         mask = state.mask()[: words_B_W.shape[1]]
@@ -72,32 +80,32 @@ def fill_all(states: Sequence[State], words_B_W: np.ndarray, rows: Sequence[int]
 
 
 def words_for(vocab_size: int) -> int:
-    """How many int32 words a mask over `vocab_size` tokens takes."""
+    """Return the number of int32 words in a mask over `vocab_size` tokens."""
     return (vocab_size + 31) // 32
 
 
 def pack(allowed_V: np.ndarray) -> np.ndarray:
-    """A boolean vector over the vocabulary as packed int32 words."""
+    """Pack a boolean vector over the vocabulary into int32 words."""
     padded = np.zeros(words_for(len(allowed_V)) * 32, dtype=bool)
     padded[: len(allowed_V)] = allowed_V
     return np.packbits(padded, bitorder="little").view(np.int32)
 
 
 def pack_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """Token ids as packed int32 words."""
+    """Return the packed mask that allows exactly these token ids."""
     allowed_V = np.zeros(vocab_size, dtype=bool)
     allowed_V[np.asarray(token_ids, dtype=np.int64)] = True
     return pack(allowed_V)
 
 
 def unpack(words: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Packed words as booleans over the vocabulary, along the last axis."""
+    """Unpack the last axis of packed masks into booleans over the vocabulary."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     return np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little").view(bool)
 
 
 def only_token(words: np.ndarray) -> int | None:
-    """The token of a mask that allows exactly one."""
+    """Return the only token that a packed mask allows, or None if it does not allow exactly one."""
     (filled,) = np.nonzero(words)
     if len(filled) != 1:
         return None
@@ -106,7 +114,7 @@ def only_token(words: np.ndarray) -> int | None:
 
 
 def replay(constraint: Constraint, row: Mapping[str, Any], token_ids: Sequence[int]) -> list[np.ndarray | None]:
-    """The mask in front of each token of a completion; None for every token of a row that is not constrained."""
+    """Return the mask that applied to each token of a completion; the masks of an unconstrained row are None."""
     state = constraint.start(row)
     if state is None:
         return [None] * len(token_ids)

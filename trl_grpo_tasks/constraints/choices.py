@@ -1,16 +1,16 @@
-"""Choice trees: what may be written next where that depends on meaning and no grammar could say it.
+"""Choice trees: constraints that depend on the meaning of the text and therefore cannot be written as a grammar.
 
-A pack describes its texts as a tree that is unfolded while it is written: at each node, the literals that may follow
-and the node each leads to. The engine follows every way of reading the text so far (a *thread* is the rest of a
-literal and the node after it) and asks the vocabulary which tokens run along them; tokens may end inside a literal or
-span several, so any tokenizer will do.
+A task describes its texts as a tree that is expanded while the text is generated: each node lists the literals that
+may follow and the node that each of them leads to. The engine tracks every parse of the text so far (a *thread* is the
+unread rest of a literal and the node after it) and looks up which vocabulary tokens match the threads. A token may end
+inside a literal or span several, so every tokenizer works.
 
     A tree of `1x2 (0,3)` lines might have nodes ("size", bricks), ("x", bricks, size), ... with
     choices(("x", bricks, size)) == [("0,", ("y", bricks, size, 0)), ("1,", ("y", bricks, size, 1)), ...]
 
-What makes it fast. Which tokens run along a literal does not depend on the node, so that is remembered by text, and
-packed masks are remembered by the set of tokens: structures that were never seen before cost little. Put what must
-follow into the literal ("0," rather than "0" and then ","): then the engine seldom needs to look beyond its end.
+Performance: the tokens that match a literal do not depend on the node, so they are cached by text, and packed masks
+are cached by token set. Nodes that were never visited before are therefore cheap. Append delimiters to the literal
+("0," instead of "0" followed by ","): the engine then rarely has to look past the end of the literal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .vocabulary import Vocabulary
 
 Node = Hashable
 Choices = Sequence[tuple[str, Node | None]]
-Thread = tuple[bytes, Node | None]  # what is left of a literal (never empty), and the node after it; None: the end
+Thread = tuple[bytes, Node | None]  # rest of a literal (never empty), node after it (None: end)
 
 _NODE_CACHE = 4096
 _MASK_CACHE = 2048
@@ -35,17 +35,17 @@ _EMPTY_STEPS = 100
 
 
 class ChoiceTreeConstraint:
-    """Completions that a tree of literals allows.
+    """A constraint that allows the completions described by a tree of literals.
 
-    `root(row)` gives the first node of a row, or None for a row that is not constrained. `choices(node)` gives
-    (text, next node) pairs; the next node None means that the completion ends after that text; the text may be empty,
-    so `("", None)` says that it may end here. Both are pure functions; nodes are hashable, and equal nodes have equal
-    choices.
+    `root(row)` returns the first node of a row, or None if the row is unconstrained. `choices(node)` returns
+    (text, next node) pairs. A next node of None ends the completion after the text. The text may be empty, so
+    `("", None)` means that the completion may end at this node. Both functions must be pure; nodes must be hashable,
+    and equal nodes must have equal choices.
 
-    Every node should have a choice. The engine looks one literal ahead and leaves out choices that lead to a node
-    without any; if that leaves nothing, a RuntimeError names the node. This asks for the choices of every node that
-    could come next (for twenty coordinates, twenty calls where one is needed): in a tree that is known to have no such
-    nodes, `look_ahead=False` spares them, and a RuntimeError names the node should there be one after all.
+    Every node should have at least one choice. With `look_ahead=True` the engine drops choices that lead to a node
+    without choices, at the cost of calling `choices` for every possible next node (twenty calls instead of one for
+    twenty coordinates). Set `look_ahead=False` for a tree without such dead ends. In both cases a RuntimeError names
+    the node if no choice is left.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ChoiceTreeConstraint:
         self._look_ahead = look_ahead
         self._choices = lru_cache(_NODE_CACHE)(lambda node: tuple(choices(node)))
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
-        self._along_texts = lru_cache(_MASK_CACHE)(self._along_texts_new)
+        self._match_texts = lru_cache(_MASK_CACHE)(self._match_texts_new)
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
@@ -71,45 +71,48 @@ class ChoiceTreeConstraint:
             return None
         ends, threads = self.expand(node)
         if not ends and not threads:
-            raise _no_choices([node])
+            raise _dead_end_error([node])
         if self.vocabulary.strips_leading_space:
-            # Decoding drops one space in front: it may be written before any text, and must be before one that itself
+            # Decoding drops one leading space. So a space may precede any text, and must precede a text that itself
             # begins with a space.
             threads = ((b" ", node), *(thread for thread in threads if not thread[0].startswith(b" ")))
         return ChoiceState(self, threads, ends)
 
     def allowed(self, threads: Sequence[Thread]) -> frozenset[int]:
-        """The tokens that run along these threads, and on through the nodes after them."""
+        """Return the tokens that match these threads, including tokens that continue through the nodes after them."""
         texts = tuple(text for text, _ in threads)
-        tokens, ends_inside = self._along_texts(texts)
-        if ends_inside:
+        tokens, none_extend = self._match_texts(texts)
+        if none_extend:
             return tokens
-        along = self.vocabulary.along
+        matches = self.vocabulary.along
         found = set(tokens)
-        beyond: set[tuple[bytes, Node]] = set()
+        expanded: set[tuple[bytes, Node]] = set()
         todo = [(b"", text, node) for text, node in threads]
         while todo:
             prefix, text, node = todo.pop()
-            ids, goes_on = along(prefix, text)
+            ids, extends = matches(prefix, text)
             found.update(ids)
-            if goes_on and node is not None:
+            if extends and node is not None:
                 reached = (prefix + text, node)
-                if reached not in beyond:
-                    beyond.add(reached)
+                if reached not in expanded:
+                    expanded.add(reached)
                     todo += [(reached[0], *thread) for thread in self.expand(node).threads]
         return frozenset(found)
 
-    def _along_texts_new(self, texts: tuple[bytes, ...]) -> tuple[frozenset[int], bool]:
-        """The tokens that end within these texts, and whether none goes on beyond them: then no node matters."""
+    def _match_texts_new(self, texts: tuple[bytes, ...]) -> tuple[frozenset[int], bool]:
+        """Return the tokens that end within these texts, and whether no token extends past any of them.
+
+        If none does, the allowed tokens do not depend on the nodes after the texts.
+        """
         runs = [self.vocabulary.along(b"", text) for text in texts]
-        return frozenset(id for ids, _ in runs for id in ids), not any(goes_on for _, goes_on in runs)
+        return frozenset(id for ids, _ in runs for id in ids), not any(extends for _, extends in runs)
 
     def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[tuple[Thread, ...], bool, list[Node]]:
-        """The threads after `spelling`, whether the text may end there, and the nodes reached that have no choices."""
+        """Return the threads after `spelling`, whether the text may end there, and the dead-end nodes reached."""
         after: list[Thread] = []
         may_end = False
-        stuck: list[Node] = []
-        arrived: set[tuple[int, Node]] = set()
+        dead_ends: list[Node] = []
+        visited: set[tuple[int, Node]] = set()
         todo: list[tuple[Iterable[Thread], bytes]] = [(threads, spelling)]
         while todo:
             threads, rest = todo.pop()
@@ -122,8 +125,8 @@ class ChoiceTreeConstraint:
                     left = length - len(text)
                     if node is None:
                         may_end = may_end or not left
-                    elif (left, node) not in arrived:
-                        arrived.add((left, node))
+                    elif (left, node) not in visited:
+                        visited.add((left, node))
                         reached = self.expand(node)
                         if left:
                             todo.append((reached.threads, rest[len(text) :]))
@@ -131,14 +134,14 @@ class ChoiceTreeConstraint:
                             after += reached.threads
                             may_end = may_end or reached.ends
                         else:
-                            stuck.append(node)
-        # Threads can only be equal where their texts are; nodes are slow to compare, texts are not.
+                            dead_ends.append(node)
+        # Only threads with equal texts can be equal; comparing texts first avoids slow node comparisons.
         if len({text for text, _ in after}) < len(after):
             after = list(dict.fromkeys(after))
-        return tuple(after), may_end, stuck
+        return tuple(after), may_end, dead_ends
 
     def _expand_new(self, node: Node) -> _Expansion:
-        """What may be written at a node: steps that write nothing are followed until something is written."""
+        """Return what may follow at a node; choices with empty text are followed until a choice has text."""
         ends = False
         threads: list[Thread] = []
         done: set[Node] = set()
@@ -146,9 +149,14 @@ class ChoiceTreeConstraint:
         def visit(node: Node, path: tuple[Node, ...]) -> None:
             nonlocal ends
             if node in path:
-                raise ValueError(f"choices that write nothing lead from node {node!r} back to it")
+                raise ValueError(
+                    f"choices with empty text lead from node {node!r} back to it; give one of them a text"
+                )
             if len(path) > _EMPTY_STEPS:
-                raise ValueError(f"more than {_EMPTY_STEPS} choices in a row write nothing, from node {path[0]!r} on")
+                raise ValueError(
+                    f"more than {_EMPTY_STEPS} consecutive choices after node {path[0]!r} have empty text; "
+                    "give some of them a text"
+                )
             if node in done:
                 return
             for text, after in self._choices(node):
@@ -167,22 +175,21 @@ class ChoiceTreeConstraint:
 
     def _pack_new(self, tokens: frozenset[int]) -> np.ndarray:
         words = pack_ids(sorted(tokens), self.vocab_size)
-        words.flags.writeable = False  # shared by all states that allow these tokens
+        words.flags.writeable = False  # the array is shared by all states that allow these tokens
         return words
 
 
 class _Expansion(NamedTuple):
-    """What may be written at a node: whether the text may end, and the literals with the nodes after them."""
+    """What may follow at a node: whether the text may end, and the literals with the nodes after them."""
 
     ends: bool
     threads: tuple[Thread, ...]
 
 
-class _Point:
-    """A place in the tree, with what was found out about it: `forced` looks ahead along points that `accept` then
-    walks again."""
+class _Position:
+    """A position in the tree with cached results: `accept` reuses the positions that `forced` has computed."""
 
-    __slots__ = ("_constraint", "_is_first", "_tokens", "after", "may_end", "threads")
+    __slots__ = ("_constraint", "_is_first", "_last_move", "_tokens", "may_end", "threads")
 
     def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool, is_first: bool):
         self._constraint = constraint
@@ -190,10 +197,10 @@ class _Point:
         self.may_end = may_end
         self._is_first = is_first
         self._tokens: frozenset[int] | None = None
-        self.after: tuple[int, _Point] | None = None  # the token last moved on by, and where it led
+        self._last_move: tuple[int, _Position] | None = None  # the last token passed to `move` and its result
 
     def tokens(self) -> frozenset[int]:
-        """The tokens that may follow."""
+        """Return the tokens that may follow."""
         if self._tokens is None:
             vocabulary = self._constraint.vocabulary
             tokens = self._constraint.allowed(self.threads)
@@ -202,24 +209,24 @@ class _Point:
             if self.may_end:
                 tokens |= {vocabulary.eos}
             elif not tokens:
-                raise RuntimeError(f"the tokenizer has no token for what may follow: {self.expected()}")
+                raise RuntimeError(f"the tokenizer has no token for the text that must follow: {self.expected()}")
             self._tokens = tokens
         return self._tokens
 
-    def move(self, token: int) -> _Point:
-        """The point after a token that does not end the text; ValueError if it may not follow."""
-        if self.after is None or self.after[0] != token:
+    def move(self, token: int) -> _Position:
+        """Return the position after a token other than end-of-sequence. Raises ValueError if it may not follow."""
+        if self._last_move is None or self._last_move[0] != token:
             vocabulary = self._constraint.vocabulary
             spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
             if not spelling or (self._is_first and token in vocabulary.not_first):
                 raise ValueError(f"token {token} is not allowed here: {self.expected()}")
-            threads, may_end, stuck = self._constraint.advance(self.threads, spelling)
+            threads, may_end, dead_ends = self._constraint.advance(self.threads, spelling)
             if not threads and not may_end:
-                if stuck:
-                    raise _no_choices(stuck)
+                if dead_ends:
+                    raise _dead_end_error(dead_ends)
                 raise ValueError(f"token {token} ({spelling!r}) is not allowed here: {self.expected()}")
-            self.after = (token, _Point(self._constraint, threads, may_end, is_first=False))
-        return self.after[1]
+            self._last_move = (token, _Position(self._constraint, threads, may_end, is_first=False))
+        return self._last_move[1]
 
     def expected(self) -> str:
         texts = sorted({text.decode(errors="replace") for text, _ in self.threads})
@@ -228,47 +235,47 @@ class _Point:
 
 
 class ChoiceState:
-    """Where one completion stands in a choice tree."""
+    """The position of one completion in a choice tree."""
 
     def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool):
         self.finished = False
         self._constraint = constraint
-        self._point = _Point(constraint, threads, may_end, is_first=True)
+        self._position = _Position(constraint, threads, may_end, is_first=True)
 
     def mask(self) -> np.ndarray:
-        return self._constraint.packed(frozenset() if self.finished else self._point.tokens())
+        return self._constraint.packed(frozenset() if self.finished else self._position.tokens())
 
     def accept(self, token: int) -> None:
         if self.finished:
-            raise ValueError(f"token {token} after the end of the text")
+            raise ValueError(f"token {token} is not allowed after the end of the text")
         if token != self._constraint.vocabulary.eos:
-            self._point = self._point.move(token)
-        elif self._point.may_end:
+            self._position = self._position.move(token)
+        elif self._position.may_end:
             self.finished = True
         else:
-            raise ValueError(f"the text may not end here: {self._point.expected()}")
+            raise ValueError(f"the text may not end here: {self._position.expected()}")
 
     def forced_text(self) -> bytes:
-        if self.finished or self._point.may_end:
+        if self.finished or self._position.may_end:
             return b""
-        texts = [text for text, _ in self._point.threads]
-        first, last = min(texts), max(texts)  # what these two share, all do
+        texts = [text for text, _ in self._position.threads]
+        first, last = min(texts), max(texts)  # the common prefix of these two is common to all
         return bytes(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
     def forced(self) -> list[int]:
         tokens: list[int] = []
-        point, eos = self._point, self._constraint.vocabulary.eos
-        while not self.finished and len(tokens) < FORCED_LIMIT and len(point.tokens()) == 1:
-            tokens += point.tokens()
+        position, eos = self._position, self._constraint.vocabulary.eos
+        while not self.finished and len(tokens) < FORCED_LIMIT and len(position.tokens()) == 1:
+            tokens += position.tokens()
             if tokens[-1] == eos:
                 break
-            point = point.move(tokens[-1])
+            position = position.move(tokens[-1])
         return tokens
 
 
-def _no_choices(nodes: Sequence[Node]) -> RuntimeError:
+def _dead_end_error(nodes: Sequence[Node]) -> RuntimeError:
     return RuntimeError(
-        "no choice is left at "
+        "the choice tree has a dead end: no choice is left at "
         + ", ".join(f"node {node!r}" for node in nodes[:3])
-        + ": every node of a choice tree must have a choice whose next node has one"
+        + "; every node must have a choice that leads to a node with choices, or that ends the text"
     )

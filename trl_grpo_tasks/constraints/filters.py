@@ -1,4 +1,4 @@
-"""Sampling filters (top_k, top_p, min_p): which tokens they keep. The kept set is recorded as one more mask."""
+"""Sampling filters (top_k, top_p, min_p). The kept tokens are recorded as a mask, so that scoring can apply it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class SamplingFilters:
     Each keeps the tokens whose logit reaches a threshold, so tokens with equal logits are kept or dropped together.
     """
 
-    top_k: int = 0  # the k likeliest tokens; 0 keeps all
-    top_p: float = 1.0  # the likeliest tokens that together have at least this probability
-    min_p: float = 0.0  # the tokens with at least this share of the likeliest token's probability
+    top_k: int = 0  # keeps the k most likely tokens; 0 keeps all
+    top_p: float = 1.0  # keeps the most likely tokens that together have at least this probability
+    min_p: float = 0.0  # keeps tokens with at least this fraction of the highest token probability
 
     def __post_init__(self) -> None:
         if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be a whole number; 0 keeps all tokens")
+            raise ValueError(f"top_k={self.top_k} must be a whole number from 0 on; 0 keeps all tokens")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps all tokens")
         if not 0 <= self.min_p <= 1:
@@ -34,20 +34,23 @@ class SamplingFilters:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SamplingFilters:
-        """The filters among sampling options as TRL and transformers take them; None and top_k=-1 keep all tokens."""
+        """Read the filters from sampling options of TRL and transformers; None and top_k=-1 keep all tokens."""
         top_k, top_p, min_p = (options.get(name) for name in NAMES)
         return cls(0 if top_k in (None, -1) else top_k, 1.0 if top_p is None else top_p, min_p or 0.0)
 
     def __str__(self) -> str:
-        """Those that filter, as options; empty where none does."""
+        """Return the active filters as `option=value` pairs; the string is empty if none is active."""
         return ", ".join(f"{name}={getattr(self, name):g}" for name in NAMES if getattr(self, name) != NEUTRAL[name])
 
     def __bool__(self) -> bool:
-        """Whether anything is filtered."""
+        """Whether any filter is active."""
         return bool(str(self))
 
     def kept(self, logits_B_V: torch.Tensor) -> torch.Tensor:
-        """Which tokens may be drawn, given logits at the sampling temperature (-inf for tokens a mask disallows)."""
+        """Return which tokens may be sampled.
+
+        The logits are scaled by the sampling temperature and -inf for tokens that a mask disallows.
+        """
         threshold_B_1 = torch.full_like(logits_B_V[:, :1], -torch.inf)
         if 0 < self.top_k < logits_B_V.shape[1]:
             threshold_B_1 = logits_B_V.topk(self.top_k, dim=1).values[:, -1:]
@@ -64,8 +67,8 @@ class SamplingFilters:
 
 
 def pack_on_device(kept_B_V: torch.Tensor) -> torch.Tensor:
-    """Booleans over the vocabulary as packed int32 words (see base.py), on the device they are on."""
+    """Pack booleans over the vocabulary into int32 words (see base.py) on the device of the input."""
     padded = torch.nn.functional.pad(kept_B_V, (0, -kept_B_V.shape[1] % 32))
-    places = torch.arange(8, dtype=torch.uint8, device=kept_B_V.device)
-    octets = padded.view(len(padded), -1, 8).to(torch.uint8) << places
+    shifts = torch.arange(8, dtype=torch.uint8, device=kept_B_V.device)
+    octets = padded.view(len(padded), -1, 8).to(torch.uint8) << shifts
     return octets.sum(2, dtype=torch.uint8).view(torch.int32)

@@ -1,4 +1,4 @@
-"""Sampling under constraints and filters: what may be drawn, and a record of it, for a batch of sequences."""
+"""Batched sampling under constraints and filters, which records the masks and log-probs for scoring."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .table import FREE, MaskTable
 
 
 class RecordingProcessor:
-    """A logits processor for transformers' `generate` that masks, filters and records.
+    """A logits processor for transformers' `generate` that applies masks and filters and records both.
 
-    It leaves -inf where a token may not be drawn, under the row's constraint (if there is one) and under `filters`,
-    which therefore must not be given to `generate` as well. It records the number of every mask (`masks`) and the
-    log-prob at `temperature` of every token that was drawn (`logps`; call `finish` after `generate`).
+    It sets the score of a token to -inf if the row's constraint or one of the `filters` disallows it; do not pass the
+    filters to `generate` as well. It records the mask number of every position (`masks`) and the log-prob at
+    `temperature` of every sampled token (`logps`). Call `finish` after `generate`.
     """
 
     def __init__(
@@ -31,23 +31,26 @@ class RecordingProcessor:
     ):
         self._states = [None if constraint is None else constraint.start(row) for row in rows]
         self._temperature, self._filters, self._table = temperature, filters, table
-        self._constrains = constraint is not None
-        self._next: BatchMasks | None = None
-        self._logps_B_V: torch.Tensor | None = None  # of the step before
+        self._is_constrained = constraint is not None
+        self._batch_masks: BatchMasks | None = None
+        self._logps_B_V: torch.Tensor | None = None  # of the previous step
         self.masks: list[list[int]] = [[] for _ in rows]
         self.logps: list[list[float]] = [[] for _ in rows]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[0] != len(self.masks):
-            raise RuntimeError(f"{input_ids.shape[0]} sequences for {len(self.masks)} rows: beams are not supported")
+            raise RuntimeError(
+                f"generate() passed {input_ids.shape[0]} sequences for {len(self.masks)} rows; "
+                "beam search is not supported, use sampling"
+            )
         if self._logps_B_V is not None:
             self._accept(input_ids[:, -1])
         numbers = [FREE] * len(self.masks)
-        if self._constrains:
+        if self._is_constrained:
             assert self._table is not None
-            self._next = self._next or BatchMasks(len(self.masks), self._table, scores.device)
-            self._next.fill(self._states)
-            numbers = self._next.apply(scores)
+            self._batch_masks = self._batch_masks or BatchMasks(len(self.masks), self._table, scores.device)
+            self._batch_masks.fill(self._states)
+            numbers = self._batch_masks.apply(scores)
         logits = scores.float() / self._temperature
         if self._filters:
             assert self._table is not None
@@ -61,7 +64,8 @@ class RecordingProcessor:
         return scores
 
     def finish(self, completion_ids: Sequence[Sequence[int]]) -> None:
-        """Cut what was recorded to the completions that `generate` returned, the last token of which was not seen."""
+        """Truncate the records to the completions that `generate` returned, and record the log-prob of the last token,
+        with which the processor was never called."""
         if self._logps_B_V is not None:
             steps = len(self.masks[0])
             last = [ids[steps - 1] if len(ids) == steps else 0 for ids in completion_ids]
@@ -72,9 +76,9 @@ class RecordingProcessor:
     def _accept(self, tokens_B: torch.Tensor) -> None:
         self._record_logps(tokens_B)
         drawn = zip(self._states, tokens_B.tolist(), strict=True)
-        moves = [(state, token) for state, token in drawn if state is not None]
-        accept_all([state for state, _ in moves], [token for _, token in moves])
-        # generate() pads what has finished
+        accepted = [(state, token) for state, token in drawn if state is not None]
+        accept_all([state for state, _ in accepted], [token for _, token in accepted])
+        # generate() pads finished rows, so their states are dropped
         self._states = [None if state is None or state.finished else state for state in self._states]
 
     def _record_logps(self, tokens_B: torch.Tensor) -> None:
@@ -85,18 +89,18 @@ class RecordingProcessor:
 
 
 class BatchMasks:
-    """The masks of the tokens that come next in a batch: `fill` them on the CPU, then `apply` them to logits."""
+    """The masks of the next token of each row: `fill` computes them on the CPU, `apply` applies them to logits."""
 
     def __init__(self, rows: int, table: MaskTable, device: torch.device):
         self.table = table
-        # From pinned memory they reach a GPU fast.
+        # Pinned memory makes the copy to a GPU fast.
         self._words = torch.empty(
             (rows, words_for(table.vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
         )
         self._numbers: list[int] = []
 
     def fill(self, states: Sequence[State | None]) -> None:
-        """What each state allows next; None allows everything."""
+        """Compute the mask of each state; a state of None allows every token."""
         words = self._words[: len(states)].numpy()
         constrained = [i for i, state in enumerate(states) if state is not None]
         if len(constrained) < len(states):
@@ -107,13 +111,13 @@ class BatchMasks:
             self._numbers[i] = self.table.number_of(words[i])
 
     def apply(self, scores: torch.Tensor) -> list[int]:
-        """Write -inf where a row's mask does not allow a token; the number of each row's mask."""
-        _apply(scores, self._words[: len(self._numbers)])
+        """Set the scores of disallowed tokens to -inf, in place, and return the mask number of each row."""
+        _apply_packed(scores, self._words[: len(self._numbers)])
         return self._numbers
 
 
-def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
-    """-inf where a bit of the packed masks is not set, in place."""
+def _apply_packed(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
+    """Set scores to -inf, in place, where the bit of the packed mask is not set."""
     if scores.device.type == "cuda":
         from xgrammar import apply_token_bitmask_inplace
 
@@ -125,12 +129,13 @@ def _apply(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
 
 @contextmanager
 def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]:
-    """While open, `model.generate` uses `processor`, and no options of the model's own `generation_config`.
+    """Within this context, `model.generate` uses `processor` and ignores the model's own `generation_config`.
 
-    TRL has no argument for a processor, and transformers fills options that are not given from the model's file. So
-    both are shadowed on this instance (of a PeftModel, on the model inside too), and put back afterwards.
+    TRL has no argument for a logits processor, and transformers takes missing options from the model's
+    `generation_config`. So both are overridden on this instance (and on the base model of a PeftModel), and restored
+    afterwards.
     """
-    generate, shadowed = model.generate, vars(model).get("generate")
+    generate, own_generate = model.generate, vars(model).get("generate")
     holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     configs = [holder.generation_config for holder in holders]
 
@@ -145,12 +150,13 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
     finally:
         for holder, config in zip(holders, configs, strict=True):
             holder.generation_config = config
-        if shadowed is None:
+        if own_generate is None:
             del model.generate
         else:
-            object.__setattr__(model, "generate", shadowed)
+            object.__setattr__(model, "generate", own_generate)
 
 
 def _only_token_ids(config: Any) -> Any:
+    """Return a generation config that keeps only the special token ids of `config`."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return type(config)(**{name: getattr(config, name) for name in names})

@@ -1,10 +1,10 @@
-"""Log-probs and entropies of the distribution that was sampled from: masked, renormalised, at temperature.
+"""Log-probs and entropies of the sampling distribution: masked, renormalised and scaled by the temperature.
 
-A position is scored by the route that fits the number of tokens its mask allows:
-- one token: log-prob 0, entropy 0, no gradient, no work;
-- `narrow`: only the rows of the LM head that are allowed somewhere in the batch;
-- `wide`: the whole head, in chunks of positions;
-- `free`, for positions without a mask: the whole head, through TRL's fused kernel.
+The number of tokens that a position's mask allows decides how the position is scored:
+- one token: log-prob and entropy are 0 without any computation, and there is no gradient;
+- `narrow`: only the rows of the LM head that some mask of the batch allows are multiplied;
+- `wide`: the full LM head is multiplied, in chunks of positions;
+- `free`, for positions without a mask: the full LM head is multiplied by TRL's fused kernel.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from trl.kernels import ChunkedLogProbFunction
 
 from .table import FREE, MaskTable
 
-WIDE = 0.25  # a mask is wide if it allows more than this share of the vocabulary,
+WIDE = 0.25  # a mask is wide if it allows more than this fraction of the vocabulary
 WIDE_TOKENS = 4096  # and more than this many tokens
-CHUNK_ELEMENTS = 2**24  # logits held at a time
-VOCAB_TILE = 32768  # of TRL's fused kernel
-WHOLE_TABLE = 4096  # narrow masks of a table with at most this many are found once for all batches
-TABLE_ELEMENTS = 2**26  # booleans held of narrow masks
+CHUNK_ELEMENTS = 2**24  # number of logits computed at a time
+VOCAB_TILE = 32768  # tile size of TRL's fused kernel
+CACHED_TABLE_SIZE = 4096  # for a table of at most this many masks, all narrow masks are prepared once and cached
+DENSE_MASK_ELEMENTS = 2**26  # narrow masks are stored as a dense boolean matrix if it has at most this many elements
 
 
 @dataclass(frozen=True)
 class HeadScale:
-    """What the model does to its logits after the head, and the sampling temperature."""
+    """The transformation from the output of the LM head to the logits that are sampled from.
+
+    It consists of the model's logit scale and softcap, and the sampling temperature.
+    """
 
     temperature: float = 1.0
     logit_scale: float = 1.0
@@ -36,7 +39,7 @@ class HeadScale:
 
     @classmethod
     def of(cls, config: Any, temperature: float) -> HeadScale:
-        """Read from a model's configuration; the names are those that transformers' models use."""
+        """Read the scale and softcap from the configuration of a transformers model."""
         text = config.get_text_config()
         scale = 1.0
         for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -49,7 +52,7 @@ class HeadScale:
         return cls(temperature, scale, getattr(text, "final_logit_softcapping", None))
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits that are sampled from, given those of the head."""
+        """Return the logits that are sampled from, given the output of the LM head."""
         if self.softcap is not None:
             return torch.tanh(logits * (self.logit_scale / self.softcap)) * (self.softcap / self.temperature)
         return logits * (self.logit_scale / self.temperature)
@@ -57,7 +60,7 @@ class HeadScale:
 
 @dataclass(frozen=True)
 class Head:
-    """An LM head: its weight and bias, and what happens to its logits."""
+    """The weight and bias of an LM head, and the transformation of its logits."""
 
     weight_V_H: torch.Tensor
     bias_V: torch.Tensor | None
@@ -67,16 +70,19 @@ class Head:
 def masked_logps_and_entropies(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target, and entropy, under the mask of its position (numbers in `table`). Differentiable."""
+    """Return the log-prob of each target and the entropy at its position, under the mask of the position.
+
+    `masks_N` holds mask numbers of `table`. Both results are differentiable.
+    """
     counts_N = table.counts(masks_N)
     is_free = masks_N == FREE
     is_wide = ~is_free & _is_wide(counts_N, table)
     is_narrow = ~is_free & ~is_wide & (counts_N > 1)
-    logps_N = torch.zeros(len(masks_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
+    logps_N = torch.zeros(len(masks_N), device=hidden_N_H.device, dtype=_at_least_float32(hidden_N_H))
     entropies_N = torch.zeros_like(logps_N)
     for route, which in ((free, is_free), (narrow, is_narrow), (wide, is_wide)):
         positions = np.flatnonzero(which)
-        if len(positions) == len(masks_N) > 0:  # all of them, so that nothing has to be gathered
+        if len(positions) == len(masks_N) > 0:  # one route takes all positions: no gather or scatter is needed
             return route(hidden_N_H, head, targets_N, masks_N, table)
         if len(positions):
             index = torch.from_numpy(positions).to(hidden_N_H.device)
@@ -84,8 +90,8 @@ def masked_logps_and_entropies(
             logps_N = logps_N.index_put((index,), logps.to(logps_N.dtype))
             entropies_N = entropies_N.index_put((index,), entropies.to(logps_N.dtype))
     if not (is_free | is_narrow | is_wide).any():
-        # Every token is forced, so nothing above touched the model. The output still has to reach all parameters of
-        # the head: DDP waits for a gradient of each of them, on every process.
+        # Every token is forced, so the model's output was not used above. The result must still depend on all
+        # parameters of the head, because DDP waits for a gradient of each parameter on every process.
         parameters = [head.weight_V_H] if head.bias_V is None else [head.weight_V_H, head.bias_V]
         logps_N = logps_N + 0.0 * sum(tensor[:1].sum() for tensor in (hidden_N_H, *parameters))
     return logps_N, entropies_N
@@ -98,7 +104,7 @@ def _is_wide(counts: np.ndarray, table: MaskTable) -> np.ndarray:
 def free(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Score positions at which every token is allowed."""
+    """Score positions at which every token is allowed, with TRL's fused kernel."""
     scale = head.scale
     arguments = (scale.temperature, VOCAB_TILE, scale.softcap, scale.logit_scale, ("entropy",))
     return ChunkedLogProbFunction.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, *arguments)[:2]
@@ -107,7 +113,7 @@ def free(
 def narrow(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Score positions over the tokens that any of their masks allows."""
+    """Score positions with the rows of the LM head that at least one of their masks allows."""
     masks = _narrow_masks(masks_N, table, hidden_N_H.device)
     weight = head.weight_V_H.index_select(0, masks.token_ids)
     bias = None if head.bias_V is None else head.bias_V.index_select(0, masks.token_ids)
@@ -118,7 +124,7 @@ def narrow(
 def wide(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Score positions over the whole vocabulary, with what is not allowed at -inf."""
+    """Score positions with the full LM head; disallowed tokens get a logit of -inf."""
     masks = _WideMasks(masks_N, table, hidden_N_H.device)
     return _MaskedLogProbs.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, masks, head.scale)
 
@@ -127,11 +133,14 @@ class _Masks(Protocol):
     """The masks of a batch of positions over the columns of a head."""
 
     def disallowed(self, part: slice) -> torch.Tensor:
-        """Which columns each position of `part` does not allow."""
+        """Return a boolean matrix: the columns that are disallowed at each position of `part`."""
 
 
 class _NarrowMasks:
-    """Masks over the tokens that any of them allows. Few are kept as booleans, many as lists of columns."""
+    """Masks over the union of the tokens that they allow (the columns).
+
+    A small set of masks is stored as a dense boolean matrix, a large one as lists of columns.
+    """
 
     def __init__(self, numbers: np.ndarray, table: MaskTable, device: torch.device):
         ids = [table.ids(number) for number in numbers]
@@ -146,12 +155,15 @@ class _NarrowMasks:
         on_device = [torch.from_numpy(array).to(device) for array in arrays]
         self.token_ids, self.column_of, self._columns, self._counts_M, self._starts_M = on_device
         self._disallowed_M_K: torch.Tensor | None = None
-        if len(numbers) * len(self.token_ids) <= TABLE_ELEMENTS:
+        if len(numbers) * len(self.token_ids) <= DENSE_MASK_ELEMENTS:
             self._disallowed_M_K = self.disallowed(torch.arange(len(numbers), device=device), len(flat_ids))
 
     def disallowed(self, rows: torch.Tensor, total: int) -> torch.Tensor:
-        """The columns that each of these masks does not allow; `total` is the number of those they do, which is known
-        on the CPU, so that a GPU is not waited for."""
+        """Return the columns that each of these masks disallows.
+
+        `total` is the number of columns that they allow in total. It is passed in because the CPU knows it; computing
+        it here would wait for the GPU.
+        """
         if self._disallowed_M_K is not None:
             return self._disallowed_M_K[rows]
         counts, width = self._counts_M[rows], len(self.token_ids)
@@ -164,9 +176,11 @@ class _NarrowMasks:
 
 
 def _narrow_masks(masks_N: np.ndarray, table: MaskTable, device: torch.device) -> _NarrowMasks:
-    """Of a small table all narrow masks, found once; a table of kept sets has about one mask per position, so that
-    only those of the batch are looked up."""
-    if len(table) > WHOLE_TABLE:
+    """Return all narrow masks of a small table, cached, or only those of the batch if the table is large.
+
+    Sampling filters create about one mask per position, so their tables are large.
+    """
+    if len(table) > CACHED_TABLE_SIZE:
         return _NarrowMasks(np.unique(masks_N), table, device)
     key = (len(table), device, WIDE, WIDE_TOKENS)
     if table.cache.get("key") != key:
@@ -178,7 +192,7 @@ def _narrow_masks(masks_N: np.ndarray, table: MaskTable, device: torch.device) -
 
 
 class _NarrowRows:
-    """The narrow mask of each position."""
+    """The narrow masks of a batch of positions."""
 
     def __init__(self, masks: _NarrowMasks, masks_N: np.ndarray):
         rows_N = np.searchsorted(masks.numbers, masks_N)
@@ -190,7 +204,7 @@ class _NarrowRows:
 
 
 class _WideMasks:
-    """Masks over the whole vocabulary, unpacked for a chunk of positions at a time."""
+    """Masks over the full vocabulary, which are unpacked for one chunk of positions at a time."""
 
     def __init__(self, masks_N: np.ndarray, table: MaskTable, device: torch.device):
         used, rows = np.unique(masks_N, return_inverse=True)
@@ -205,7 +219,7 @@ class _WideMasks:
 
 
 class _MaskedLogProbs(torch.autograd.Function):
-    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass computes the logits again."""
+    """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass recomputes the logits."""
 
     @staticmethod
     def forward(
@@ -223,7 +237,7 @@ class _MaskedLogProbs(torch.autograd.Function):
             torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden_N_H.dtype
         )
         ctx.scale, ctx.masks = scale, masks
-        logps_N = torch.empty(len(targets_N), device=hidden_N_H.device, dtype=_out_dtype(hidden_N_H))
+        logps_N = torch.empty(len(targets_N), device=hidden_N_H.device, dtype=_at_least_float32(hidden_N_H))
         entropies_N = torch.empty_like(logps_N)
         for part in _chunks(len(targets_N), weight_K_H.shape[0]):
             logps, _ = _masked_log_softmax(ctx, hidden_N_H[part], weight_K_H, bias_K, part)
@@ -244,10 +258,10 @@ class _MaskedLogProbs(torch.autograd.Function):
             if grad_entropies_N is None:
                 grad = logps.exp_().mul_(-grad_logps_N[part, None])
             else:
-                # dH / dlogit = -p (log p + H), and 0 for what is not allowed
+                # dH / dlogit = -p (log p + H), and 0 for disallowed tokens
                 probs = logps.exp()
-                surprise = logps.masked_fill_(probs == 0, 0).add_(entropies_N[part, None])
-                grad = surprise.mul_(-grad_entropies_N[part, None])
+                centered_logps = logps.masked_fill_(probs == 0, 0).add_(entropies_N[part, None])
+                grad = centered_logps.mul_(-grad_entropies_N[part, None])
                 if grad_logps_N is not None:
                     grad -= grad_logps_N[part, None]
                 grad *= probs
@@ -273,7 +287,8 @@ class _MaskedLogProbs(torch.autograd.Function):
 def _masked_log_softmax(
     ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, part: slice
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Log-probs, -inf for what is not allowed, and the derivative of the logits by those of the head."""
+    """Return masked log-probs, -inf for disallowed tokens, and the derivative of the logits with respect to the LM
+    head's output."""
     logits, slope = sampled_logits(hidden, weight, bias, ctx.scale, ctx.compute_dtype)
     return logits.masked_fill_(ctx.masks.disallowed(part), -torch.inf).log_softmax(1), slope
 
@@ -281,24 +296,26 @@ def _masked_log_softmax(
 def sampled_logits(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: HeadScale, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """The logits that are sampled from, in float32 (float64 stays), and their derivative by those of the head. The
-    product with the head is computed in `dtype`."""
+    """Return the logits that are sampled from, and their derivative with respect to the output of the LM head.
+
+    The product with the head is computed in `dtype`. The results are float32, or float64 if `dtype` is.
+    """
     with torch.autocast(hidden.device.type, enabled=False):
         logits = hidden.to(dtype) @ weight.to(dtype).T
-    logits = logits.to(_out_dtype(logits))
+    logits = logits.to(_at_least_float32(logits))
     if bias is not None:
         logits += bias
     slope: torch.Tensor | float = scale.logit_scale / scale.temperature
     if scale.softcap is not None:
-        bent = logits.mul_(scale.logit_scale / scale.softcap).tanh_()
-        slope = (1 - bent * bent) * slope
-        logits = bent * (scale.softcap / scale.temperature)
+        squashed = logits.mul_(scale.logit_scale / scale.softcap).tanh_()
+        slope = (1 - squashed * squashed) * slope
+        logits = squashed * (scale.softcap / scale.temperature)
     elif slope != 1.0:
         logits *= slope
     return logits, slope
 
 
-def _out_dtype(tensor: torch.Tensor) -> torch.dtype:
+def _at_least_float32(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

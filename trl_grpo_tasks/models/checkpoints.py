@@ -1,5 +1,8 @@
-"""Which checkpoints are whole. A marker is written last and removed first, so a run killed at any moment leaves either
-a checkpoint that can be resumed or one that is known not to be."""
+"""Detection of complete checkpoints.
+
+A marker file is written last and removed first. A run that is killed at any moment therefore leaves no incomplete
+checkpoint that looks complete.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "complete"
-STATE_FILE = "trainer_state.json"  # of transformers
+STATE_FILE = "trainer_state.json"  # written by transformers' Trainer
 
 
 class DifferentStartError(ValueError):
-    """What a run began with would be replaced by something else."""
+    """The starting model of a run with checkpoints would be replaced by a different one."""
 
 
 class CheckpointError(ValueError):
@@ -21,22 +24,24 @@ class CheckpointError(ValueError):
 
 
 def checkpoint_folders(output_dir: str | Path) -> list[Path]:
-    """All checkpoint-N folders, newest step first."""
+    """Return all checkpoint-N folders, latest step first."""
     found = [(int(match[1]), path) for path in Path(output_dir).glob("checkpoint-*")
              if path.is_dir() and (match := re.fullmatch(r"checkpoint-(\d+)", path.name))]  # fmt: skip
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def is_checkpoint(folder: str | Path) -> bool:
+    """Whether a folder is a checkpoint, complete or not."""
     return (Path(folder) / STATE_FILE).is_file()
 
 
-def is_of(checkpoint: str | Path, output_dir: str | Path) -> bool:
-    """Whether a checkpoint is one of the run in `output_dir`, not one that lies elsewhere."""
+def belongs_to(checkpoint: str | Path, output_dir: str | Path) -> bool:
+    """Whether a checkpoint lies in the folder of the run in `output_dir`."""
     return Path(checkpoint).resolve().parent == Path(output_dir).resolve()
 
 
 def is_complete(checkpoint: str | Path) -> bool:
+    """Whether a checkpoint was written completely, so that a run can resume from it."""
     return (Path(checkpoint) / MARKER).is_file()
 
 
@@ -49,17 +54,17 @@ def mark_incomplete(checkpoint: str | Path) -> None:
 
 
 def step_of(checkpoint: str | Path) -> int:
-    """After how many optimizer steps it was written."""
+    """Return the number of optimizer steps after which a checkpoint was written."""
     return state_of(checkpoint)["global_step"]
 
 
 def state_of(checkpoint: str | Path) -> dict[str, Any]:
-    """The state of transformers' Trainer in a checkpoint: steps, epoch and logs."""
+    """Return the state of transformers' Trainer in a checkpoint: steps, epoch and logs."""
     return json.loads((Path(checkpoint) / STATE_FILE).read_text())
 
 
 def newest_complete(output_dir: str | Path) -> tuple[Path | None, list[Path]]:
-    """The newest complete checkpoint, and the newer ones that were skipped because they are half-written."""
+    """Return the newest complete checkpoint (None if there is none) and the newer, incomplete ones."""
     skipped: list[Path] = []
     for path in checkpoint_folders(output_dir):
         if is_complete(path):

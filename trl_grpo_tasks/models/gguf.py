@@ -10,21 +10,24 @@ from ..failures import first_line
 
 
 def convert_gguf(file: Path, folder: str | Path) -> None:
-    """A GGUF file as an ordinary folder, dequantised. transformers marks such a model as quantised and then refuses to
-    save it, so the weights go into a fresh model of the same configuration."""
+    """Convert a GGUF file to an ordinary, dequantised model folder.
+
+    transformers marks a model loaded from GGUF as quantised and refuses to save it, so the weights are copied to a new
+    model of the same configuration.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        config = AutoConfig.from_pretrained(**where)
-        tokenizer = AutoTokenizer.from_pretrained(**where)
+        loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(**source)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
     except ImportError:
         raise
-    except Exception as error:  # the reader has no error of its own for a file that ends too soon
+    except Exception as error:  # the GGUF reader raises arbitrary errors for a truncated file
         raise ValueError(
             f"model file {file} cannot be read ({type(error).__name__}: {first_line(error)[:200]}); it may be "
-            "incomplete: download or copy it again"
+            "incomplete, so download or copy it again"
         ) from error
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())

@@ -1,7 +1,6 @@
-"""Models from a Hub id, a local folder, a GGUF file, or `tiny`: a small Llama (or ModernBERT) made on the spot for a
-task.
+"""Loading of models from a Hub id, a local folder, a GGUF file, or `tiny`, a small untrained model built for a task.
 
-Whatever it comes from, TRL gets a Hub id or a folder: it loads the reference model from there a second time.
+All sources are converted to a Hub id or a folder, because TRL loads the reference model from it a second time.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from .gguf import convert_gguf
 from .tiny import PLAIN_CHAT_TEMPLATE, save_tiny
 
 TINY = "tiny"
-MERGED_FOLDER = "merged"  # of a run's folder
-ORIGIN_FILE = "made_from.json"  # in a folder that a run made itself, written last: from what it was made
+MERGED_FOLDER = "merged"  # subfolder of a run for the model with the adapter merged in
+ORIGIN_FILE = "made_from.json"  # describes what a generated model folder was built from; written last
 
 
 def prepare_model(
     name: str | None, task: Task, output_dir: str | Path, seed: int = 0, revision: str | None = None
 ) -> str:
-    """A Hub id or folder that transformers can load, for whatever the user named; None is `tiny`."""
+    """Return a Hub id or folder that transformers can load for the model that the user named; None means `tiny`."""
     folder = Path(output_dir) / "base_model"
     if name is None or name == TINY:
         spec = task.tiny()
@@ -44,7 +43,7 @@ def prepare_model(
     check_local_path(name, "--model")
     if name.endswith(".gguf"):
         file = Path(name).expanduser()
-        origin = {"file": file.name, "bytes": file.stat().st_size}  # which may have moved with the run
+        origin = {"file": file.name, "bytes": file.stat().st_size}  # no path: the file may move together with the run
         if not is_made_from(folder, origin):
             with building(folder, origin):
                 convert_gguf(file, folder)
@@ -75,26 +74,29 @@ def check_cached(name: str, revision: str | None = None) -> None:
 
 
 def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
-    """Whether `folder` is complete and was built from `origin`. Raises DifferentStartError where it was built from
-    something else and checkpoints beside it belong to a run that started from it."""
+    """Whether `folder` is complete and was built from `origin`.
+
+    Raises DifferentStartError if it was built from something else and the checkpoints beside it depend on it.
+    """
     found, wanted = origin_of(folder), json.loads(json.dumps(origin))
     if found not in (None, wanted) and newest_complete(Path(folder).parent)[0]:
         changed = [name for name in wanted if found.get(name) != wanted[name]]
         raise DifferentStartError(
-            f"the run in {Path(folder).parent} began with {folder}, which was made with another "
-            f"{', '.join(changed)}: go on with the options it had, or choose another --output_dir"
+            f"the run in {Path(folder).parent} started from {folder}, which was built with a different "
+            f"{', '.join(changed)}; resume with the original options, or choose another --output_dir"
         )
     return found == wanted
 
 
 def origin_of(folder: str | Path) -> Any:
+    """Return the description of what a generated folder was built from, or None if there is none."""
     note = Path(folder) / ORIGIN_FILE
     return json.loads(note.read_text(encoding="utf-8")) if note.is_file() else None
 
 
 @contextmanager
 def building(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
-    """Around the writing of `folder`: the note of its origin goes first and comes last."""
+    """Mark `folder` as incomplete while this context writes it, and record its origin afterwards."""
     note = Path(folder) / ORIGIN_FILE
     note.unlink(missing_ok=True)
     yield
@@ -102,41 +104,45 @@ def building(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
 
 
 def is_adapter(path: str | Path) -> bool:
+    """Whether a local folder holds a PEFT adapter."""
     return (Path(path) / "adapter_config.json").is_file()
 
 
 def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwargs: Any) -> Any:
-    """The model, or the adapter on its model, of a Hub id or folder; `kwargs` are those of from_pretrained."""
+    """Load the model of a Hub id or folder, or an adapter with its base model.
+
+    `trainable` makes the adapter trainable. `kwargs` are passed to from_pretrained.
+    """
     if is_adapter(path) and policy == "masked":
         from peft import PeftModel
 
-        base = load_model(_base_of(path), policy=policy, **kwargs)
+        base = load_model(_base_model_of(path), policy=policy, **kwargs)
         return PeftModel.from_pretrained(base, path, is_trainable=trainable)
     if is_adapter(path):
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-    return _kind_of(policy).from_pretrained(path, **kwargs)
+    return _auto_class(policy).from_pretrained(path, **kwargs)
 
 
-def without_weights(config: Any, policy: str) -> Any:
-    """The model of a configuration, on the device that has no memory."""
+def empty_model(config: Any, policy: str) -> Any:
+    """Return a model of this configuration on the meta device, which allocates no memory for weights."""
     with torch.device("meta"):
-        return _kind_of(policy).from_config(config)
+        return _auto_class(policy).from_config(config)
 
 
-def _kind_of(policy: str) -> Any:
+def _auto_class(policy: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
 
 
 def check_policy(path: str, policy: str, revision: str = "main") -> Any:
-    """The configuration of the model at `path`; ValueError where it is no model of that policy kind."""
+    """Return the configuration of the model at `path`. Raises ValueError if the model does not fit the policy kind."""
     from transformers import AutoConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    adapter = find_adapter_config_file(path, revision=revision)  # in a folder, or on the Hub
+    adapter = find_adapter_config_file(path, revision=revision)  # in a local folder or on the Hub
     if adapter is None:
         config = AutoConfig.from_pretrained(path, revision=revision)
     else:
@@ -145,24 +151,26 @@ def check_policy(path: str, policy: str, revision: str = "main") -> Any:
     fills = names[0].endswith("ForMaskedLM")
     if fills != (policy == "masked"):
         wanted = "a masked language model (...ForMaskedLM)" if policy == "masked" else "a causal language model"
-        raise ValueError(f"the task wants {wanted}, and {path} is {names[0]}; give another --model")
+        raise ValueError(f"the task needs {wanted}, but {path} is {names[0]}; choose another --model")
     return config
 
 
-def _base_of(adapter: str) -> str:
+def _base_model_of(adapter: str) -> str:
     return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
 def save_merged(adapter: str | Path, folder: str | Path) -> None:
-    """The model of an adapter with the adapter's weights merged in, as an ordinary folder. Its base is loaded in the
-    precision it is kept in: what was quantised for training alone is not."""
+    """Save the base model of an adapter with the adapter merged in, as an ordinary model folder.
+
+    The base model is loaded in its stored precision, without any quantization that was used for training only.
+    """
     merged = load_model(str(adapter), dtype="auto").merge_and_unload()
     merged.save_pretrained(folder)
     load_tokenizer(str(adapter)).save_pretrained(folder)
 
 
 def init_kwargs(model_args: Any) -> dict[str, Any]:
-    """TRL's model flags as keyword arguments of from_pretrained."""
+    """Return TRL's model options as keyword arguments for from_pretrained."""
     kwargs: dict[str, Any] = {"revision": model_args.model_revision, "dtype": model_args.dtype or "float32"}
     if model_args.attn_implementation:
         kwargs["attn_implementation"] = model_args.attn_implementation
@@ -170,22 +178,25 @@ def init_kwargs(model_args: Any) -> dict[str, Any]:
 
 
 def load_tokenizer(model: str, revision: str = "main") -> Any:
-    """The tokenizer of a model. An adapter that was saved without one has that of its base model; one without a chat
-    template gets a plain one. `eos_token` is what ends an answer in a chat: those of base models, and of some GGUF
-    files, name another, for which a constraint would wait in vain."""
+    """Load the tokenizer of a model, with a chat template and the right end-of-sequence token.
+
+    An adapter without a tokenizer uses that of its base model. A tokenizer without a chat template gets a plain one.
+    `eos_token` is set to the token that ends an answer in the chat template: base models and some GGUF files name
+    another token, which the model would never generate after an answer.
+    """
     from transformers import AutoTokenizer
 
     source = model
     if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
-        source = _base_of(model)
+        source = _base_model_of(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, padding_side="left", truncation_side="left"
         )
     except OSError as error:
-        nowhere = "" if Path(source).is_dir() else "there is no such folder here, and from the Hub: "
+        not_local = "" if Path(source).is_dir() else "there is no such folder here, and from the Hub: "
         raise ValueError(
-            f"the tokenizer of model {source!r} cannot be loaded: {nowhere}{str(error).splitlines()[0]}"
+            f"the tokenizer of model {source!r} cannot be loaded: {not_local}{str(error).splitlines()[0]}"
         ) from error
     tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
     if tokenizer.pad_token is None:
@@ -195,12 +206,12 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
 
 
 def end_of_answer(tokenizer: Any) -> str | None:
-    """The special token that the chat template writes after an answer; None where it writes none."""
+    """Return the special token that the chat template writes after an answer, or None if it writes none."""
     answer = "4217"
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except (TemplateError, ValueError):  # templates may refuse what they were not made for; ValueError: there is none
+    except (TemplateError, ValueError):  # the template rejects these messages, or there is no template
         return None
     after = text.rpartition(answer)[2].lstrip()
     return max((token for token in tokenizer.get_added_vocab() if after.startswith(token)), key=len, default=None)

@@ -1,8 +1,9 @@
-"""Scoring without computing a prompt once for each of its completions.
+"""Scoring that computes each prompt once instead of once per completion.
 
-TRL scores every completion behind a copy of its prompt. Here completions of one prompt stand behind one copy, in one
-sequence: each sees the prompt and itself, at the positions it would have alone. The same log-probs and gradients; of
-64 completions of 8 prompts of 2,000 tokens, 256 tokens each, the model then sees 32,000 tokens instead of 144,000.
+TRL scores every completion after its own copy of the prompt. Here, all completions of a prompt follow a single copy
+in one packed sequence: each completion attends to the prompt and to itself, at the positions it would have alone.
+Log-probs and gradients are the same. For 64 completions of 256 tokens to 8 prompts of 2,000 tokens, the model
+processes 32,000 tokens instead of 144,000.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from ..rollout.attention import disable_cudnn_attention
 from ..rollout.support import SHARED_ATTENTION, unsupported_reason
 
-WORTH = 0.8  # sharing must leave at most this share of the tokens
+MAX_TOKEN_FRACTION = 0.8  # prompts are shared only if this reduces the tokens to at most this fraction
 
 
 def shared_attention(
@@ -36,27 +37,27 @@ def shared_attention(
     shared: _Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as `sdpa` has it; in passes over shared prompts, of each completion to its prompt and itself."""
+    """Attention like `sdpa`; in passes over packed sequences, each completion attends to its prompt and to itself."""
     if shared is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return shared.attend(query, key, value, scale=kwargs.get("scaling"), dropout_p=kwargs.get("dropout", 0.0)), None
 
 
-# A model has this attention from the time it shares prompts, also while it does not: backward passes that compute
-# activations again come after the forward pass has ended.
+# A model keeps this attention implementation permanently, not only within `open()`: gradient checkpointing recomputes
+# activations in the backward pass, after that context has ended.
 AttentionInterface.register(SHARED_ATTENTION, shared_attention)
 AttentionMaskInterface.register(SHARED_ATTENTION, sdpa_mask)
 
 
 class SharedPrompts:
-    """Makes a model's backbone share prompts while `open(length)` is on; otherwise nothing changes."""
+    """Makes the backbone of a model share prompts within the context `open(length)`; other passes are unchanged."""
 
     def __init__(self) -> None:
         self._length: int | None = None
 
     @contextmanager
     def open(self, length: int) -> Iterator[None]:
-        """Forward passes until the end of this are over prompts followed by completions `length` long."""
+        """Within this context, the inputs of forward passes are prompts followed by completions of `length` tokens."""
         self._length = length
         try:
             yield
@@ -64,10 +65,10 @@ class SharedPrompts:
             self._length = None
 
     def add_to(self, model: Any) -> str | None:
-        """Wrap the backbone of a causal language model; why not, in words, where that is not known to be right."""
+        """Wrap the backbone of a causal language model. Returns None, or the reason why the model is not supported."""
         config, reason = model.config.get_text_config(), unsupported_reason(model)
         if reason is None and config._attn_implementation not in ("sdpa", SHARED_ATTENTION):
-            reason = "attention is not 'sdpa'"
+            reason = f"attention implementation {config._attn_implementation!r} is not supported, use 'sdpa'"
         if reason is not None:
             return reason
         disable_cudnn_attention()
@@ -90,10 +91,10 @@ class SharedPrompts:
 
 
 class _Packing:
-    """Rows of (prompt, completion) laid out as sequences of a prompt and several completions.
+    """Rows of (prompt, completion), packed into sequences of one prompt and several completions.
 
-    Sequence s holds the completions `sequences[s]`, behind the prompt of the first. Where others hold more, its last
-    places are empty.
+    Sequence s holds the prompt and the completions of the rows `sequences[s]`. Sequences with fewer completions than
+    the largest are padded with empty ones.
     """
 
     def __init__(self, ids: torch.Tensor, mask: torch.Tensor, length: int, sequences: list[list[int]]):
@@ -102,26 +103,26 @@ class _Packing:
         width = max(map(len, sequences))
         rows_S_G = torch.tensor([rows + [-1] * (width - len(rows)) for rows in sequences], device=device)
         first_S = rows_S_G[:, 0]
-        is_filled = (rows_S_G >= 0)[:, :, None]
-        completions = torch.where(is_filled, ids[rows_S_G, prompt:], 0).flatten(1)
+        is_used = (rows_S_G >= 0)[:, :, None]
+        completions = torch.where(is_used, ids[rows_S_G, prompt:], 0).flatten(1)
         packed = torch.cat([ids[first_S, :prompt], completions], dim=1)
         place = torch.arange(packed.shape[1], device=device)
         position = torch.where(place < prompt, place, prompt + (place - prompt) % length)
         self.inputs = {
             "input_ids": packed,
-            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # of four dimensions, so that none is made
+            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4D: transformers creates no mask of its own
             "position_ids": position.expand(len(packed), -1),
             "shared": self,
         }
-        self._is_seen, self._sees = self._masks(mask[first_S, :prompt].bool())
-        # Where each row's completion begins, and which sequence it is in.
+        self._prompt_mask, self._completion_mask = self._masks(mask[first_S, :prompt].bool())
+        # The sequence that holds the completion of each row, and the position where it begins.
         where = {row: (s, g) for s, rows in enumerate(sequences) for g, row in enumerate(rows)}
         order = torch.tensor([where[row] for row in range(len(ids))], device=device)
         self._sequence, self._begin = order[:, :1], prompt + order[:, 1:] * length
 
     @classmethod
     def of(cls, ids: torch.Tensor, mask: torch.Tensor, length: int) -> _Packing | None:
-        """None where sharing would not pay."""
+        """Pack the rows by prompt. Returns None if sharing would save too few tokens."""
         rows, total = ids.shape
         prompt = total - length
         if prompt < 1:
@@ -133,51 +134,59 @@ class _Packing:
             groups.setdefault(number, []).append(row)
         sequences = list(groups.values())
         tokens = len(sequences) * (prompt + length * max(map(len, sequences)))
-        return cls(ids, mask, length, sequences) if tokens <= WORTH * rows * total else None
+        return cls(ids, mask, length, sequences) if tokens <= MAX_TOKEN_FRACTION * rows * total else None
 
     def _masks(self, is_real_S_P: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """What tokens of a prompt see of it (None: everything before them), and what those of completions see of their
-        prompt and of themselves. What follows the last token of a completion sees it and is seen by nobody."""
+        """Return the attention mask within prompts (None: causal) and that of completions over prompt and completion.
+
+        Padding after a completion attends to it, but no token attends to the padding.
+        """
         count, prompt = is_real_S_P.shape
         own = is_real_S_P.new_ones(self._length, self._length).tril()
-        of_prompt = is_real_S_P[:, None].expand(-1, self._length, -1)
-        sees = torch.cat((of_prompt, own.expand(count, -1, -1)), dim=2)[:, None]
+        attends_prompt = is_real_S_P[:, None].expand(-1, self._length, -1)
+        completion_mask = torch.cat((attends_prompt, own.expand(count, -1, -1)), dim=2)[:, None]
         if is_real_S_P.all():
-            return None, sees
-        # What is padding sees itself, so that no row of the softmax is empty.
+            return None, completion_mask
+        # Padding attends to itself, so that no row of the softmax is empty.
         itself = torch.eye(prompt, dtype=torch.bool, device=is_real_S_P.device)
-        return (is_real_S_P[:, None] & itself.new_ones(prompt, prompt).tril() | itself)[:, None], sees
+        return (is_real_S_P[:, None] & itself.new_ones(prompt, prompt).tril() | itself)[:, None], completion_mask
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Attention of (S, H, T, D) without what nobody sees, completions of each other; `options` are those of
-        torch's attention."""
+        """Compute attention over (S, H, T, D) without the part between different completions, which is masked anyway.
+
+        `options` are passed to torch's scaled_dot_product_attention.
+        """
         prompt, length = self._shape[1] - self._length, self._length
-        heads, shares = key.shape[1], query.shape[1] // key.shape[1]  # so many query heads have their keys in common
+        heads, group_size = key.shape[1], query.shape[1] // key.shape[1]  # GQA group size: query heads per KV head
         in_prompt = scaled_dot_product_attention(
-            query[:, :, :prompt], repeat_kv(key[:, :, :prompt], shares), repeat_kv(value[:, :, :prompt], shares),
-            attn_mask=self._is_seen, is_causal=self._is_seen is None, **options,
-        )  # fmt: skip
-        # A head for each completion, in which heads that have their keys in common are further queries.
+            query[:, :, :prompt],
+            repeat_kv(key[:, :, :prompt], group_size),
+            repeat_kv(value[:, :, :prompt], group_size),
+            attn_mask=self._prompt_mask,
+            is_causal=self._prompt_mask is None,
+            **options,
+        )
+        # Each completion becomes a head of its own; the query heads of a GQA group are folded into extra queries.
         queries = query[:, :, prompt:].unflatten(2, (-1, length)).transpose(1, 2)  # (S, G, H, L, D)
         count = queries.shape[1]
-        queries = queries.unflatten(2, (heads, shares)).flatten(3, 4).flatten(1, 2)
+        queries = queries.unflatten(2, (heads, group_size)).flatten(3, 4).flatten(1, 2)
 
-        def behind_prompt(part: torch.Tensor) -> torch.Tensor:
+        def after_prompt(part: torch.Tensor) -> torch.Tensor:
             first = part[:, None, :, :prompt].expand(-1, count, -1, -1, -1)
             own = part[:, :, prompt:].unflatten(2, (count, length)).transpose(1, 2)
             return torch.cat((first, own), dim=3).flatten(1, 2)
 
-        if self._sees.shape[2] != queries.shape[2]:  # the first layer
-            self._sees = self._sees.repeat(1, 1, shares, 1)
-        seen = scaled_dot_product_attention(
-            queries, behind_prompt(key), behind_prompt(value), attn_mask=self._sees, **options
+        if self._completion_mask.shape[2] != queries.shape[2]:  # first layer: repeat the mask for the folded queries
+            self._completion_mask = self._completion_mask.repeat(1, 1, group_size, 1)
+        attended = scaled_dot_product_attention(
+            queries, after_prompt(key), after_prompt(value), attn_mask=self._completion_mask, **options
         )
-        seen = seen.unflatten(1, (count, heads)).unflatten(3, (shares, length)).flatten(2, 3)  # (S, G, H, L, D)
-        out = torch.cat((in_prompt, seen.transpose(1, 2).flatten(2, 3)), dim=2)
+        attended = attended.unflatten(1, (count, heads)).unflatten(3, (group_size, length)).flatten(2, 3)
+        out = torch.cat((in_prompt, attended.transpose(1, 2).flatten(2, 3)), dim=2)  # from (S, G, H, L, D)
         return out.transpose(1, 2).contiguous()
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Hidden states by row again: of the last place of the prompt and of the completion, zeros before them."""
+        """Return hidden states by row: zeros for the prompt except for its last position, then the completion."""
         prompt = self._shape[1] - self._length
         steps = torch.arange(self._length, device=states.device)
         last_of_prompt = states[self._sequence[:, 0], prompt - 1][:, None]

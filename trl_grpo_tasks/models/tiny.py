@@ -1,4 +1,4 @@
-"""The embedded tiny model of a task: a small Llama or ModernBERT and a tokenizer over the task's own tokens."""
+"""The embedded tiny model of a task: a small Llama or ModernBERT with a tokenizer over the task's own tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..task import MASK_TOKEN, TinySpec
 
-# For models that have no chat template of their own: a line a message, and the end of the text after an answer.
+# For models without a chat template: one line per message, and the end-of-sequence token after an answer.
 PLAIN_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
@@ -16,8 +16,10 @@ PLAIN_CHAT_TEMPLATE = (
 
 
 def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
-    """A freshly initialised Llama, or ModernBERT where masks are filled, with a tokenizer over `spec.tokens`, saved
-    like any model."""
+    """Create and save an untrained model and its tokenizer over `spec.tokens`.
+
+    The model is a Llama, or a ModernBERT if the policy fills masks.
+    """
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, ModernBertForMaskedLM, set_seed
 
     tokenizer = make_tokenizer(spec.tokens, spec.context, fills=spec.policy == "masked")
@@ -40,7 +42,7 @@ def save_tiny(spec: TinySpec, folder: str | Path, seed: int = 0) -> None:
 
 
 def encoder_config(spec: TinySpec, tokenizer: Any, **more: Any) -> Any:
-    """The configuration of a small ModernBERT: every layer looks at the whole text."""
+    """Return the configuration of a small ModernBERT with global attention in every layer."""
     from transformers import ModernBertConfig
 
     return ModernBertConfig(
@@ -67,19 +69,21 @@ def _shape(spec: TinySpec, tokenizer: Any) -> dict[str, Any]:
 
 
 def make_tokenizer(tokens: Any, context: int, fills: bool = False) -> Any:
-    """A tokenizer that cuts text into the longest of `tokens` that match and puts it together again exactly; with a
-    mask token where a model `fills` masks."""
+    """Create a tokenizer that splits text into the longest matching `tokens` and decodes without loss.
+
+    `context` is the maximum length. `fills` adds a mask token, for models that fill masks.
+    """
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
     from transformers import PreTrainedTokenizerFast
 
     special = ["<pad>", "<eos>", "<unk>", *([MASK_TOKEN] if fills else [])]
-    # The newline ends a chat message in the template.
+    # The chat template ends each message with a newline.
     ordered = list(dict.fromkeys([*special, "\n", *tokens]))
     clash = set(special) & set(tokens)
     if clash or "" in ordered:
-        raise ValueError(f"tiny model: tokens must not be empty or one of {special}")
+        raise ValueError(f"the tokens of a tiny model must not be empty or one of {special}; change TinySpec.tokens")
     backend = Tokenizer(WordLevel({token: i for i, token in enumerate(ordered)}, unk_token="<unk>"))
     longest_first = sorted(ordered[len(special) :], key=len, reverse=True)
     pattern = "|".join(re.escape(token) for token in longest_first)

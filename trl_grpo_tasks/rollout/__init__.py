@@ -1,6 +1,6 @@
-"""Faster rollouts for groups that share a prompt and a constraint: the same distribution, fewer and faster passes.
+"""Fast rollouts for groups of completions that share a prompt: TRL's distribution with fewer and faster passes.
 
-support.py says where they are known to be right, batch.py writes completions, decoder.py runs the model.
+support.py decides which models and trainers are supported, batch.py generates completions, decoder.py runs the model.
 """
 
 from .batch import NO_FILTERS, Editor, Rollout, rollout

@@ -1,4 +1,4 @@
-"""Which kernels compute attention."""
+"""Selection of attention kernels."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def disable_cudnn_attention() -> None:
-    """Let torch choose among its other attention kernels, in this process.
+    """Disable cuDNN attention in this process, so that torch uses one of its other attention kernels.
 
-    From torch 2.11 on cuDNN's come first on an H100 or H200. Given a mask, and a sequence that is 64 longer than a
-    multiple of 128, their backward pass may give NaN (pytorch issue 196678), and one such batch spoils the weights: of
-    six runs of ours on an H200 two ended so, after 10 and 20 steps.
+    From torch 2.11 on, cuDNN attention is the first choice on an H100 or H200. With a mask and a sequence length of 64
+    modulo 128, its backward pass may return NaN (pytorch issue 196678), and one such batch destroys the weights. Two
+    of six test runs on an H200 failed this way, after 10 and 20 steps.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

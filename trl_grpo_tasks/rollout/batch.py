@@ -1,12 +1,12 @@
-"""Completions of a batch of prompts. Compared with transformers' `generate`:
+"""Generation of completions for a batch of prompts. Differences from transformers' `generate`:
 
-- each distinct prompt is prefilled once and its cache copied to the group;
-- tokens that a constraint forces are written without asking the model, several at a time, rows of different length in
-  one ragged pass;
-- rows that have finished leave the batch;
-- the GPU does not wait: masks of the next tokens are filled while it computes their logits, and without a constraint
-  it goes on with what was drawn before we have looked at it;
-- an editor may take back what was written: the cache is cut there, and the row goes on from what was kept.
+- Each distinct prompt is prefilled once, and its KV cache is copied to all rows of the group.
+- Tokens that a constraint forces are appended without sampling and are fed to the model several at a time; one ragged
+  pass serves rows with different numbers of new tokens.
+- Finished rows leave the batch.
+- CPU and GPU work overlap: the masks of the next tokens are computed while the GPU computes their logits, and without
+  a constraint the next pass starts before the CPU has read the sampled tokens.
+- An editor may delete generated tokens: the KV cache is truncated, and generation resumes after the last kept token.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..constraints.base import Constraint, State, accept_all
 from ..constraints.filters import SamplingFilters, pack_on_device
 from ..constraints.sampling import BatchMasks
 from ..constraints.table import FREE, MaskTable
-from .decoder import WIDTHS, Decoder
+from .decoder import NEW_TOKEN_BUCKETS, Decoder
 
 NO_FILTERS = SamplingFilters()
-FEED_LIMIT = WIDTHS[-1]  # forced tokens fed in one forward pass; a longer run takes several
+FEED_LIMIT = NEW_TOKEN_BUCKETS[-1]  # maximum number of forced tokens per row and forward pass
 
 
 @dataclass
 class Rollout:
-    """Completions by row, without padding: tokens, the number of the mask of each, and its log-prob when sampled."""
+    """The completions of a batch, without padding: token ids, mask numbers and sampling log-probs by row."""
 
     completion_ids: list[list[int]]
     masks: list[list[int]]
@@ -38,15 +38,18 @@ class Rollout:
 
 
 class Editor(Protocol):
-    """Looks at what is written and takes back what must be written again."""
+    """Inspects completions during generation and deletes tokens that must be generated again."""
 
     def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
-        """How many tokens of row i to keep; None: all. Asked whenever the row has been written to: a token, and those
-        that a constraint forced after it. `ended`: the last is an end-of-sequence token, and the row is over if it is
-        kept. An editor that always takes something back is never done."""
+        """Return the number of tokens of row i to keep, or None to keep all.
+
+        The method is called whenever tokens were appended to the row: one sampled token and the tokens that a
+        constraint forces after it. `ended` is true if the last token is end-of-sequence; keeping it finishes the row.
+        An editor that deletes tokens on every call never terminates.
+        """
 
     def counts(self, i: int) -> dict[str, int]:
-        """What was done to row i, by name, for people to read."""
+        """Return statistics of the edits to row i, by name, for display."""
 
 
 @torch.no_grad()
@@ -64,22 +67,25 @@ def rollout(
     decoder: Decoder | None = None,
     editor: Editor | None = None,
 ) -> Rollout:
-    """Sample one completion of each prompt. Temperature 0 takes the likeliest token. Random numbers come from torch's
-    default generator. A `decoder` of the model that is kept from call to call keeps its captured graphs. What an
-    `editor` takes back leaves no trace in the result. Masks, of the constraint and of what filters kept, are numbered
-    in `table`."""
+    """Sample one completion for each prompt.
+
+    Temperature 0 selects the most likely token. Random numbers come from torch's default generator. A `constraint`
+    needs `rows` and `table`, and `filters` need `table`: it stores the masks of the constraint and the sets of tokens
+    that the filters keep. Pass the same `decoder` to every call to reuse its CUDA graphs. Tokens that an `editor`
+    deletes do not appear in the result.
+    """
     decoder = Decoder(model) if decoder is None else decoder
     batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0, editor=editor)
     if constraint is not None:
-        assert rows is not None and table is not None, "a constraint needs the rows and a table for its masks"
+        assert rows is not None and table is not None, "rollout() with a constraint needs rows and a table"
         batch.constrain(constraint, rows, table)
     if filters and temperature > 0:
-        assert table is not None, "filters need a table for the tokens they keep"
+        assert table is not None, "rollout() with filters needs a table"
         batch.filter(filters, table)
     slots = max(map(len, prompt_ids)) + max_new_tokens
     with decoder.running(len(prompt_ids), slots, temperature or 1.0):
         batch.prefill()
-        while batch.open:
+        while batch.active:
             batch.sample()
             batch.feed()
     batch.result.forward_passes = decoder.passes
@@ -87,27 +93,27 @@ def rollout(
 
 
 class _Batch:
-    """The rows of one rollout on their way: `open` are those still written, `_places` where they are in the cache."""
+    """The rows of a rollout in progress. `active` lists the unfinished rows, `_cache_rows` their rows in the cache."""
 
     def __init__(
         self,
         decoder: Decoder,
         prompts: Sequence[Sequence[int]],
-        most: int,
+        max_new_tokens: int,
         eos_ids: Sequence[int],
         is_greedy: bool,
         editor: Editor | None,
     ):
         self._decoder, self._editor = decoder, editor
         self._prompts = [tuple(prompt) for prompt in prompts]
-        self._most, self._eos, self._greedy = most, frozenset(eos_ids), is_greedy
+        self._max_new_tokens, self._eos, self._greedy = max_new_tokens, frozenset(eos_ids), is_greedy
         count = len(self._prompts)
-        self.open = list(range(count))
-        self._places = list(range(count))
+        self.active = list(range(count))
+        self._cache_rows = list(range(count))
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
-        self._unfed: list[list[int]] = [[] for _ in range(count)]
+        self._pending: list[list[int]] = [[] for _ in range(count)]
         self._lengths = [len(prompt) for prompt in self._prompts]
-        self._start: Callable[[int], State | None] = lambda i: None
+        self._start_state: Callable[[int], State | None] = lambda i: None
         self._states: dict[int, State] = {}
         self._masks: BatchMasks | None = None
         self._filters: tuple[SamplingFilters, MaskTable] | None = None
@@ -117,20 +123,19 @@ class _Batch:
 
     def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
         self._masks = BatchMasks(len(rows), table, self._decoder.device)
-        self._start = lambda i: constraint.start(rows[i])
-        self._states = {i: state for i in range(len(rows)) if (state := self._start(i)) is not None}
+        self._start_state = lambda i: constraint.start(rows[i])
+        self._states = {i: state for i in range(len(rows)) if (state := self._start_state(i)) is not None}
         for i in list(self._states):
-            self._write_forced(i)
+            self._append_forced(i)
 
     def prefill(self) -> None:
-        """One pass over the distinct prompts. What a constraint forces from the start differs by row and comes
-        after it."""
-        distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(self._prompts))}
+        """Run the distinct prompts in one pass, then the tokens that a constraint forces at the start of each row."""
+        distinct = {prompt: cache_row for cache_row, prompt in enumerate(dict.fromkeys(self._prompts))}
         self._decoder.prefill(list(distinct), [distinct[prompt] for prompt in self._prompts])
         self.feed()
 
     def sample(self) -> None:
-        """The next token of every open row."""
+        """Sample the next token of every active row."""
         logits = self._decoder.logits[: self._decoder.batch]
         numbers = [FREE] * len(logits)
         if self._masks is not None:
@@ -139,111 +144,112 @@ class _Batch:
             filters, table = self._filters
             kept_B_V = filters.kept(logits)
             logits = logits.masked_fill(~kept_B_V, -torch.inf)
-            words_B_W = _later(pack_on_device(kept_B_V))
+            words_B_W = _copy_to_cpu_async(pack_on_device(kept_B_V))
         logps = logits.log_softmax(1)
         tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
         chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
-        drawn = _later(torch.stack((tokens_B.double(), chosen_B.double())))
-        goes_ahead = self._masks is None and self._editor is None and self._decoder.is_asynchronous
-        if goes_ahead:
-            self._feed_drawn(tokens_B)
-        tokens, chosen = drawn().tolist()
-        mask_numbers = [numbers[place] for place in self._places]
+        sampled = _copy_to_cpu_async(torch.stack((tokens_B.double(), chosen_B.double())))
+        feeds_before_reading = self._masks is None and self._editor is None and self._decoder.is_asynchronous
+        if feeds_before_reading:
+            self._feed_unread(tokens_B)
+        tokens, chosen = sampled().tolist()
+        mask_numbers = [numbers[cache_row] for cache_row in self._cache_rows]
         if self._filters is not None:
-            mask_numbers = table.numbers_of(words_B_W().numpy()[self._places])
-        for i, place, number in zip(self.open, self._places, mask_numbers, strict=True):
-            self._write(i, int(tokens[place]), chosen[place], number)
-            if goes_ahead:
-                self._unfed[i].clear()
-        constrained = [i for i in self.open if i in self._states]
+            mask_numbers = table.numbers_of(words_B_W().numpy()[self._cache_rows])
+        for i, cache_row, number in zip(self.active, self._cache_rows, mask_numbers, strict=True):
+            self._append(i, int(tokens[cache_row]), chosen[cache_row], number)
+            if feeds_before_reading:
+                self._pending[i].clear()
+        constrained = [i for i in self.active if i in self._states]
         accept_all([self._states[i] for i in constrained], [self.result.completion_ids[i][-1] for i in constrained])
         for i in constrained:
-            self._write_forced(i)
+            self._append_forced(i)
 
     def feed(self) -> None:
-        """Run what was written since the last pass through the model, for the rows that go on, and see meanwhile
-        what may follow."""
+        """Feed all pending tokens of the unfinished rows to the model, and compute the next masks meanwhile."""
         if self._editor is not None:
             self._edit(self._editor)
-        self._close_finished()
-        while any(self._unfed[i] for i in self.open):
-            self._feed_some()
-        if self._masks is not None and self.open:
+        self._remove_finished()
+        while any(self._pending[i] for i in self.active):
+            self._feed_once()
+        if self._masks is not None and self.active:
             states: list[State | None] = [None] * self._decoder.batch
-            for i, place in zip(self.open, self._places, strict=True):
-                states[place] = self._states.get(i)
+            for i, cache_row in zip(self.active, self._cache_rows, strict=True):
+                states[cache_row] = self._states.get(i)
             self._masks.fill(states)
 
-    def _feed_drawn(self, tokens_B: torch.Tensor) -> None:
-        """Feed tokens that only the GPU knows yet. Rows that turn out to have ended were fed in vain."""
-        for i in self.open:
-            self._unfed[i] = [0]  # stands for the token
-        self._feed_some(tokens_B)
+    def _feed_unread(self, tokens_B: torch.Tensor) -> None:
+        """Feed sampled tokens before they are copied to the CPU. For rows that have ended, the pass is wasted."""
+        for i in self.active:
+            self._pending[i] = [0]  # placeholder for the token on the device
+        self._feed_once(tokens_B)
 
-    def _feed_some(self, tokens_B: torch.Tensor | None = None) -> None:
-        """One pass over what has not been fed, as far as a pass goes."""
+    def _feed_once(self, tokens_B: torch.Tensor | None = None) -> None:
+        """Run one pass over pending tokens, at most FEED_LIMIT per row."""
         feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
         starts = [0] * self._decoder.batch
-        for i, place in zip(self.open, self._places, strict=True):
-            feeds[place], starts[place] = self._unfed[i][:FEED_LIMIT], self._lengths[i]
-            del self._unfed[i][:FEED_LIMIT]
-            self._lengths[i] += len(feeds[place])
+        for i, cache_row in zip(self.active, self._cache_rows, strict=True):
+            feeds[cache_row], starts[cache_row] = self._pending[i][:FEED_LIMIT], self._lengths[i]
+            del self._pending[i][:FEED_LIMIT]
+            self._lengths[i] += len(feeds[cache_row])
         self._decoder.feed(feeds, starts, tokens_B)
 
-    def _write(self, i: int, token: int, logp: float, mask_number: int) -> None:
+    def _append(self, i: int, token: int, logp: float, mask_number: int) -> None:
         self.result.completion_ids[i].append(token)
         self.result.logps[i].append(logp)
         self.result.masks[i].append(mask_number)
-        self._unfed[i].append(token)
+        self._pending[i].append(token)
 
-    def _write_forced(self, i: int) -> None:
-        """Tokens that must follow: certain, so that the model need not be asked."""
+    def _append_forced(self, i: int) -> None:
+        """Append the tokens that must follow. Their log-prob is 0, so the model is not needed."""
         state, ids = self._states[i], self.result.completion_ids[i]
         assert self._masks is not None
-        while len(ids) < self._most and not state.finished and (forced := state.forced()):
-            for token in forced[: self._most - len(ids)]:
-                self._write(i, token, 0.0, self._masks.table.number_of_only(token))
+        while len(ids) < self._max_new_tokens and not state.finished and (forced := state.forced()):
+            for token in forced[: self._max_new_tokens - len(ids)]:
+                self._append(i, token, 0.0, self._masks.table.number_of_single_token(token))
                 state.accept(token)
 
     def _edit(self, editor: Editor) -> None:
-        for i in self.open:
+        for i in self.active:
             ids = self.result.completion_ids[i]
             while ids and (kept := editor.keep(i, ids, ids[-1] in self._eos)) is not None and kept < len(ids):
-                self._rewind(i, kept)
-                if len(ids) == kept:  # nothing was forced after it, so that there is nothing new to ask about
+                self._truncate(i, kept)
+                if len(ids) == kept:  # no token was forced after the cut, so the editor has nothing new to inspect
                     break
 
-    def _rewind(self, i: int, kept: int) -> None:
-        """Go back to the first `kept` tokens. The last of these (of the prompt, where none is kept) is fed once more:
-        the logits after it are no longer known."""
-        for written in (self.result.completion_ids[i], self.result.masks[i], self.result.logps[i]):
-            del written[kept:]
+    def _truncate(self, i: int, kept: int) -> None:
+        """Delete all but the first `kept` tokens of row i.
+
+        The last kept token (or the last prompt token, if none is kept) is fed again to recompute the logits after it.
+        """
+        for values in (self.result.completion_ids[i], self.result.masks[i], self.result.logps[i]):
+            del values[kept:]
         ids = self.result.completion_ids[i]
         self._lengths[i] = min(self._lengths[i], len(self._prompts[i]) + kept - 1)
-        self._unfed[i] = [*self._prompts[i], *ids][self._lengths[i] :]
-        state = self._start(i)
+        self._pending[i] = [*self._prompts[i], *ids][self._lengths[i] :]
+        state = self._start_state(i)
         if state is not None:
             for token in ids:
                 state.accept(token)
             self._states[i] = state
-            self._write_forced(i)
+            self._append_forced(i)
 
-    def _close_finished(self) -> None:
-        """Rows that ended, or are as long as allowed, leave the batch."""
-        going = [k for k, i in enumerate(self.open) if not self._is_done(self.result.completion_ids[i])]
-        if len(going) == len(self.open):
+    def _remove_finished(self) -> None:
+        """Remove rows that have ended or reached the maximum length from the batch."""
+        remaining = [k for k, i in enumerate(self.active) if not self._is_finished(self.result.completion_ids[i])]
+        if len(remaining) == len(self.active):
             return
-        self.open = [self.open[k] for k in going]
-        if self.open:
-            longest = max(self._lengths[i] for i in self.open)
-            self._places = self._decoder.keep([self._places[k] for k in going], longest)
+        self.active = [self.active[k] for k in remaining]
+        if self.active:
+            longest = max(self._lengths[i] for i in self.active)
+            self._cache_rows = self._decoder.keep([self._cache_rows[k] for k in remaining], longest)
 
-    def _is_done(self, ids: list[int]) -> bool:
-        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._most)
+    def _is_finished(self, ids: list[int]) -> bool:
+        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._max_new_tokens)
 
 
-def _later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Values on their way from the device: calling waits for them, and not for what was asked of it afterwards."""
+def _copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Start a copy to the CPU and return a function that waits for it, but not for GPU work queued afterwards."""
     if values.device.type != "cuda":
         return lambda: values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,8 +1,9 @@
-"""Parts of a model in fewer kernels, for passes over one new token a row, which are a thousand tiny ones.
+"""Compiled parts of a model, which reduce the number of kernels per decoding pass.
 
-Norms, feed-forward blocks and rotations are compiled: their own code, the same in every layer, so that it takes
-seconds for all of them (a whole model takes half a minute for each shape). An adapter that is not folded into weights
-adds its share to the output of the layer it adapts in one kernel instead of three.
+A pass over one new token per row runs about a thousand tiny kernels. Norms, feed-forward blocks and rotary embeddings
+are compiled separately. Their code is the same in every layer, so compilation takes seconds; compiling the full model
+takes half a minute for each shape. A LoRA adapter that is not folded into the weights is added to the output of its
+layer with one kernel instead of three.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch import nn
 
 from .weights import is_plain_lora
 
-ROTATION = "apply_rotary_pos_emb"  # its name in the modeling files of all known families
+# The name of the rotary-embedding function in the modeling files of all supported families.
+ROTARY_FUNCTION = "apply_rotary_pos_emb"
 
 
 class CompiledParts:
-    """Inside `used()` the parts of a model run in fewer kernels, and the model is otherwise as it was."""
+    """Within `used()`, parts of a model run with fewer kernels. Outside, the model is unchanged."""
 
     def __init__(self, model: Any):
         backbone = model.base_model
@@ -35,39 +37,43 @@ class CompiledParts:
         functions = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(part) for part in parts}}
         self._forwards = [(part, types.MethodType(functions[type(part)], part)) for part in parts]
         self._module = sys.modules[type(backbone.layers[0].self_attn).__module__]
-        self._rotation = getattr(self._module, ROTATION)
-        self._compiled_rotation = torch.compile(self._rotation, dynamic=True)
+        self._rotary = getattr(self._module, ROTARY_FUNCTION)
+        self._compiled_rotary = torch.compile(self._rotary, dynamic=True)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        unfolded = [(part, types.MethodType(_adapted, part)) for part in self._adapters if "forward" not in vars(part)]
-        for part, forward in (*self._forwards, *unfolded):
+        adapter_forwards = [
+            (part, types.MethodType(_fused_lora_forward, part))
+            for part in self._adapters
+            if "forward" not in vars(part)
+        ]
+        for part, forward in (*self._forwards, *adapter_forwards):
             part.forward = forward
-        setattr(self._module, ROTATION, self._compiled_rotation)
+        setattr(self._module, ROTARY_FUNCTION, self._compiled_rotary)
         try:
-            # One piece of code serves layers of several shapes. What cannot be compiled runs as it is.
+            # The limit allows one function to serve layers of many shapes. Code that cannot be compiled runs eagerly.
             with torch._dynamo.config.patch(recompile_limit=64, suppress_errors=True):
                 yield
         finally:
-            setattr(self._module, ROTATION, self._rotation)
-            for part, _ in (*self._forwards, *unfolded):
+            setattr(self._module, ROTARY_FUNCTION, self._rotary)
+            for part, _ in (*self._forwards, *adapter_forwards):
                 del part.forward
 
 
-def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """The forward pass of such a layer."""
+def _fused_lora_forward(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The forward pass of a plain LoRA layer, with the adapter added in one kernel."""
     name = self.active_adapters[0]
     down, up = self.lora_A[name].weight, self.lora_B[name].weight
-    if down.dtype != self.base_layer.weight.dtype:  # an adapter in float32 on bf16 weights, and no autocast
+    if down.dtype != self.base_layer.weight.dtype:  # a float32 adapter on bf16 weights, without autocast
         return type(self).forward(self, x)
-    rows = x.to(down.dtype).flatten(0, -2)  # cast once for the layer and its adapter, where autocast would do it twice
+    rows = x.to(down.dtype).flatten(0, -2)  # cast once for layer and adapter; autocast would cast twice
     out = self.base_layer(rows)
     out.addmm_(rows @ down.T, up.T, alpha=self.scaling[name])
     return out.view(*x.shape[:-1], -1)
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile has what it needs for this device: Triton and a C compiler."""
+    """Whether torch.compile can be used on this device: it needs a GPU, Triton and a C compiler."""
     if device.type != "cuda" or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False
     from torch.utils._triton import has_triton

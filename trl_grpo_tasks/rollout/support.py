@@ -1,4 +1,4 @@
-"""Where our rollouts are known to be right, and why not elsewhere, in words."""
+"""Support matrix of the fast rollouts: which models and trainers they support, and the reason if they do not."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from typing import Any
 
 from ..constraints.filters import NAMES as FILTERS
 
-# Families whose attention is plain and causal, so that a mask and positions of our own say all there is to say.
+# Model families with plain causal attention, which is fully determined by an attention mask and position ids.
 KNOWN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite")
-SHARED_ATTENTION = "trl_grpo_tasks_shared"  # what a model that shares prompts has instead of "sdpa"
+SHARED_ATTENTION = "trl_grpo_tasks_shared"  # attention implementation of models that share prompts, instead of "sdpa"
 
 
 def unsupported_reason(model: Any) -> str | None:
-    """Why this model cannot be rolled out here; None if it can."""
+    """Return the reason why fast rollouts do not support this model, or None if they do."""
     config = model.config.get_text_config()
     if config.model_type not in KNOWN_FAMILIES:
-        return f"models of type {config.model_type!r} are not known to it"
+        return f"models of type {config.model_type!r} are not supported"
     layers = getattr(config, "layer_types", None) or []
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if sliding or any(kind != "full_attention" for kind in layers):
-        return "the model has sliding-window layers"
+        return "models with sliding-window layers are not supported"
     if getattr(model.config, "quantization_config", None) is not None:
-        return "quantised weights are left to transformers"
+        return "quantised weights are not supported"
     if config._attn_implementation not in ("sdpa", "eager", SHARED_ATTENTION):
-        return f"attention {config._attn_implementation!r} takes no mask of our own"
+        return f"attention implementation {config._attn_implementation!r} does not accept a custom mask"
     return None
 
 
 def unsupported_reason_in(trainer: Any) -> str | None:
-    """Why this trainer's completions cannot be rolled out here; None if they can."""
+    """Return the reason why fast rollouts do not support this trainer, or None if they do."""
     args = trainer.args
     for name in ("use_vllm", "use_transformers_continuous_batching"):
         if getattr(args, name):
-            return f"{name} is on"
+            return f"{name} is enabled"
     if set(args.generation_kwargs or {}) - set(FILTERS) or args.cache_implementation:
-        return "generation_kwargs and cache_implementation are transformers' own"
+        return "generation_kwargs and cache_implementation are options of transformers' generate"
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
-        return "tools, rollout_func and vision-language models are TRL's own"
+        return "tools, rollout_func and vision-language models are only supported by TRL's generation"
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return "sharded weights are gathered by TRL"
+        return "sharded weights (FSDP, DeepSpeed) are only supported by TRL's generation"
     return unsupported_reason(without_adapter(trainer.accelerator.unwrap_model(trainer.model)))
 
 
 def without_adapter(model: Any) -> Any:
-    """The model inside a PeftModel; its layers still apply the adapter."""
+    """Return the base model of a PeftModel, whose layers still apply the adapter, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

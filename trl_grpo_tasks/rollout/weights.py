@@ -1,9 +1,9 @@
-"""Weights as a rollout under autocast reads them: cast once instead of once per pass, with adapters folded in.
+"""Weights for rollouts under autocast: cast once per rollout instead of once per pass, with LoRA adapters folded in.
 
-A folded adapter costs nothing per pass, where it is two more kernels for each layer otherwise. But the sum of weight
-and adapter is rounded to autocast's type. An adapter that is small next to its weights is rounded away, so that a
-rollout would come from the model without it; or blown up, where many weights lie halfway between two values of that
-type. So adapters are folded once rounding leaves them nearly as they are.
+A folded adapter costs nothing per pass; an unfolded one costs two more kernels per layer. But folding rounds the sum
+of weight and adapter to autocast's dtype. A small adapter would be rounded away, so that rollouts would come from the
+model without it, or magnified where many weights lie halfway between two values of the dtype. So adapters are folded
+only once rounding changes them little.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import torch
 from peft.tuners import lora
 from torch import nn
 
-FOLDABLE = 0.2  # adapters are folded once rounding changes them by at most this share
+MAX_FOLDING_ERROR = 0.2  # adapters are folded once rounding changes them by at most this fraction
 
 
 class CastWeights:
-    """Inside `used()` the linear layers of a model hold weights of type `dtype`; then the model is as it was.
+    """Within `used()`, the linear layers of a model hold weights of type `dtype`. Outside, the model is unchanged.
 
-    Call `refresh()` before `used()`, whenever weights may have changed. Layers in `kept` stay as they are."""
+    Call `refresh()` before `used()` whenever weights may have changed. Layers in `excluded` are never cast.
+    """
 
-    def __init__(self, model: Any, dtype: torch.dtype, kept: Sequence[nn.Module] = ()):
+    def __init__(self, model: Any, dtype: torch.dtype, excluded: Sequence[nn.Module] = ()):
         adapted = {id(part.base_layer): part for part in model.modules() if is_plain_lora(part)}
         layers = [
             module
             for module in model.modules()
-            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32 and module not in kept
+            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32 and module not in excluded
         ]
         self._weights = [
             (layer, layer.weight, nn.Parameter(layer.weight.to(dtype), requires_grad=False)) for layer in layers
@@ -41,17 +42,17 @@ class CastWeights:
 
     @torch.no_grad()
     def refresh(self) -> bool:
-        """Cast the weights as they are now. True if adapters are folded from now on and were not before."""
+        """Cast the current weights. Returns True if this call starts to fold adapters; folding never stops again."""
         if self._weights:
             torch._foreach_copy_([cast for *_, cast in self._weights], [weight for _, weight, _ in self._weights])
         if not self._adapters:
             return False
-        newly = not self._folds and abs(self._share_left() - 1) <= FOLDABLE
-        self._folds = self._folds or newly
+        starts_folding = not self._folds and abs(self._fraction_preserved() - 1) <= MAX_FOLDING_ERROR
+        self._folds = self._folds or starts_folding
         if self._folds:
             for adapter, weight, cast in self._adapters:
                 cast.copy_(weight + _delta(adapter))
-        return newly
+        return starts_folding
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -59,7 +60,7 @@ class CastWeights:
         for layer, _, cast in self._weights:
             layer._parameters["weight"] = cast
         for adapter in folded:
-            adapter.forward = _only(adapter.base_layer)
+            adapter.forward = _base_forward(adapter.base_layer)
         try:
             yield
         finally:
@@ -68,15 +69,18 @@ class CastWeights:
             for layer, weight, _ in self._weights:
                 layer._parameters["weight"] = weight
 
-    def _share_left(self) -> float:
-        """How much of the adapters is left after rounding: the projection of the rounded ones onto the exact ones."""
+    def _fraction_preserved(self) -> float:
+        """Return the fraction of the adapters that rounding preserves.
+
+        It is the length of the projection of the rounded adapters onto the exact ones.
+        """
         sums = torch.zeros(2, device=self._adapters[0][1].device)
         for adapter, weight, cast in self._adapters:
             delta = _delta(adapter)
             rounded = (weight + delta).to(cast.dtype).float() - cast.float()
             sums += torch.stack(((rounded * delta).sum(), (delta * delta).sum()))
-        left, total = sums.tolist()
-        return left / total if total else 0.0
+        preserved, total = sums.tolist()
+        return preserved / total if total else 0.0
 
 
 def _delta(adapter: Any) -> torch.Tensor:
@@ -85,7 +89,7 @@ def _delta(adapter: Any) -> torch.Tensor:
 
 
 def is_plain_lora(part: nn.Module) -> bool:
-    """A linear layer with one low-rank adapter at work, and nothing that changes what that means."""
+    """Whether a module is a linear layer with exactly one active LoRA adapter, without variants, bias or dropout."""
     return (
         type(part) is lora.Linear
         and len(part.active_adapters) == 1
@@ -96,5 +100,5 @@ def is_plain_lora(part: nn.Module) -> bool:
     )
 
 
-def _only(layer: nn.Module) -> Any:
+def _base_forward(layer: nn.Module) -> Any:
     return lambda x, *_, **__: layer(x)

@@ -60,7 +60,7 @@ class CheckpointLayer(GRPOTrainer):
 
     def _invalidate_later(self, resumed: Path, step: int) -> None:
         """Mark checkpoints after the resumed one as incomplete: they stay, but a later resume does not choose them."""
-        if not checkpoints.is_of(resumed, self.args.output_dir) or not self.args.should_save:
+        if not checkpoints.belongs_to(resumed, self.args.output_dir) or not self.args.should_save:
             return
         for path in checkpoints.checkpoint_folders(resumed.parent):
             if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:

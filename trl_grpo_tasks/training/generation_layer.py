@@ -23,10 +23,10 @@ from ..constraints.filters import NEUTRAL
 from ..constraints.grammar import GrammarConstraint
 from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.spelling import OneSpelling
-from ..constraints.table import MaskTable, MaskTables, padded
+from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
-from ..models.masked_policy import MaskedPolicy, is_masked_lm, ready
+from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import without_adapter
@@ -66,7 +66,7 @@ class GenerationLayer(CheckpointLayer):
         is_masked = is_masked_lm(model) if task is None else task.policy == "masked"
         if is_masked:
             model = created(model, args, kwargs.pop("quantization_config", None))
-            model, peft_config = ready(model, args, peft_config)
+            model, peft_config = prepare_for_trl(model, args, peft_config)
         if peft_config is not None and args.reference_mode != "static":
             model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
@@ -206,7 +206,7 @@ class GenerationLayer(CheckpointLayer):
             else:
                 generated = self._generate_recorded(generate, recording)
         if self._samples_under_masks:
-            record.mask_numbers_B_T = padded(generated.masks)
+            record.mask_numbers_B_T = pad_mask_numbers(generated.masks)
         return generated.completion_ids, generated.logps
 
     def _fill(self, policy: MaskedPolicy, prompt_ids: Any, recording: dict[str, Any]) -> Generated:

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import gather
 
 from ..constraints.head import MaskedHead
-from ..constraints.table import FREE, widened
+from ..constraints.table import FREE, widen_mask_numbers
 from ..models.shared_prompts import SharedPrompts
 from .config import TaskGRPOConfig
 from .consistency import ConsistencyCheck
@@ -67,7 +67,7 @@ class ScoringLayer(GenerationLayer):
         with self._scoring(self.latest_rollout), self._vllm_options(apply=True):
             output = super()._generate_and_score_completions(inputs)
         if (numbers_B_T := self.latest_rollout.mask_numbers_B_T) is not None:
-            output["mask_numbers"] = widened(numbers_B_T, output["completion_ids"].shape[1])
+            output["mask_numbers"] = widen_mask_numbers(numbers_B_T, output["completion_ids"].shape[1])
             self._log_masks(output)
         if self.args.loss_tokens == "decisions":
             output["num_items_in_batch"] = gather(self._loss_mask(output).sum()).sum()
@@ -102,7 +102,7 @@ class ScoringLayer(GenerationLayer):
                 record.logps_B_T = scored[0].detach()
                 return scored
             batch_size = batch_size or len(input_ids)
-            numbers_B_T = widened(record.mask_numbers_B_T, logits_to_keep)
+            numbers_B_T = widen_mask_numbers(record.mask_numbers_B_T, logits_to_keep)
             logps, entropies = [], []
             for start in range(0, len(input_ids), batch_size):
                 rows = slice(start, start + batch_size)
