@@ -110,8 +110,8 @@ def run_training(
     callbacks: Sequence[Any] = (),
     command: str | None = None,
 ) -> TrainingResult:
-    """Train, evaluate and report as the options say. `callbacks` are added to the trainer; `command` is recorded as the
-    command line that repeats the run, instead of the one that was typed."""
+    """Train, evaluate and report as the options say. `callbacks` are added to the trainer. `command` is recorded as
+    the command line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
     from ..models.loading import MERGED_FOLDER, save_merged
