@@ -115,6 +115,7 @@ def test_every_public_name_is_in_the_reference(site):
     text = text_of(site / "reference" / "api.html")
     for name in (*trl_grpo_tasks.__all__, *TaskGRPOConfig.__annotations__):
         assert re.search(rf"\b{name}\b", text), name
+    assert TaskGRPOConfig.__dataclass_fields__["pass_k"].metadata["help"] in text
 
 
 @pytest.mark.slow

@@ -179,7 +179,8 @@ class Reader:
             shutil.rmtree(self._folder / output, ignore_errors=True)
         short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
         short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
-        short += ["--bf16", "false", "--fp16", "false", "--push_to_hub", "false", "--output_dir", output]
+        short += ["--bf16", "false", "--fp16", "false", "--dtype", "float32", "--push_to_hub", "false"]
+        short += ["--output_dir", output]
         if "--pass_k" in options:
             short += ["--num_generations", "8"]  # k must be below the size of a group
         if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():

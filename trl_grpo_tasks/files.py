@@ -6,9 +6,8 @@ import difflib
 from pathlib import Path
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # every model folder contains at least one of these
-FILE_SUFFIXES = tuple(
-    [".json", ".jsonl", ".csv", ".parquet", ".txt", ".yaml", ".yml", ".gguf", ".safetensors", ".bin", ".pt"]
-)
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".yaml", ".yml")
+FILE_SUFFIXES = (*DATA_SUFFIXES, ".gguf", ".safetensors", ".bin", ".pt")
 
 
 def write_atomically(path: Path, text: str, errors: str = "strict") -> None:

@@ -1,8 +1,7 @@
-"""Sphinx extension: docstrings and help texts, which are Markdown, as reStructuredText, which autodoc expects."""
+"""Sphinx extension: docstrings, which are Markdown, as reStructuredText, which autodoc expects."""
 
 import dataclasses
 import re
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -48,19 +47,8 @@ def _inline(line: str) -> str:
     return "".join(parts)
 
 
-def fill_in(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Convert a docstring; the text of a dataclass field is its help."""
-    if kind == "attribute" and (text := help_of(name)):
-        lines[:] = [text]
+def convert(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     lines[:] = to_rst(lines)
-
-
-def help_of(name: str) -> str:
-    """The help of the dataclass field with a dotted name, or nothing."""
-    module, owner, attribute = name.rsplit(".", 2)
-    fields = getattr(getattr(import_module(module), owner), "__dataclass_fields__", {})
-    found: dataclasses.Field[Any] | None = fields.get(attribute)
-    return found.metadata.get("help", "") if found else ""
 
 
 def shorten_signature(app: Any, kind: str, name: str, thing: Any, options: Any, arguments: Any, returns: Any) -> Any:
@@ -69,6 +57,6 @@ def shorten_signature(app: Any, kind: str, name: str, thing: Any, options: Any, 
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("autodoc-process-docstring", fill_in)
+    app.connect("autodoc-process-docstring", convert)
     app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import metric_meanings
+from docstrings import to_rst
 
 from trl_grpo_tasks.commands.arguments import ALIASES, RunArguments, parse
 from trl_grpo_tasks.commands.main import COMMANDS, main
@@ -85,6 +86,18 @@ def grpo_options() -> str:
     )
 
 
+def config() -> str:
+    """TaskGRPOConfig with the fields of its own; autodoc does not know their help."""
+    from trl_grpo_tasks import TaskGRPOConfig
+
+    lines = ["```{eval-rst}", ".. autoclass:: trl_grpo_tasks.TaskGRPOConfig", ""]
+    for name, kind in TaskGRPOConfig.__annotations__.items():
+        field = TaskGRPOConfig.__dataclass_fields__[name]
+        lines += [f"   .. attribute:: {name}", f"      :type: {kind}", f"      :value: {field.default!r}", ""]
+        lines += [f"      {line}" for line in to_rst([field.metadata["help"]])] + [""]
+    return "\n".join([*lines, "```"])
+
+
 def metrics(which: str) -> str:
     meanings: dict[str, str] = getattr(metric_meanings, which)
     return table(("metric", "meaning"), ((f"`{name}`", text) for name, text in meanings.items()))
@@ -96,6 +109,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "aliases": aliases,
     "task_options": task_options,
     "grpo_options": grpo_options,
+    "config": config,
     "task_metrics": lambda: metrics("TRAINING"),
     "trl_metrics": lambda: metrics("TRL"),
     "evaluation_metrics": lambda: metrics("EVALUATION"),

@@ -55,8 +55,8 @@ BASE = ["--task", "tests.support.toy", "--use_cpu", "true"]
         ),
         (["--search", "seed=1..4", "seed=5,6"], "give each option once"),
         (["--search", "seed=1..4", "--trials", "0"], "--trials 0 must be at least 1"),
-        (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep goes by the evaluation after GRPO"),
-        (["--search", "seed=1..4", "--push_to_hub", "true"], "the runs of a sweep are not pushed"),
+        (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep compares evaluations after GRPO"),
+        (["--search", "seed=1..4", "--push_to_hub", "true"], "runs of a sweep cannot be pushed"),
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(tmp_path, capsys, options, message):

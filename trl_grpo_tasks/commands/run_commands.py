@@ -111,7 +111,8 @@ def generate(arguments: Sequence[str]) -> int:
     from ..report.run_folder import RunFolder
     from .train import quiet_third_party_logging
 
-    check_local_path(known.model, "--model")
+    if not known.task:
+        check_local_path(known.model, "--model")
     settings = RunFolder.read(known.model).settings if Path(known.model).is_dir() else {}
     if not known.task and not settings:
         raise ValueError(f"{known.model} is not the folder of a run; name the task too: {PROGRAM} generate TASK ...")

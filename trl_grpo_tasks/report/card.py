@@ -211,8 +211,8 @@ def _training(run: RunFolder, task: Task) -> str:
     lines = {
         "cold start": f"{n} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "steps": run.last_step or None,
-        "time": duration(run.seconds) if run.seconds is not None else None,
-        "machine": settings.get("machine"),
+        "training time": duration(run.seconds) if run.seconds is not None else None,
+        "hardware": settings.get("machine"),
         **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
         **{f"`{name}`": _in_table(json.dumps(value)) for name, value in options.items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,

@@ -51,20 +51,24 @@ def _charts(done: list[dict[str, Any]], metric: str, log: list[str]) -> str:
         return ""
     so_far = [(trial["number"], max(t["value"] for t in done[: n + 1])) for n, trial in enumerate(done)]
     each = [(trial["number"], trial["value"]) for trial in done]
-    drawn = [chart(metric, {"best so far": so_far, "each trial": each}, x_label="trial", joined=("best so far",))]
+    drawn = [
+        chart(
+            f"{metric} by trial", {"best so far": so_far, "each trial": each}, x_label="trial", joined=("best so far",)
+        )
+    ]
     for name in done[0]["params"]:
         values = [(trial["params"][name], trial["value"]) for trial in done]
         if not all(is_number(value) for value, _ in values):
-            drawn.append(_choices(name, values))
+            drawn.append(_choices(f"{metric} by {name}", values))
             continue
         label = f"log10 {name}" if name in log else name
         points = sorted((math.log10(x) if name in log else x, y) for x, y in values)
-        drawn.append(chart(name, {name: points}, x_label=label, joined=()))
+        drawn.append(chart(f"{metric} by {name}", {name: points}, x_label=label, joined=()))
     return f"<section><h2>Effect of each option</h2><div class=charts>{''.join(drawn)}</div></section>"
 
 
-def _choices(name: str, values: list[tuple[Any, float]]) -> str:
-    """Return a table with the results of each value of an option whose values are not numbers."""
+def _choices(title: str, values: list[tuple[Any, float]]) -> str:
+    """Return a table with the results for each value of an option whose values are not numbers."""
     lines = []
     for choice in sorted({str(x) for x, _ in values}):
         of_choice = [y for x, y in values if str(x) == choice]
@@ -72,7 +76,9 @@ def _choices(name: str, values: list[tuple[Any, float]]) -> str:
         lines.append(f"<tr><td>{html.escape(choice)}</td><td>{len(of_choice)}</td><td>{mean:.3f}</td>"
                      f"<td>{max(of_choice):.3f}</td></tr>")  # fmt: skip
     head = "<tr><th></th><th>trials</th><th>mean</th><th>best</th></tr>"
-    return f"<figure><figcaption><b>{html.escape(name)}</b></figcaption><table>{head}{''.join(lines)}</table></figure>"
+    return (
+        f"<figure><figcaption><b>{html.escape(title)}</b></figcaption><table>{head}{''.join(lines)}</table></figure>"
+    )
 
 
 def _table(trials: list[dict[str, Any]], metric: str, folder: Path) -> str:

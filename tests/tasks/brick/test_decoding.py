@@ -365,7 +365,7 @@ def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys)
         (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
         (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
         (["--max_brickz", "3"], "unknown option --max_brickz; did you mean --max_bricks?"),
-        (["--text", "a cat, world 77"], "the world size 77 must be between"),
+        (["--text", "a cat, world 77"], "a world of 77 must be between"),
         (["--model_name_or_path", "./none"], "--model ./none: this path does not exist"),
         (["--task", "prompts"], "task 'prompts' cannot make a row from text"),
     ],

@@ -84,7 +84,7 @@ def test_a_users_caption_gives_a_row():
     assert task.score(row, "2x4 (0,0,0)\n").info["shape"].startswith("not judged")
     assert task.row_of("a castle, world 9")["prompt"] == [{"role": "user", "content": "a castle, world 9"}]
     assert BrickTask(BrickOptions(world_dim=24)).row_of("x")["world"] == 24
-    with pytest.raises(ValueError, match="the world size 99 must be between 1 and 40"):
+    with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):
         task.row_of("a castle, world 99")
 
 

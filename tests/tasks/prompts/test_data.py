@@ -113,7 +113,7 @@ def test_equal_prompts_stay_in_one_split_and_levels_come_from_the_file(tmp_path)
 
 
 BAD_FILES = {
-    "missing.json": (None, r"'.*missing.json' does not exist"),
+    "missing.json": (None, r"missing.json: this path does not exist"),
     "empty.json": ("", "empty.json, line 1: not JSON"),
     "none.json": ('{"prompts": []}', "contains no prompt"),
     "blank.jsonl": ("\n\n", "contains no prompt"),

@@ -149,7 +149,7 @@ class BrickTask(Task):
         said, named = match.groups()
         world = int(named) if named else self.options.world_dim or max(map(_world_size, self.levels))
         if not 1 <= world <= LARGEST_WORLD:
-            raise ValueError(f"{text!r}: the world size {world} must be between 1 and {LARGEST_WORLD}")
+            raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         for level in self.levels:
             if level in LEVELS and LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
                 return row

@@ -1,8 +1,8 @@
 """Train a judge on real and corrupted text, print its accuracy on held-out text, and save it.
 
-trl-grpo-tasks task infill prepare-judge --output_dir my_judge --corpus my_texts.txt --judge_steps 1500
+trl-grpo-tasks task infill prepare-judge --output_dir my_judge --corpus my_texts.txt
 
-A judge that is no better than chance is not saved. Options of the task may follow.
+A judge that is no better than chance is not saved.
 """
 
 from __future__ import annotations

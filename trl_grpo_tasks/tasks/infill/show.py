@@ -1,5 +1,5 @@
-"""Draw held-out texts of a run before and after GRPO below the original, with fills coloured by the judge. Also print
-how both judges score the originals: the score that a perfect generator would reach.
+"""Draw held-out texts of a run before and after GRPO below the original, with fills coloured by
+the judge. Also print how both judges score the originals: the best that a generator can reach.
 
 trl-grpo-tasks task infill show outputs/infill_tiny --output before_and_after.png
 """

@@ -1,5 +1,5 @@
-"""Search for gold machines of every trial and level, and write them to gold.json. This takes about five minutes on one
-core.
+"""Search for gold machines of every trial and level, and write them to gold.json. This takes about
+five minutes on one core.
 
 trl-grpo-tasks task machine make-gold
 """

@@ -1,4 +1,4 @@
-"""Count how many theories succeed, how many of those are distinct, and which named ones are among them.
+"""Count how many theories succeed, how many of them are distinct, and which of them have a name.
 
 trl-grpo-tasks task theory survey --samples 4000                  # random walks of the grammar
 trl-grpo-tasks task theory survey --results outputs/theory_tiny   # beside the samples of a run
