@@ -7,9 +7,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -65,10 +65,11 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
         check_writable(args.output_dir)
         if args.process_index == 0:
             held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
+        act: Callable[[], Any]
         if run.eval_only:
             act = Comparison.prepare(task, run, args, model_args).evaluate
         else:
-            act = partial(train, task, run, args, model_args, prepare(task, run, args, model_args))
+            act = partial(run_training, task, run, args, model_args, prepare(task, run, args, model_args))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -90,8 +91,27 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
     return 0
 
 
-def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
-    """Train, evaluate and report as the options say; returns the content of results.json."""
+@dataclass
+class TrainingResult:
+    """What a run made: its folder, its trainer, and its evaluations in order."""
+
+    folder: Path
+    trainer: Any
+    evaluations: list[Any]
+
+
+def run_training(
+    task: Task,
+    run: RunArguments,
+    args: Any,
+    model_args: Any,
+    plan: Plan,
+    *,
+    callbacks: Sequence[Any] = (),
+    command: str | None = None,
+) -> TrainingResult:
+    """Train, evaluate and report as the options say. `callbacks` are added to the trainer. `command` is recorded as
+    the command line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
     from ..models.loading import MERGED_FOLDER, save_merged
@@ -115,7 +135,9 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
         evaluations.save()
 
     trainer = _make_trainer(model, task, run, args, plan)
-    _write_settings(folder, task, run, args, model_args, trainer.model)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    _write_settings(folder, task, run, args, model_args, trainer.model, command or _command(args))
     with saved_when_interrupted(trainer):
         resume = args.resume_from_checkpoint
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
@@ -137,11 +159,12 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
-    return evaluations.as_dict()
+    return TrainingResult(folder, trainer, evaluations.done)
 
 
 def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # another one in notebooks
+    from transformers.trainer_callback import PrinterCallback
 
     from ..models.loading import is_adapter, load_model
     from ..report.trackers import TrackedSamples
@@ -164,7 +187,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         quantization_config=None if continues_adapter else plan.quantization,
     )
     if not run.verbose:
-        for callback in (ProgressCallback, PrinterCallback):
+        for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(callback)
         trainer.add_callback(Console("GRPO", CONSOLE_METRICS))
     if args.report_to:
@@ -194,6 +217,10 @@ class _Evaluations:
         # An evaluation of other rows or another number of samples cannot be compared with the one after GRPO.
         rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.num_samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
+
+    @property
+    def done(self) -> list[Any]:
+        return self._done
 
     def has(self, name: str) -> bool:
         return any(evaluation.name == name for evaluation in self._done)
@@ -272,14 +299,16 @@ def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt
     return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to resume:\n{_command(args, resuming=True)}"
 
 
-def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
+def _write_settings(
+    folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
+) -> None:
     if not args.should_save:
         return
     is_packed = (
         model_args.load_in_4bit or model_args.load_in_8bit
     )  # several weights per number: counting is misleading
     settings = {
-        "command": _command(args),
+        "command": command,
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}

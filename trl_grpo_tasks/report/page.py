@@ -72,7 +72,8 @@ def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
     else:
         code = ["the task"]
     if code:
-        words = [*(command or ["trl-grpo-tasks", "report", str(run_dir)]), "--task", run.task_spec, *_flags(options)]
+        start = command or ["trl-grpo-tasks", "report", str(run_dir)]
+        words = [*start, "--task", run.task_spec, *option_words(options)]
         raise ValueError(
             f"{run_dir} names code to run ({', '.join(code)}), which for safety is not imported from a run folder; "
             f"if you trust it, name it yourself: {printable(shlex.join(words))}"
@@ -86,8 +87,8 @@ def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
         ) from error
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Format the options of a task as words of a command line."""
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options by name as the words of a command line. Options that are None or an empty list are left out."""
     words: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):
