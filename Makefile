@@ -1,5 +1,5 @@
 # make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests;
-# make test ORDER=--reverse runs the tests in the opposite order.
+# make test ORDER=--reverse runs the tests in the opposite order.   make docs: the documentation, as a site in docs/_build/html.
 # Both create .venv first, as make install does alone. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ PARALLEL := -n 2 --dist loadfile
 ORDER ?=
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install demo test quick lint bench clean
+.PHONY: install demo test quick lint docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,8 +36,12 @@ test: $(STAMP) lint
 quick: $(STAMP) lint
 	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) $(ORDER) -m "not slow"
 
+docs: $(STAMP)
+	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html
+	@echo "documentation: docs/_build/html/index.html"
+
 bench: $(STAMP)
 	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) outputs build dist *.egg-info
+	rm -rf $(VENV) outputs build dist docs/_build *.egg-info

@@ -1,4 +1,4 @@
-"""Train a language model on a task with GRPO: accelerate launch train.py --task prompts (--help lists all options)"""
+"""Train a language model on a task with GRPO: accelerate launch train.py TASK [--option value ...] (-h for help)"""
 
 import sys
 

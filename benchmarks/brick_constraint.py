@@ -95,7 +95,7 @@ def random_structure(world: int, count: int, canonical: bool, seed: int) -> tupl
     """
     rng = random.Random(seed)
     rules = Rules(world, max_bricks=count + 1, canonical=canonical)
-    placed, seconds = Placements.none_yet(rules), 0.0
+    placed, seconds = Placements.empty(rules), 0.0
     while len(placed.bricks) < count and (sizes := placed.sizes()):
         size, box, last = rng.choice(sizes), rules.everywhere, 0
         if canonical:

@@ -1,218 +1,422 @@
-"""Writes the notebooks beside it, one a task: python notebooks/make_notebooks.py
+"""Writes the notebooks beside it, one per task:
 
-They differ in a few sentences and in one cell; what they share is written once, here. No outputs are kept in them.
-NOTEBOOK_OPTIONS, a variable of the environment, adds options to their run: with it tests make it a short one.
+    python notebooks/make_notebooks.py                 # the cells; outputs of unchanged cells are kept
+    python notebooks/make_notebooks.py --run brick     # one notebook, executed on this CPU, with its outputs
+
+A stored run is short: the settings in `Own.stored` replace those of the recipe, and the notebook says so.
 """
 
+import argparse
+import base64
+import io
 import json
+import os
+import re
+import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-REPOSITORY = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+ROOT = HERE.parent
+LARGEST = 300_000  # bytes of a stored notebook
+# Widths of stored pictures: in cells, and in the report. The first that keep the notebook small enough are taken.
+WIDTHS = ((480, 150), (480, 90), (420, 60), (360, 50), (300, 40), (260, 40))
+GIF_FRAMES = 12
+SMALL = 30_000  # characters of a picture in a cell that is stored as it is, such as a chart
+WIDGET = "application/vnd.jupyter.widget-view+json"  # the kind of output that a progress bar is
 
 
 class Own(NamedTuple):
-    """What is a task's own in its notebook; `text` and `code` are about something to do with the trained model."""
+    """What differs between the notebooks.
+
+    `cpu` is the recipe for machines without a GPU. `cpu_time` is recorded, `cpu_memory` was measured in the stored
+    run, and `gpu_memory` is an estimate. `changes` is code that changes `settings`. `stored` are the options of the
+    run whose outputs are stored. `text` and `code` are the last section, which uses the model.
+    """
 
     title: str
     about: str
     extras: str
+    cpu: str
+    gpu_memory: str
+    cpu_time: str
+    cpu_memory: str
+    stored: dict[str, Any]
     text: str
     code: str
+    changes: str = ""
 
 
 TASKS = {
     "brick": Own(
         title="Structures of toy bricks that stand",
         about="""
-The model gets a caption and writes a structure, one brick a line. A linear program finds out whether it stands, also
-under the weights that the caption names.""",
+The model reads a caption and writes a structure, one brick per line. A linear program decides whether the structure
+stands, also under the weights that the caption names.""",
         extras="brick,report",
+        cpu="brick/demo",
+        gpu_memory="about 4 GB (estimate: a step with 64 completions of 256 tokens peaked at 4.3 GB on an H200)",
+        cpu_time="4 minutes on two x86 cores",
+        cpu_memory="less than 2 GB, without reward workers",
+        stored={
+            "train_rows": 200,
+            "cold_start_steps": 60,
+            "max_steps": 8,
+            "per_device_train_batch_size": 64,
+            "eval_rows": 12,
+            "logging_steps": 1,
+        },
         text="""
-## A structure of your own
+## Use the model
 
-A caption that is not in the data. The folder `generated` then also holds LDraw files, which programs for toy bricks
-open.""",
+Write a caption of your own. `generate` samples structures and writes each of them to `generated/`, also as an LDraw
+file, which programs for toy bricks open.""",
         code="""
-words = ["--text", "a small table, world 8", "--num_samples", "3"]
-assert main(["generate", "--task", "brick", "--model_name_or_path", run, *words]) == 0
-for picture in sorted(Path("generated").glob("*.png")):
-    display(Image(filename=picture, width=300))""",
+from trl_grpo_tasks.commands.generate import generate
+
+caption = "a small table, world 8"
+for sample in generate(task, str(OUTPUT), caption, "generated", num_samples=2, max_completion_length=longest):
+    print(sample.reason or "success")
+    show(task, sample.row, sample.completion)""",
     ),
     "infill": Own(
         title="Gaps of a text, filled in one step",
         about="""
-A masked language model over characters fills all gaps of a text at once. A frozen judge, which learned to tell real
-from corrupted text, says how real the result looks. Two judges are trained first: one gives the reward, the other is
-only watched.""",
+A masked language model over characters fills all gaps of a text at once. The reward is the opinion of a frozen judge,
+which was trained to tell original text from corrupted text. Before the run, two judges are trained: one gives the
+reward, the other is only logged, as a check.""",
         extras="infill,report",
+        cpu="infill/tiny_cpu",
+        gpu_memory="less than 8 GB (estimate from the sizes of weights and activations)",
+        cpu_time="less than 10 minutes on two CPU cores, judges included",
+        cpu_memory="less than 2 GB, without reward workers",
+        changes='settings["judges_folder"] = f"{OUTPUT}_judges"\n',
+        stored={
+            "judge_steps": 600,
+            "cold_start_steps": 120,
+            "train_rows": 2000,
+            "max_steps": 10,
+            "per_device_train_batch_size": 64,
+            "eval_rows": 12,
+            "logging_steps": 1,
+        },
         text="""
-## Before and after, by the judge
+## Use the model
 
-The first three held-out texts: the original, before GRPO, after GRPO. Fills go from red to green by what the judge
-says of the original with this fill alone. What both judges say of the originals, on average, is printed.""",
+Write a text of your own with a `_` for each missing character. Fills are coloured by the judge, from red to
+green.""",
         code="""
-from trl_grpo_tasks.tasks.infill.show import main as show_texts
+from trl_grpo_tasks.commands.generate import generate
 
-assert show_texts([run, "--output", "before_and_after.png", "--rows", "3"]) == 0
-display(Image(filename="before_and_after.png"))""",
+text = "she smi_ed at him and said noth_ng"
+for sample in generate(task, str(OUTPUT), text, "generated", num_samples=3, max_completion_length=longest):
+    print(sample.reason or "success")
+    show(task, sample.row, sample.completion)""",
     ),
     "machine": Own(
         title="Machines that drive and throw",
         about="""
-The model writes a machine of blocks as JSON. A physics engine builds it, lets it go, and measures how far it drives or
-throws.""",
+The model writes a machine made of blocks as JSON. A physics engine builds the machine, starts it, and measures how far
+it drives or throws.""",
         extras="machine,report",
+        cpu="machine/tiny_cpu",
+        gpu_memory="less than 8 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
+        cpu_time="12 minutes on two x86 cores that other jobs shared",
+        cpu_memory="less than 2 GB, without reward workers",
+        stored={
+            "cold_start_steps": 30,
+            "max_steps": 8,
+            "num_generations": 8,
+            "per_device_train_batch_size": 16,
+            "eval_rows": 4,
+            "num_samples": 2,
+            "logging_steps": 1,
+        },
         text="""
-## The best machine, moving
+## Use the model
 
-Of the held-out samples after training, the one with the highest score.""",
+Sample four machines for a held-out prompt, and watch the one with the highest score move.""",
         code="""
-from trl_grpo_tasks.tasks.machine.show import main as show_machine
+from IPython.display import Image, display
 
-judged = [sample for sample in after["samples"] if sample["score"]]
-best = max(judged, key=lambda sample: sample["score"]["total"])
-Path("best.txt").write_text(best["completion"])
-if show_machine(["best.txt", "--trial", best["row"]["trial"], "--gif", "best.gif"]) == 0:
-    display(Image(filename="best.gif"))""",
+from trl_grpo_tasks.commands.generate import generate
+from trl_grpo_tasks.tasks.machine.render import animation
+from trl_grpo_tasks.tasks.machine.simulator import simulate
+from trl_grpo_tasks.tasks.machine.tree import ConstructionTree
+
+samples = generate(task, str(OUTPUT), row, "generated", num_samples=4, max_completion_length=longest)
+for sample in samples:
+    print(sample.reason or "success")
+best = max(samples, key=lambda sample: sample.score["total"] if sample.score else 0)
+if best.score and best.score["valid"]:
+    motion = simulate(ConstructionTree.parse(best.completion), row["trial"], record=True, to_the_end=True)
+    display(Image(data=animation(motion, row["trial"])))""",
     ),
     "prompts": Own(
         title="Your prompts, with rewards that a program can check",
         about="""
-Here the prompts are generated: facts to be written as JSON on a GPU, sums on a CPU. With `--prompts_file` they are
-yours, and each row chooses its rewards: the final number, tests in a sandbox, a schema, a pattern, a length.""",
+The prompts of this notebook are generated: facts to be written as JSON on a GPU, sums on a CPU. With the option
+`prompts_file` you give your own, and each row names its rewards: the final number, tests in a sandbox, a JSON schema,
+a pattern, a length.""",
         extras="report",
+        cpu="prompts/tiny_cpu",
+        gpu_memory="less than 6 GB (estimate from the sizes of weights and activations)",
+        cpu_time="103 s of processor time on two CPU cores",
+        cpu_memory="less than 2 GB, without reward workers",
+        stored={
+            "cold_start_steps": 100,
+            "max_steps": 20,
+            "per_device_train_batch_size": 128,
+            "eval_rows": 16,
+            "num_samples": 4,
+            "logging_steps": 1,
+        },
         text="""
-## Prompts of your own
+## Use the model
 
-A file with prompts and the rewards of each. `check` proves, with no model, that it can be trained on. Then add
-`"--prompts_file", "my_prompts.json"` to `options` above, and `"--model_name_or_path"` with a pretrained model.""",
-        code="""
-prices = [(price, count) for price in range(2, 12) for count in range(3, 9)]
-prompts = [{"prompt": f"A pen costs {p} coins. What do {n} pens cost?", "answer": p * n} for p, n in prices]
+Sample answers to three held-out prompts. To train on your own prompts, write them to a file, set
+`OPTIONS = {"prompts_file": "my_prompts.json", "rewards": ["numeric"], "model_name_or_path": "..."}` above, and run the
+notebook again:
+
+```python
+prompts = [{"prompt": "A pen costs 3 coins. What do 4 pens cost?", "answer": 12}, ...]
 Path("my_prompts.json").write_text(json.dumps({"prompts": prompts}))
-assert main(["check", "--task", "prompts", "--prompts_file", "my_prompts.json", "--rewards", "numeric"]) == 0""",
+```""",
+        code="""
+from trl_grpo_tasks.commands.generate import generate
+
+for row in task.dataset("test", 3, seed=1):
+    for sample in generate(task, str(OUTPUT), row, "generated", num_samples=1, max_completion_length=longest):
+        print(sample.reason or "success")
+        show(task, row, sample.completion)""",
     ),
     "theory": Own(
         title="Consistent quantum field theories",
         about="""
-The model continues a theory, word by word: gauge groups, multiplets, couplings. Exact arithmetic says whether its
-anomalies cancel and what masses its particles have.""",
+The model continues a theory word by word: gauge groups, multiplets, couplings. Exact arithmetic decides whether its
+anomalies cancel and computes the masses of its particles.""",
         extras="theory,report",
+        cpu="theory/tiny_cpu",
+        gpu_memory="about 6 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
+        cpu_time="2 min 17 s on two x86 cores",
+        cpu_memory="less than 2 GB, without reward workers",
+        stored={
+            "cold_start_steps": 25,
+            "max_steps": 8,
+            "num_generations": 8,
+            "per_device_train_batch_size": 32,
+            "eval_rows": 8,
+            "num_samples": 4,
+            "logging_steps": 1,
+        },
         text="""
-## What was found
+## Use the model
 
-How many of the theories succeed and differ, and which of them have a name, beside a random walk of the grammar.""",
+Sample four continuations of a held-out beginning. Then compare the evaluations: how many theories succeed, how many of
+these are distinct, and which have a name.""",
         code="""
-from trl_grpo_tasks.tasks.theory import survey
+from trl_grpo_tasks.commands.generate import generate
+from trl_grpo_tasks.tasks.theory.survey import summarise
 
-survey.main(["--results", run])""",
+for sample in generate(task, str(OUTPUT), row, "generated", num_samples=4, max_completion_length=longest):
+    print(f"{sample.completion}: {sample.reason or 'success'}")
+show(task, row, sample.completion)
+for evaluation in result.evaluations:
+    print(f"{evaluation.name}:", summarise(sample.score for sample in evaluation.samples if sample.score))""",
     ),
 }
+
+WITHOUT_RECIPE = """ Without a recipe, GRPO alone is:
+
+```python
+from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer, get_task
+
+task = get_task("@TASK")
+config = TaskGRPOConfig(output_dir="outputs/my_run", max_steps=100, num_generations=8)
+trainer = TaskGRPOTrainer("HuggingFaceTB/SmolLM2-135M-Instruct", args=config, task=task)
+trainer.train()
+```"""
 
 # Cells in order: Markdown where a text begins with #, else code. @TASK and the like are filled in.
 CELLS = [
     """
 # @TITLE
 
-[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](@COLAB)
+@BADGE@ABOUT
 
-@ABOUT
+| recipe | hardware | time | memory |
+|---|---|---|---|
+| `@TASK/colab_t4` | T4 (15 GB) or larger | not measured on a T4; the log prints the time that is left | @GPU_MEMORY |
+| `@CPU` | CPU, the embedded tiny model | @CPU_TIME | @CPU_MEMORY |
 
-Choose a GPU (Runtime, Change runtime type, T4). Without one the embedded tiny model is trained, on the CPU.""",
+Run the cells from top to bottom. The outputs that are stored in this file come from a short run on a CPU, with
+`ALLOW_CPU = True` and `OPTIONS = @STORED`; they show what to expect of the cells, not of the recipe.""",
     """
+## Settings""",
+    """
+REPOSITORY = "@REPOSITORY"  # address of the project's git repository, to be set by whoever hosts the project
+ALLOW_CPU = False  # True: train the embedded tiny model on the CPU if there is no GPU
+USE_DRIVE = False  # True (on Colab): keep the run on Google Drive, so that another session can resume it
+OPTIONS = {}  # changes to the recipe, such as {"max_steps": 20, "learning_rate": 5e-5}
+PUSH_TO = ""  # such as "your-name/@TASK-grpo": push the trained model to the Hugging Face Hub""",
+    """
+## Install
+
+On Colab this takes a few minutes. The installed torch is kept if it is recent enough; the other packages get the
+versions that were tested together. If the package is installed already, nothing happens.""",
+    """
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
-if not Path("recipes").exists():  # on Colab; in a clone of the repository everything is there
-    !git clone -q @REPOSITORY
-    %cd @FOLDER
-    %pip install -q -c constraints.txt -e ".[@EXTRAS]\"""",
+if importlib.util.find_spec("trl_grpo_tasks") is None:
+    clone = Path("trl-grpo-tasks")
+    if not clone.exists():
+        if not REPOSITORY:
+            raise RuntimeError(f"Set REPOSITORY above, or upload a clone of the repository to the folder {clone}.")
+        subprocess.run(["git", "clone", "-q", REPOSITORY, clone], check=True)
+    subprocess.run([sys.executable, clone / "notebooks" / "install.py", "@EXTRAS"], check=True)
+    importlib.invalidate_caches()""",
     """
-import json
+## GPU and recipe
+
+A recipe is a file with all settings of a run. Without a GPU the notebook stops here, unless `ALLOW_CPU` is set.""",
+    """
 import os
 
 import torch
-from IPython.display import HTML, Image, display
 
-from trl_grpo_tasks.arguments import parse
-from trl_grpo_tasks.commands.main import main
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    bf16 = "with" if gpu.major >= 8 else "without"
+    print(f"GPU: {gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, {bf16} bf16; torch {torch.__version__}")
+    name = "@TASK/colab_t4"
+    time, memory = "not measured on this GPU", "@GPU_MEMORY_SHORT"
+elif ALLOW_CPU:
+    print(f"no GPU found; ALLOW_CPU is set, so training runs on the CPU ({os.cpu_count()} cores)")
+    name = "@CPU"
+    time, memory = "@CPU_TIME", "@CPU_MEMORY"
+else:
+    raise RuntimeError(
+        "No GPU found. On Colab choose Runtime, Change runtime type, T4 GPU. To train the embedded tiny model on the "
+        "CPU instead, set ALLOW_CPU = True."
+    )
+print(f"recipe: {name}; expected time: {time}; expected memory: {memory}")""",
+    """
+## Output folder
 
-recipe = "recipes/@TASK/" + ("colab_t4.yaml" if torch.cuda.is_available() else "tiny_cpu.yaml")
-run = "outputs/@TASK_notebook"
-options = ["--config", recipe, "--output_dir", run, *os.environ.get("NOTEBOOK_OPTIONS", "").split()]
-task = parse(options)[0]""",
+Everything that a run writes goes into one folder. On Google Drive it outlives the Colab session: to resume a run, set
+`USE_DRIVE` again and run all cells.""",
+    """
+OUTPUT = Path("outputs/@TASK_notebook")
+if USE_DRIVE:
+    from google.colab import drive
+
+    drive.mount("/content/drive")
+    OUTPUT = Path("/content/drive/MyDrive/trl_grpo_tasks/@TASK_notebook")
+print(f"output: {OUTPUT}")""",
     """
 ## The task
 
-A held-out row, an answer that succeeds, and what is said of one that does not.""",
+`load_recipe` returns the settings: `recipe.task`, `recipe.config` (a `TaskGRPOConfig`), `recipe.model` (TRL's
+`ModelConfig`) and `recipe.run` (cold start and evaluations). Below: a held-out row, an answer that succeeds, and the
+score of one that does not.""",
     """
-def show(row, completion):
-    picture = task.render(row, completion)
-    display(Image(data=picture, width=400) if isinstance(picture, bytes) else HTML(picture))
+from trl_grpo_tasks import load_recipe, train
+from trl_grpo_tasks.report.notebook import RewardCurve, show, show_report
 
-
-row = task.dataset("test", 1, 0)[0]
+settings = {"output_dir": OUTPUT, "resume_from_checkpoint": "auto", "report_to": "none"}
+@CHANGESrecipe = load_recipe(name, **settings | OPTIONS)
+task = recipe.task
+longest = recipe.config.max_completion_length
+row = task.dataset("test", 1, seed=0)[0]
 print(row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"])
-print(task.gold(row))
-show(row, task.gold(row))
-print("a bad answer:", task.score(row, task.bad(row)).reason)""",
+print(f"\\nan answer that succeeds:\\n{task.gold(row)}")
+show(task, row, task.gold(row))
+print(f"an answer that does not: {task.score(row, task.bad(row)).reason}")""",
     """
 ## Train
 
-A warm-up on gold answers where the recipe has one, then GRPO; evaluations on held-out rows before and after. If the
-run was stopped, `main(["train", *options, "--resume_from_checkpoint"])` continues it.""",
+A cold start on gold answers where the recipe has one, then GRPO, with evaluations on held-out rows before and after.
+Interrupting the cell saves a checkpoint; running it again resumes from the newest one. `result.trainer` is a
+`TaskGRPOTrainer`, which is TRL's `GRPOTrainer` with a task.@WITHOUT_RECIPE""",
     """
-assert main(["train", *options]) == 0""",
-    """
-## Look
+import resource
 
-Three held-out rows before and after. `outputs/@TASK_notebook/report.html` has more of them, and curves: download it
-and open it in a browser.""",
+result = train(recipe, callbacks=[RewardCurve()])
+on_gpu = torch.cuda.is_available()
+peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+print(f"peak memory: {peak / 2**30:.1f} GiB on the {'GPU' if on_gpu else 'CPU, without reward workers'}")""",
     """
-before, after = json.loads(Path(run, "results.json").read_text())["evaluations"]
-one_of_each_row = {json.dumps(sample["row"]): number for number, sample in enumerate(before["samples"])}
-for number in list(one_of_each_row.values())[:3]:
-    for evaluation in (before, after):
-        sample = evaluation["samples"][number]
-        print(f"{evaluation['name']}: {sample['reason'] or 'success'}")
-        show(sample["row"], sample["completion"])""",
-    """
-## Evaluate
+## Before and after
 
-The trained model once more, with another seed: how far can the table above be trusted? More rows and samples:
-`"--eval_rows", "200", "--eval_samples", "16"`.""",
+A sample of the first and one of the last held-out row, before and after GRPO.""",
     """
-assert main(["eval", *options, "--model_name_or_path", run, "--output_dir", run + "_eval", "--seed", "1"]) == 0""",
-    "@OWN_TEXT",
-    "@OWN_CODE",
+for number in (0, -1):
+    for evaluation in result.evaluations:
+        sample = evaluation.samples[number]
+        print(f"{evaluation.name}: {sample.reason or 'success'}")
+        show(task, sample.row, sample.completion)""",
     """
-## Push (optional)
+## The report
 
-The model or adapter, its tokenizer, a model card and the report, to the Hugging Face Hub.""",
+`report.html` in the output folder: curves, samples, times, settings. It opens in any browser.""",
     """
-push_to = ""  # such as "your-name/@TASK-grpo"
-if push_to:
+show_report(OUTPUT)""",
+    """
+## Push to the Hub (optional)
+
+With `PUSH_TO` set, the first cell asks for a token, the second uploads the model or adapter, its tokenizer, a model
+card and the report.""",
+    """
+if PUSH_TO:
     from huggingface_hub import notebook_login
 
-    notebook_login()
-    main(["train", *options, "--resume_from_checkpoint", "--push_to_hub", "true", "--hub_model_id", push_to])""",
+    notebook_login()""",
+    """
+if PUSH_TO:
+    from huggingface_hub import create_repo
+
+    from trl_grpo_tasks.commands.hub import push
+
+    result.trainer.hub_model_id = create_repo(PUSH_TO, exist_ok=True).repo_id
+    push(result.trainer)""",
+    "@OWN_TEXT",
+    "@OWN_CODE",
 ]
 
 
-def notebook(task: str) -> dict:
+def repository() -> str:
+    """The address in pyproject.toml, or nothing where nobody has set it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project.get("urls", {}).get("Repository", "")
+
+
+def notebook(task: str, address: str) -> dict[str, Any]:
+    """The notebook of a task, without outputs."""
     own = TASKS[task]
-    address = REPOSITORY.replace("https://github.com/", "https://colab.research.google.com/github/")
+    is_on_github = address.startswith("https://github.com/")
+    colab = address.replace("https://github.com/", "https://colab.research.google.com/github/")
+    badge = "https://colab.research.google.com/assets/colab-badge.svg"
     filled = {
         "@OWN_TEXT": own.text,
         "@OWN_CODE": own.code,
         "@TITLE": own.title,
+        "@BADGE": f"[![Open in Colab]({badge})]({colab}/blob/main/notebooks/{task}.ipynb)\n\n" if is_on_github else "",
         "@ABOUT": own.about.strip(),
         "@EXTRAS": own.extras,
-        "@COLAB": f"{address}/blob/main/notebooks/{task}.ipynb",
-        "@REPOSITORY": REPOSITORY,
-        "@FOLDER": REPOSITORY.rsplit("/", 1)[1],
+        "@GPU_MEMORY_SHORT": own.gpu_memory.split(" (")[0] + " (estimate)",
+        "@GPU_MEMORY": own.gpu_memory,
+        "@CPU_TIME": own.cpu_time,
+        "@CPU_MEMORY": own.cpu_memory,
+        "@CPU": own.cpu,
+        "@STORED": json.dumps(own.stored),
+        "@CHANGES": own.changes,
+        "@WITHOUT_RECIPE": "" if task == "infill" else WITHOUT_RECIPE,  # which fills masks and needs its judges
+        "@REPOSITORY": address,
         "@TASK": task,
     }
     cells = []
@@ -220,7 +424,7 @@ def notebook(task: str) -> dict:
         for place, value in filled.items():
             text = text.replace(place, value)
         text = text.strip()
-        cell = {"cell_type": "code", "execution_count": None, "outputs": []}
+        cell: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": []}
         if text.startswith("#"):
             cell = {"cell_type": "markdown"}
         cells.append(cell | {"id": f"cell-{number}", "metadata": {}, "source": text.splitlines(keepends=True)})
@@ -237,6 +441,145 @@ def notebook(task: str) -> dict:
     }
 
 
-if __name__ == "__main__":
+def with_stored_outputs(made: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`made` with the outputs that the file at `path` has for the same cells."""
+    stored = json.loads(path.read_text())["cells"] if path.is_file() else []
+    by_source = {(cell["id"], "".join(cell["source"])): cell for cell in stored if cell["cell_type"] == "code"}
+    for cell in made["cells"]:
+        earlier = by_source.get((cell["id"], "".join(cell["source"])))
+        if earlier is not None:
+            cell |= {"execution_count": earlier["execution_count"], "outputs": earlier["outputs"]}
+    return made
+
+
+def execute(made: dict[str, Any], options: dict[str, Any], folder: str | Path, timeout: int = 1800) -> Any:
+    """Run a notebook in `folder` on the CPU, with `OPTIONS` and `ALLOW_CPU` set. Returns a copy with outputs and with
+    the sources of `made`."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    executed = nbformat.from_dict(json.loads(json.dumps(made)))
+    settings = next(cell for cell in executed.cells if "ALLOW_CPU = False" in "".join(cell.source))
+    sources = {cell.id: cell.source for cell in executed.cells}
+    for cell in executed.cells:
+        cell.source = "".join(cell.source)
+    settings.source += f"\nALLOW_CPU = True\nOPTIONS = {options!r}"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "CUDA_VISIBLE_DEVICES": "",
+        "IPYTHONDIR": str(Path(folder) / ".ipython"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    client = NotebookClient(
+        executed,
+        timeout=timeout,
+        resources={"metadata": {"path": str(folder)}},
+        store_widget_state=False,
+    )
+    client.execute(env=environment)
+    for cell in executed.cells:
+        cell.source = sources[cell.id]
+        cell.metadata = {}
+    executed.metadata = nbformat.from_dict(made["metadata"])  # without the details of this machine's Python
+    return executed
+
+
+def is_kept(output: dict[str, Any]) -> bool:
+    """Whether an output is stored. Left out: progress bars, and warnings of libraries on stderr."""
+    return output.get("name") != "stderr" and WIDGET not in output.get("data", {})
+
+
+def joined(outputs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs with printed text that follows printed text appended to it."""
+    found: list[dict[str, Any]] = []
+    for one in outputs:
+        if found and one["output_type"] == found[-1]["output_type"] == "stream":
+            found[-1]["text"] += one["text"]
+        else:
+            found.append(one)
+    return found
+
+
+def small(output: dict[str, Any], width: int, report_width: int) -> dict[str, Any]:
+    """A copy of an output with smaller pictures."""
+    output = json.loads(json.dumps(output))
+    data = output.get("data", {})
+    for kind, most in (("image/png", width), ("image/gif", width // 2)):
+        if len(data.get(kind, "")) > SMALL:
+            data[kind] = smaller_picture(data[kind], most)
+    if "text/html" in data:
+        data["text/html"] = re.sub(
+            r"(?<=data:image/png;base64,)[A-Za-z0-9+/=]+",
+            lambda found: smaller_picture(found[0], report_width),
+            "".join(data["text/html"]),
+        )
+    return output
+
+
+def smaller_picture(encoded: str, width: int) -> str:
+    """A PNG or GIF in base64 with at most `width` pixels per row, few colours and few frames."""
+    from PIL import Image, ImageSequence
+
+    image = Image.open(io.BytesIO(base64.b64decode(encoded)))
+    frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
+    step = -(-len(frames) // GIF_FRAMES)
+    frames = [frame.copy() for frame in frames[::step]]
+    for frame in frames:
+        frame.thumbnail((width, 10 * width))
+    first, *others = [frame.quantize(32) for frame in frames]
+    file = io.BytesIO()
+    if image.format == "GIF":
+        pause = image.info.get("duration", 100) * step
+        first.save(file, "GIF", save_all=True, append_images=others, duration=pause, loop=0, optimize=True)
+    else:
+        first.save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def run(task: str) -> Any:
+    """The notebook of a task with the outputs of a short run."""
+    with tempfile.TemporaryDirectory() as folder:
+        executed = execute(notebook(task, repository()), TASKS[task].stored, folder)
+    text = as_text(executed)
+    for local in (folder, str(ROOT), str(Path.home()) + "/"):
+        if local in text:
+            at = text.index(local)
+            raise ValueError(f"{task}: an output names a folder of this machine: {text[max(0, at - 80) : at + 80]!r}")
+    return with_small_outputs(executed)
+
+
+def with_small_outputs(executed: Any) -> Any:
+    """The notebook without progress bars and warnings, and with pictures that keep it smaller than LARGEST."""
+    outputs = {cell.id: joined(one for one in cell.get("outputs", []) if is_kept(one)) for cell in executed.cells}
+    for widths in WIDTHS:
+        for cell in executed.cells:
+            if cell.cell_type == "code":
+                cell.outputs = [small(one, *widths) for one in outputs[cell.id]]
+        size = len(as_text(executed).encode())
+        if size <= LARGEST:
+            return executed
+    raise ValueError(f"{size:,} bytes with outputs; at most {LARGEST:,} are stored")
+
+
+def as_text(made: dict[str, Any]) -> str:
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs="*", metavar="TASK", help="execute these notebooks, or all, and store outputs")
+    executed = parser.parse_args().run
     for task in TASKS:
-        (HERE / f"{task}.ipynb").write_text(json.dumps(notebook(task), indent=1, ensure_ascii=False) + "\n")
+        path = HERE / f"{task}.ipynb"
+        if executed is None:
+            made = with_stored_outputs(notebook(task, repository()), path)
+        elif task in executed or not executed:
+            made = run(task)
+        else:
+            continue
+        path.write_text(as_text(made))
+
+
+if __name__ == "__main__":
+    main()

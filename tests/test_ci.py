@@ -1,4 +1,4 @@
-"""Tests do not depend on what is left on a machine, nor on their order: `.ci/run`, isolation.py and conftest.py."""
+"""Tests depend neither on files left on the machine nor on their order: `.ci/run`, isolation.py and conftest.py."""
 
 import os
 import subprocess
@@ -18,7 +18,10 @@ exit ${FAKE_STATUS:-0}
 
 
 def ci(tmp_path, **variables):
-    """The words of `make`, five variables and the contents of two folders, as `.ci/run` gives them; and its status."""
+    """Run `.ci/run` with a fake `make` that prints its arguments, five variables and the contents of two folders.
+
+    Returns the printed lines and the exit status.
+    """
     programs, home = tmp_path / "bin", tmp_path / "home"
     for path in (programs, home / ".config" / "pip"):
         path.mkdir(parents=True, exist_ok=True)
@@ -35,12 +38,12 @@ def ci(tmp_path, **variables):
     return ended.stdout.splitlines(), ended.returncode
 
 
-def test_ci_has_a_home_and_a_temporary_folder_of_its_own(tmp_path):
-    (said, home, temporary, pip_config, pip_cache, hub, *listed), status = ci(tmp_path)
-    assert status == 0 and said.startswith("test PYTHON=/") and said.endswith(" ORDER=--reverse")
+def test_ci_uses_separate_home_and_temporary_folders(tmp_path):
+    (arguments, home, temporary, pip_config, pip_cache, hub, *listed), status = ci(tmp_path)
+    assert status == 0 and arguments.startswith("test PYTHON=/") and arguments.endswith(" ORDER=--reverse")
     assert str(tmp_path) not in home + temporary and home != os.environ["HOME"]
-    assert [line for line in listed if line and not line.endswith(":")] == [], "they are not empty"
-    assert not Path(home).exists() and not Path(temporary).exists(), "they are not removed"
+    assert [line for line in listed if line and not line.endswith(":")] == [], "the folders must be empty at the start"
+    assert not Path(home).exists() and not Path(temporary).exists(), "the folders must be removed at the end"
     assert (pip_config, hub) == (f"{tmp_path}/home/.config/pip/pip.conf", "no HF_HOME")
     assert pip_cache == f"{tmp_path}/home/.cache/pip"
 
@@ -49,10 +52,10 @@ def test_ci_fails_when_the_tests_do(tmp_path):
     assert ci(tmp_path, FAKE_STATUS="3")[1] != 0
 
 
-def test_tests_have_a_home_and_a_temporary_folder_of_their_own(tmp_path):
+def test_tests_use_separate_home_and_temporary_folders(tmp_path):
     for name in ("HOME", "TMPDIR", "HF_HOME", "TRACKIO_DIR", "WANDB_DIR", "XDG_CACHE_HOME"):
         assert Path(os.environ[name]).is_relative_to(SCRATCH), name
-    assert not tmp_path.is_relative_to(SCRATCH), "it is kept after a run, to look into"
+    assert not tmp_path.is_relative_to(SCRATCH), "tmp_path must be kept after a run, for inspection"
 
 
 def test_the_order_can_be_reversed():

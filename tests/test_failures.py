@@ -1,4 +1,4 @@
-"""What a user can mend is said in one line, without a traceback: damaged files, a full disk, refused pickles."""
+"""Failures that the user can fix are reported in one line without a traceback: damaged files, full disk, pickles."""
 
 import os
 import shutil
@@ -86,16 +86,17 @@ def test_a_recipe_that_is_too_much(tmp_path, capsys, kind):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_during_a_run(tmp_path, capsys, monkeypatch):
-    """The file of metrics is on a device that is always full."""
+    """The metrics are written to a device that is always full."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "training_metrics.jsonl").symlink_to("/dev/full")
     assert run.main(words(tmp_path / "run", eval_before_and_after=False)) == 1
     said = only_line(capsys)
-    assert "no space left on the device" in said and "the same command with --resume_from_checkpoint" in said
+    assert "no space left on the device" in said
+    assert "repeat the command with --resume_from_checkpoint to continue from the last checkpoint" in said
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_as_pytorch_tells_of_it():
+def test_a_full_disk_is_recognised_in_an_error_of_pytorch():
     with pytest.raises(RuntimeError) as caught:
         torch.save({"a": torch.zeros(100_000)}, "/dev/full")
     assert "no space left on the device" in known_failure(caught.value)
@@ -112,11 +113,11 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
         run.main(words(tmp_path / "run"))
 
 
-# ---- pickles that are refused
+# ---- pickles with objects other than weights
 
 
 class Planted:
-    """Makes a folder where it is unpickled."""
+    """Creates a folder when it is unpickled, as evidence that its code ran."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -139,7 +140,8 @@ def test_a_pickle_in_a_checkpoint(tmp_path, capsys, stopped, name):
     again = words(tmp_path / "run", eval_before_and_after=False, max_steps=2)
     assert run.main([*again, "--resume_from_checkpoint"]) == 1
     said = only_line(capsys)
-    assert f"checkpoint-1/{name} is refused: it holds Python objects" in said and not (tmp_path / "it_ran").exists()
+    assert f"checkpoint-1/{name} was not loaded: it contains Python objects other than weights" in said
+    assert not (tmp_path / "it_ran").exists()
 
 
 @pytest.mark.parametrize("command", ["eval", "generate"])
@@ -151,14 +153,14 @@ def test_a_pickle_in_a_model(tmp_path, capsys, monkeypatch, command):
     task = ["--task", "trl_grpo_tasks.commands.task_template", "--model_name_or_path", "model", "--output_dir", "out"]
     more = {"eval": ["--use_cpu", "true", "--report_to", "none"], "generate": ["--text", "abc"]}
     assert cli.main([command, *task, *more[command]]) == 1
-    assert "pytorch_model.bin is refused" in only_line(capsys) and not (tmp_path / "it_ran").exists()
+    assert "pytorch_model.bin was not loaded" in only_line(capsys) and not (tmp_path / "it_ran").exists()
 
 
 # ---- captions
 
 
 def test_a_caption_of_combining_marks_is_cut_before_it_is_drawn(monkeypatch):
-    """To put marks in order takes a time that grows with the square of their number."""
+    """Unicode normalisation of combining marks takes quadratic time."""
     lengths, real = [], unicodedata.normalize
     monkeypatch.setattr(
         render.unicodedata, "normalize", lambda form, text: (lengths.append(len(text)), real(form, text))[1]

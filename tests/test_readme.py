@@ -1,6 +1,8 @@
-"""What the READMEs show works: every command and piece of Python is run, shortened; every link leads somewhere."""
+"""What the READMEs and docs/ show works: every command and `python` block is run, shortened; every link leads
+somewhere. Blocks marked `py` are fragments, which are not run."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -19,27 +21,42 @@ from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
 from tests.test_notebooks import OF_TASK, SHORT
-from trl_grpo_tasks import Task, TaskGRPOConfig
+from trl_grpo_tasks import TaskGRPOConfig
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.commands.recipes import find_recipe
 from trl_grpo_tasks.task import TASKS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [ROOT / "trl_grpo_tasks" / "tasks" / name / "README.md" for name in sorted(TASKS)]
-README = PAGES[0].read_text()
+DOCS = ROOT / "docs"
+GENERATED = ("_build", "reference")  # folders of it
+PAGES += sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in GENERATED)
 NOT_RUN = {
     "source": "an environment is there already",
+    "pip": "needs a network; test_wheel.py installs the wheel",
+    "python -m build": "test_wheel.py builds the wheel",
     "sbatch": "there is no Slurm here; test_recipes.py runs the script",
     "python -m mujoco.viewer": "opens a window",
     "python docs/make_pictures.py": "takes minutes; there is a test below",
     "python notebooks/make_notebooks.py": "test_notebooks.py runs it",
-    "python -m trl_grpo_tasks.tasks.machine.make_gold": "takes minutes; test_machine_task.py looks at what it made",
+    "trl-grpo-tasks task machine make-gold": "takes minutes; tests of task machine look at what it made",
+}
+
+
+ALIASES = {
+    "--model": "--model_name_or_path",
+    "--lr": "--learning_rate",
+    "--batch_size": "--per_device_train_batch_size",
+    "--steps": "--max_steps",
 }
 
 
 def page_name(path):
-    return path.name if path.parent == ROOT else path.parent.name
+    if path.name == "README.md" and path.parent != ROOT:
+        return path.parent.name
+    return path.relative_to(ROOT).as_posix()
 
 
 def blocks(path, language):
@@ -59,52 +76,118 @@ def commands(path):
 # ---- commands
 
 
-@pytest.fixture
-def clone(tmp_path, judges_path, monkeypatch):
-    """A folder like a clone of the repository, with the files that a reader of the READMEs has, and two judges."""
+def saved_files(path):
+    """Python files that a page tells the reader to save: name -> text; the last one where it changes."""
+    text = path.read_text()
+    return dict(re.findall(r"[Ss]ave this as\s+`(\w+\.py)`.*?```python\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, judges_path):
+    """A folder like a clone of the repository, with the files that a reader has, and two judges. All pages share it,
+    so that a command of several pages is run once."""
+    folder = tmp_path_factory.mktemp("clone")
     for name in ("accelerate_configs", "train.py", "Makefile", "pyproject.toml", "constraints.txt"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
     for name in ("my.json", "my_prompts.json"):
-        shutil.copy(ROOT / "tests/data/word_problems.json", tmp_path / name)
-        text = (tmp_path / name).read_text().replace('"question"', '"prompt"')
-        (tmp_path / name).write_text(text)
-    (tmp_path / "my_rewards.py").write_text(blocks(ROOT / "trl_grpo_tasks/tasks/prompts/README.md", "python")[0])
-    (tmp_path / "my_texts.txt").write_text(CORPUS)
-    (tmp_path / "judges").symlink_to(judges_path)
-    write_gguf(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    return tmp_path
+        text = (ROOT / "tests/data/word_problems.json").read_text().replace('"question"', '"prompt"')
+        (folder / name).write_text(text)
+    (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
+    (folder / "my_texts.txt").write_text(CORPUS)
+    row = {"prompt": "2 + 2 =", "answer": 4, "rewards": ["numeric"]}
+    (folder / "completions.jsonl").write_text(json.dumps({"row": row, "completion": "4"}))
+    (folder / "judges").symlink_to(judges_path)
+    write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    return folder
+
+
+@pytest.fixture
+def clone(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reader(folder):
+    return Reader(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_every_command_runs(page, clone, monkeypatch):
+def test_every_command_runs(page, clone, reader):
     """In the order of the page, since one uses what another made."""
+    reader.open(page)
     for words in commands(page):
         typed = " ".join(words)
-        if any(typed.startswith(start) for start in NOT_RUN):
-            continue
-        assert run_here(words, clone, monkeypatch) == 0, typed
+        if not any(typed.startswith(start) for start in NOT_RUN):
+            assert reader.run(words) == 0, typed
 
 
-def run_here(words, clone, monkeypatch):
-    if words[0] == "make":
-        lines = subprocess.run(["make", "-n", *words[1:]], capture_output=True, text=True, check=True).stdout
-        trained = [shlex.split(line) for line in lines.splitlines() if "train.py" in line]
-        return max([train(line[line.index("train.py") + 1 :], clone) for line in trained], default=0)
-    if words[:2] == ["accelerate", "launch"]:
-        launcher = words[2 : words.index("train.py")]
-        assert all((clone / file).is_file() for file in launcher if file.endswith(".yaml"))
-        return train(words[words.index("train.py") + 1 :], clone)
-    if words[:2] == ["trl-grpo-tasks", "train"]:
-        return train(words[2:], clone)
-    if words[0] == "trl-grpo-tasks":
-        return cli.main([*words[1:], *added(words)])
-    if words[:2] == ["python", "-m"]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
-    raise AssertionError(f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not")
+class Reader:
+    """Runs the commands of all pages in one folder, shortened. A command that an earlier page had is not repeated
+    while the folder that it wrote is there; a folder that another page made is not in the way of this one."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._page = None
+        self._trained = {}  # output folder -> (page, options)
+
+    def open(self, page):
+        self._page = page
+        for name, text in saved_files(page).items():
+            (self._folder / name).write_text(text)
+
+    def run(self, words):
+        if words[0] == "make":
+            lines = subprocess.run(["make", "-n", *words[1:]], capture_output=True, text=True, check=True).stdout
+            trained = [shlex.split(line) for line in lines.splitlines() if "train.py" in line]
+            return max([self._train(line[line.index("train.py") + 1 :]) for line in trained], default=0)
+        if words[:2] == ["accelerate", "launch"]:
+            launcher = words[2 : words.index("train.py")]
+            assert all((self._folder / file).is_file() for file in launcher if file.endswith(".yaml"))
+            return self._train(words[words.index("train.py") + 1 :])
+        if words[:2] == ["trl-grpo-tasks", "train"]:
+            return self._train(words[2:])
+        if words[:2] == ["trl-grpo-tasks", "new"]:
+            (self._folder / f"{words[2]}.py").unlink(missing_ok=True)
+        if words[0] == "trl-grpo-tasks":
+            return cli.main([*words[1:], *added(words)])
+        if words[:2] == ["python", "-m"]:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
+        raise AssertionError(
+            f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not"
+        )
+
+    def _train(self, words):
+        """With small steps, and a small model of the same family where the Hub would be asked for one."""
+        words = [ALIASES.get(word, word) for word in words]
+        given = dict(pairwise(words))
+        recipe = yaml.safe_load(find_recipe(given["--config"]).read_text()) if "--config" in given else {}
+        options = {f"--{name}": value for name, value in recipe.items()} | given
+        if not words[0].startswith("--"):
+            options["--task"] = words[0]
+        task = options["--task"]
+        # Several commands of a page train the same task.
+        output = options.get("--output_dir", f"outputs/{len(self._trained)}_{Path(task).stem}")
+        by, what = self._trained.get(output, (None, None))
+        self._trained[output] = (self._page, words)
+        if by != self._page:
+            if what == words and (self._folder / output).is_dir():
+                return 0
+            shutil.rmtree(self._folder / output, ignore_errors=True)
+        short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
+        short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
+        short += ["--bf16", "false", "--fp16", "false", "--dtype", "float32", "--push_to_hub", "false"]
+        short += ["--output_dir", output]
+        if "--pass_k" in options:
+            short += ["--num_generations", "8"]  # k must be below the size of a group
+        if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():
+            short += ["--model_name_or_path", str(save_small(name, self._folder / "small" / name))]
+        if options.get("--prompts_file", "").count("/") == 1:
+            short += ["--prompts_file", HUB_DATA["prompts_file"]]
+        return run.main([*words, *short])
 
 
 def added(words):
@@ -113,30 +196,9 @@ def added(words):
         return ["--eval_rows", "2", "--max_completion_length", "16", "--use_cpu", "true"]
     if words[1] == "sweep":
         return f"{SHORT} --trials 2".split()
-    if words[1] == "prepare-judge":
+    if words[1] == "task" and words[3] == "prepare-judge":
         return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
     return []
-
-
-def train(words, clone):
-    """With small steps, and a small model of the same family where the Hub would be asked for one."""
-    given = dict(pairwise(words))
-    recipe = yaml.safe_load(Path(given["--config"]).read_text()) if "--config" in given else {}
-    options = {f"--{name}": value for name, value in recipe.items()} | given
-    task = options.get("--task", "prompts")
-    short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
-    short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
-    short += ["--bf16", "false", "--fp16", "false", "--push_to_hub", "false"]
-    if "--pass_k" in options:
-        short += ["--num_generations", "8"]  # k must be below the size of a group
-    if "/" in (name := options.get("--model_name_or_path", "")) and not Path(name).is_dir():
-        small = save_small(name, clone / "small" / name)
-        short += ["--model_name_or_path", str(small)]
-    if options.get("--prompts_file", "").count("/") == 1:
-        short += ["--prompts_file", HUB_DATA["prompts_file"]]
-    if "--output_dir" not in options:  # several commands of a page train the same task
-        short += ["--output_dir", f"outputs/{len(list(clone.glob('outputs/*')))}"]
-    return run.main([*words, *short])
 
 
 @pytest.mark.slow
@@ -176,7 +238,8 @@ text = gold_machines()["car"]["small"][0]["machine"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_every_piece_of_python_runs(page):
+def test_every_piece_of_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write models
     namespace = {}
     exec(NEEDED, namespace)
     for code in blocks(page, "python"):
@@ -184,8 +247,8 @@ def test_every_piece_of_python_runs(page):
 
 
 def test_the_task_in_the_readme_keeps_the_contract():
-    (code,) = [block for block in blocks(PAGES[0], "python") if "class Shout" in block]
-    namespace = {"Task": Task}
+    (code,) = saved_files(PAGES[0]).values()
+    namespace = {}
     exec(code, namespace)
     check_task(namespace["Shout"](), size=3)
     assert len(code.splitlines()) <= 25
@@ -206,18 +269,33 @@ def test_links_lead_somewhere(page):
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
-def test_options_that_the_readme_names_exist():
+@pytest.fixture(scope="module")
+def known_options():
     from trl import ModelConfig
 
     from trl_grpo_tasks.commands.arguments import RunArguments, make_parser
     from trl_grpo_tasks.task import find_task_class
 
-    known = {"--config", "--text", "--input", "--num_samples", "--num_processes", "--config_file", "--search"}
+    known = {*ALIASES, "--config", "--help", "--version"}
+    known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
+    known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
+    known |= {"--prompt_lengths", "--length", "--reverse"}  # of benchmarks and pytest
+    known |= {"--trial", "--gif", "--png", "--xml", "--mjcf"}  # of tools of tasks
+    known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
     for name in TASKS:
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}
-    known |= {"--prompt_lengths", "--model", "--length"}  # of benchmarks
-    assert set(re.findall(r"(?<![\w-])--[a-z]\w+", README)) <= known
+    return known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_options_that_pages_name_exist(page, known_options):
+    assert set(re.findall(r"(?<![\w-])--[a-z]\w+", page.read_text())) <= known_options | saved_options(page)
+
+
+def saved_options(page):
+    """Options of tasks that a page tells the reader to save."""
+    return {f"--{name}" for text in saved_files(page).values() for name in re.findall(r"(\w+): \w+ = option\(", text)}
 
 
 def test_version_and_address_are_the_same_everywhere():

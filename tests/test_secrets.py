@@ -1,4 +1,4 @@
-"""Secrets that a run was given are in none of the files it writes, however they were passed."""
+"""Secrets passed to a run, in whatever way, do not appear in any file that it writes."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ def forget(monkeypatch):
 
 
 def files_with_secrets(folder, *left_out):
-    """Each file under `folder` that holds a planted secret, as it is or in an archive."""
+    """Return (file name, secret) for each file under `folder` that contains a secret, also inside zip archives."""
     found = []
     for path in folder.rglob("*"):
         if not path.is_file() or path in left_out:
@@ -61,7 +61,7 @@ def files_with_secrets(folder, *left_out):
 
 @pytest.mark.slow
 def test_no_file_of_a_run_holds_a_secret_and_the_run_resumes(tmp_path):
-    """Flags, a recipe, nested options and the environment; with every tracker that writes to this machine."""
+    """Secrets in options, in a recipe, in nested options and in the environment; with every local tracker."""
     task = tmp_path / "my_task.py"
     task.write_text(TASK)
     recipe = tmp_path / "recipe.yaml"
@@ -103,7 +103,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_token_goes_to_the_hubs_client_and_nowhere_else(tmp_path, monkeypatch, spelling):
+def test_a_token_is_passed_to_the_hub_client_only(tmp_path, monkeypatch, spelling):
     given = SPELLINGS[spelling]
     monkeypatch.setattr(sys, "argv", ["train.py", *words(tmp_path), *given])
     _, _, args, _ = parse()
@@ -112,7 +112,7 @@ def test_a_token_goes_to_the_hubs_client_and_nowhere_else(tmp_path, monkeypatch,
     assert TOKEN.encode() not in pickle.dumps(args)
 
 
-def test_a_token_in_a_recipe_goes_to_the_hubs_client(tmp_path):
+def test_a_token_in_a_recipe_is_passed_to_the_hub_client(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"hub_token": TOKEN}))
     _, _, args, _ = parse([*words(tmp_path), "--config", str(recipe)])
@@ -126,15 +126,15 @@ def test_two_different_tokens_are_refused(tmp_path, capsys):
     assert "differ: give one token" in said and TOKEN not in said and not (tmp_path / "run").exists()
 
 
-def test_options_that_trackers_log_and_checkpoints_hold(tmp_path):
-    """Built in Python, without a command line."""
+def test_secrets_are_removed_from_the_options_in_trackers_and_checkpoints(tmp_path):
+    """The configuration is built in Python, without a command line."""
     nested = {"headers": {"Authorization": f"Bearer {KEY}"}, "tries": 3, "names": ["a", {"password": PASSWORD}]}
     args = config(tmp_path, gradient_checkpointing_kwargs=nested, hub_token=TOKEN)
     kept = {"headers": {"Authorization": "..."}, "tries": 3, "names": ["a", {"password": "..."}]}
     again = pickle.loads(pickle.dumps(args))
     assert args.to_dict()["gradient_checkpointing_kwargs"] == again.gradient_checkpointing_kwargs == kept
     assert again.hub_token == "..." and again.save_strategy == args.save_strategy
-    for used in (args, copy.copy(args), copy.deepcopy(args)):  # the run itself needs them
+    for used in (args, copy.copy(args), copy.deepcopy(args)):  # the run itself needs the secrets
         assert used.gradient_checkpointing_kwargs == nested and used.hub_token == TOKEN
     assert copy.deepcopy(args).gradient_checkpointing_kwargs is not args.gradient_checkpointing_kwargs
 
@@ -148,11 +148,11 @@ def test_names_of_secrets(name):
 
 @pytest.mark.parametrize("name", ["pad_token", "eos_token", "image_token", "max_new_tokens", "pass_k", "key",
                                   "TOKENIZERS_PARALLELISM", "PWD", "HF_TOKEN_PATH", "keywords", "pass@4"])  # fmt: skip
-def test_names_of_other_things(name):
+def test_names_that_are_not_secret(name):
     assert not is_secret(name)
 
 
-def test_what_is_no_secret_stays(monkeypatch):
+def test_other_values_are_kept(monkeypatch):
     monkeypatch.setenv("SHORT_TOKEN", "true")
     redact.remember({"token": "tiny", "hub_token": TOKEN, "max_tokens": "abcdefghi"})
     value = {"a": [True, None, 1.5, "true", "tiny abcdefghi"], "use": "{not JSON", "token": True}
@@ -164,7 +164,7 @@ def test_what_is_no_secret_stays(monkeypatch):
 
 @pytest.mark.slow
 def test_a_sweep_keeps_no_secret(tmp_path, monkeypatch):
-    """The journal, the page, and the files of its trials."""
+    """Neither in its journal, nor in its report, nor in the files of its trials."""
     pytest.importorskip("optuna")
     from trl_grpo_tasks.commands.sweep import sweep
 

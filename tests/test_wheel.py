@@ -1,4 +1,4 @@
-"""The wheel: built, installed in an empty environment, used there."""
+"""The wheel is built, installed in an empty environment and used there."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def done(*words, **settings):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, so that nothing an earlier build left in the repository gets into it."""
+    """Built from a copy, so that it contains no files left in the repository by an earlier build."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -43,13 +43,13 @@ def test_everything_the_package_reads_is_in_the_wheel(wheel):
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
-    """Nothing is downloaded: what the wheel depends on is lent by this environment, the wheel itself is not."""
+    """Nothing is downloaded: the dependencies of the wheel, but not the wheel, come from the current environment."""
     environment = tmp_path / "empty"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     done(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
     (packages,) = environment.glob("lib/python*/site-packages")
-    # As a path and not as an environment: .pth files there, such as that of an editable install, are not read.
+    # Added as a plain path, so that .pth files in it, such as that of an editable install, are ignored.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib"))
     alone = {"cwd": tmp_path, "env": {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}}
     where = done(python, "-c", "import trl_grpo_tasks; print(trl_grpo_tasks.__file__)", **alone)

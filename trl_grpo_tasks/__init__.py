@@ -3,25 +3,29 @@
 Importing this module is fast: torch, transformers and TRL are loaded when the trainer is first asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .task import Score, Task, get_task
 
 if TYPE_CHECKING:
+    from .commands.python_api import load_recipe, train
     from .training.config import TaskGRPOConfig
     from .training.trainer import TaskGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["Score", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task"]
+__all__ = ["Score", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task", "load_recipe", "train"]
+
+
+_LAZY = {
+    "TaskGRPOTrainer": ".training.trainer",
+    "TaskGRPOConfig": ".training.config",
+    "load_recipe": ".commands.python_api",
+    "train": ".commands.python_api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TaskGRPOTrainer":
-        from .training.trainer import TaskGRPOTrainer
-
-        return TaskGRPOTrainer
-    if name == "TaskGRPOConfig":
-        from .training.config import TaskGRPOConfig
-
-        return TaskGRPOConfig
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)

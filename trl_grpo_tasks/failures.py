@@ -1,4 +1,4 @@
-"""Failures of a run that the user can mend, as one line instead of a traceback."""
+"""One-line messages for failures that the user can fix, shown instead of a traceback."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What safetensors and PyTorch's writers say where the system says ENOSPC.
+# Messages of the safetensors and PyTorch writers when the disk is full; their errors carry no errno.
 _NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing", "unexpected pos", "iostream error")
 
 
 def known_failure(error: BaseException) -> str | None:
-    """What happened and what to do, for a full disk or a pickle that is refused; None for any other error."""
+    """Describe a full disk or a rejected pickle file and what to do about it; None for any other error."""
     for one in _chain(error):
         if _is_out_of_space(one):
             return (
-                f"no space left on the device ({first_line(one)}); free some space, then continue from the last "
-                "checkpoint: the same command with --resume_from_checkpoint"
+                f"no space left on the device ({first_line(one)}); free some space, then repeat the command with "
+                "--resume_from_checkpoint to continue from the last checkpoint"
             )
         if isinstance(one, pickle.UnpicklingError):
             return (
-                f"{_loaded_file(one) or 'a file of the model or checkpoint'} is refused: it holds Python objects "
-                "other than weights, which could run code when loaded; use a file that you wrote yourself"
+                f"{_loaded_file(one) or 'a file of the model or checkpoint'} was not loaded: it contains Python "
+                "objects other than weights, which can run code when loaded; use only files that you wrote yourself"
             )
     return None
 
@@ -36,18 +36,18 @@ def _is_out_of_space(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those from which it came."""
+    """Yield the error and the errors that caused it, newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _loaded_file(error: BaseException) -> Any:
-    """What `torch.load` was given, if the error came from there."""
+    """Return the path passed to `torch.load`, if the error was raised there."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "load"]
     return next((frame.f_locals["f"] for frame in frames if isinstance(frame.f_locals.get("f"), str | Path)), None)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """Return the first non-empty line of an error's message, or its type name if there is no message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,31 +5,20 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-MODEL_FILES = ("config.json", "adapter_config.json")  # one of which lies in the folder of every model
-FILE_SUFFIXES = (
-    ".json",
-    ".jsonl",
-    ".csv",
-    ".parquet",
-    ".txt",
-    ".yaml",
-    ".yml",
-    ".gguf",
-    ".safetensors",
-    ".bin",
-    ".pt",
-)
+MODEL_FILES = ("config.json", "adapter_config.json")  # every model folder contains at least one of these
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".yaml", ".yml")
+FILE_SUFFIXES = (*DATA_SUFFIXES, ".gguf", ".safetensors", ".bin", ".pt")
 
 
 def write_atomically(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a file that is never seen half written, by a browser or by a run that is killed and resumed."""
-    half_written = path.with_suffix(".tmp")
-    half_written.write_text(text, encoding="utf-8", errors=errors)
-    half_written.replace(path)
+    """Write `text` to `path` through a temporary file, so that readers and resumed runs never see a partial file."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8", errors=errors)
+    temporary.replace(path)
 
 
 def model_file_in(folder: str | Path) -> str | None:
-    """The file by which `folder` is known as that of a model; None if it is none."""
+    """Return the name of the configuration file that marks `folder` as a model folder, or None if it is not one."""
     return next((name for name in MODEL_FILES if (Path(folder) / name).is_file()), None)
 
 

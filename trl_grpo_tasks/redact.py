@@ -1,7 +1,7 @@
-"""Redaction: tokens, keys and passwords are kept out of every file that a run writes.
+"""Redaction of tokens, keys and passwords from every file that a run writes.
 
-Secrets are found by the name of the option, key or environment variable that holds them, and then removed wherever
-their values occur. `remember` collects values; `redacted` and `redacted_words` remove them.
+A secret is recognised by the name of the option, key or environment variable that holds it. Its value is then removed
+wherever it occurs. `remember` collects the values; `redacted` and `redacted_words` remove them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REDACTED = "..."
-SHORTEST = 8  # characters: a shorter value is removed under its name only, since it may occur in any text
+SHORTEST = 8  # characters; a shorter value could occur in any text, so it is only removed under its own name
 
 _SECRET_NAME = re.compile(
     r"(.*_)?(token|api_?key|access_key(_id)?|secret(_(access_)?key)?|private_key|password|passwd|passphrase"
@@ -25,13 +25,13 @@ _known: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option, key or environment variable with this name holds a secret: hub-token, apiKey, HF_TOKEN."""
+    """Tell whether an option, key or environment variable of this name (hub-token, apiKey, HF_TOKEN) is secret."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).replace("-", "_").lower()
     return bool(_SECRET_NAME.fullmatch(plain)) and not _TOKENIZER_NAME.fullmatch(plain)
 
 
 def remember(value: Any, name: str = "") -> None:
-    """Collect the secrets in nested options, so that they are removed from other text too."""
+    """Collect the secrets in nested options, so that they are also removed from other text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             remember(inner, str(key))
@@ -39,11 +39,12 @@ def remember(value: Any, name: str = "") -> None:
         for inner in value:
             remember(inner, name)
     elif isinstance(value, str) and is_secret(name):
-        _known.update(word for word in value.split() if len(word) >= SHORTEST)  # of "Bearer hf_...", the second
+        # Split into words: "Bearer hf_..." holds the secret in its second word.
+        _known.update(word for word in value.split() if len(word) >= SHORTEST)
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """A copy of nested options without secrets; `name` is the option or key that holds `value`."""
+    """Return a copy of nested options without secrets; `name` is the option or key that holds `value`."""
     if type(value) is dict:
         return {key: redacted(inner, str(key)) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -54,7 +55,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line without secrets."""
+    """Return the words of a command line without secrets."""
     clean: list[str] = []
     follows_name = False
     for word in words:
@@ -68,7 +69,7 @@ def redacted_words(words: Sequence[str]) -> list[str]:
 
 
 def _without_values(text: str) -> str:
-    """The text without known secrets; where it is JSON, also without what stands under a secret name."""
+    """Remove known secrets from `text`; if it is JSON, also remove the values of keys with secret names."""
     in_environment = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= SHORTEST}
     for secret in sorted(_known | in_environment, key=len, reverse=True):
         text = text.replace(secret, REDACTED)

@@ -1,4 +1,7 @@
-"""Task: the one contract between a pack (a domain whose answers a program can check) and everything else."""
+"""The `Task` interface, which every task implements, and functions that find a task by name, file or module.
+
+A task is a domain whose answers a program can check: it provides prompts, and it scores completions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from .constraints.base import Constraint
     from .rollout import Editor
 
-# The packs that come with the toolkit. A new one is a folder under tasks/ and one line here.
+# The built-in tasks. To add one, create a folder under tasks/ and add a line here.
 TASKS: dict[str, str] = {
     "brick": "trl_grpo_tasks.tasks.brick",
     "infill": "trl_grpo_tasks.tasks.infill",
@@ -30,14 +33,20 @@ TASKS: dict[str, str] = {
 
 Row = Mapping[str, Any]
 POLICIES = ("causal", "masked")
-MASK_TOKEN = "<mask>"  # of the embedded model that fills masks
+MASK_TOKEN = "<mask>"  # the mask token of the tiny model, for tasks with policy "masked"
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a task says of one completion. `total` is the weighted sum of `components`; `Task.make_score` adds it up.
+    """The result of scoring one completion. Create it with `Task.make_score`, which computes `total`.
 
-    `reason` says in words why a completion is not valid or not a success; `info` holds facts for people to read.
+    Attributes:
+        components: Named parts of the reward.
+        total: The reward: the weighted sum of `components`.
+        valid: Whether the completion is well-formed, so that it can be judged on its merits.
+        success: Whether the completion solves the row.
+        reason: Why the completion is not valid or not a success, for people to read.
+        info: Further facts about the completion, for people to read. Evaluations average those in `Task.facts`.
     """
 
     components: dict[str, float]
@@ -52,30 +61,29 @@ class Score:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field of a task's `Options`: its default, and what --help says."""
+    """Declare a field of a task's `Options` with its default value and its help text on the command line."""
     return field(default=default, metadata={"help": help, **more})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'brick'?)` for an error about an unknown name, or nothing where no known one is near."""
+    """Return ` (did you mean 'brick'?)` for an error about an unknown name, or "" if no known name is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """ValueError for a value of an option that is none of its choices."""
+    """Raise ValueError if the value of the option `name` is not one of its choices."""
     if value not in choices:
         raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
 
 
 def printable(text: str) -> str:
-    """Text from a model or a file in one line that is safe to print: control characters, which a terminal would obey,
-    are shown as escapes."""
+    """Escape control characters in text from a model or a file, so that it is safe to print to a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def describe_error(error: Exception, path: str | Path) -> str:
-    """An error of a task's own code in a line, with the last line of its file that had part in it."""
+    """Describe an error raised by a task's code in one line, with the innermost line number in the file `path`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError):
         lines, error = [error.lineno], SyntaxError(f"{error.msg}: {(error.text or '').strip()}")
@@ -83,19 +91,20 @@ def describe_error(error: Exception, path: str | Path) -> str:
 
 
 class UnfinishedTaskError(NotImplementedError, ValueError):
-    """A task lacks a method that every task has. Said in a line, like other mistakes of the user."""
+    """A task lacks a required method. Being a ValueError too, it is printed in one line, without a traceback."""
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a task that has none."""
+    """The `Options` of a task without options."""
 
 
 @dataclass(frozen=True)
 class TinySpec:
-    """The embedded model of a pack: the tokens it reads and writes, how large it is, and of which policy kind.
+    """The tiny model of a task, which `--model tiny` creates: its vocabulary, its size and its policy kind.
 
-    `tokens` are strings; text is cut into the longest ones that match, so single characters and whole words mix.
+    `tokens` are strings. Text is split greedily into the longest matching tokens, so the vocabulary may contain both
+    single characters and whole words.
     """
 
     tokens: Sequence[str]
@@ -107,17 +116,24 @@ class TinySpec:
 
 
 class Task:
-    """A domain whose answers a program can check. Subclass it; everything below that raises must be given.
+    """Base class of tasks. A subclass must define `dataset`, `score`, `gold` and `bad`; other methods are optional.
 
-    Class attributes: `name`, `version` (bump it whenever a score can change: scores are cached by it), `description`
-    (one line), `weights` (component name -> weight in the total), `levels` (names, easy to hard; rows then carry a
-    `level`), `facts` (keys of `Score.info` whose means evaluations show), `watched` (components that must not be
-    weighted: training may log them and no more), `policy` ("causal", or "masked": prompts are texts with mask tokens,
-    a completion is what stands in their place, one token each), `defaults` (training options that suit the pack,
-    below any recipe or flag), `tiny_defaults` (more of them that apply only to the embedded tiny model), `Options` (a
-    dataclass whose fields become command-line flags), `editors` (names that `editor` knows, chosen by --editor),
-    `redundant_editors` (those that only delete what the constraint never allows), `tools` (tool name ->
-    "module:function" or a function that takes a list of words, for `trl-grpo-tasks task NAME TOOL`).
+    Class attributes:
+        name: The task's name.
+        version: Change it whenever a score can change; cached scores are kept per version.
+        description: One line.
+        weights: Component name -> weight in the total.
+        levels: Names of the curriculum levels, from easy to hard. If given, each row has a `level`.
+        facts: Keys of `Score.info` whose means are shown in evaluations.
+        watched: Components that training may log but not weight, so that they stay independent measures.
+        policy: "causal", or "masked" for masked language models: prompts contain mask tokens, and a completion is the
+            text that replaces them, one token per mask.
+        defaults: Training options that suit the task. Recipes and command-line options override them.
+        tiny_defaults: Further training options that apply only to the embedded tiny model.
+        Options: A dataclass whose fields become command-line options; see `option`.
+        editors: Names of the task's editors, which --editor chooses from.
+        redundant_editors: Editors that delete only what the constraint never allows.
+        tools: Tool name -> "module:function", or a function of a list of words, for `trl-grpo-tasks task NAME TOOL`.
     """
 
     name: ClassVar[str]
@@ -135,41 +151,48 @@ class Task:
     tools: ClassVar[Mapping[str, str | Callable[[list[str]], int | None]]] = {}
     Options: ClassVar[type] = NoOptions
 
-    # How a worker process finds this task again: what was given to `get_task`; None for a task made by hand.
+    # What was passed to `get_task`, by which a worker process loads the same task; None if the task was constructed
+    # directly.
     spec: str | None = None
 
     def __init__(self, options: Any = None):
         self.options = self.Options() if options is None else options
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """`size` rows (None: as many as there are) of "train" or "test", each with a `prompt`: a list of chat
-        messages, or text that the model continues. Rows hold what JSON can hold. The same seed gives the same rows;
-        the two splits never share one; nothing is downloaded unless the user named a Hub data set."""
+        """Return `size` rows of the split "train" or "test", or all rows if `size` is None.
+
+        Each row has a `prompt`: a list of chat messages, or text that the model continues. Rows must be serialisable
+        as JSON. The same seed gives the same rows, and the two splits share no row. Nothing may be downloaded unless
+        the user named a dataset on the Hub.
+        """
         raise UnfinishedTaskError(f"task {self.name!r} must define dataset(split, size, seed)")
 
     def score(self, row: Row, completion: str) -> Score | None:
-        """Judge one completion. Pure, and never an exception for what a model may write: bad text is a Score with
-        valid=False and a reason. None means that it could not be judged (a solver that died), which is not 0."""
+        """Score one completion. This must be a pure function that raises no exception, whatever the model wrote.
+
+        Malformed text gets a Score with valid=False and a reason. None means that the completion could not be scored
+        (for example, because a solver crashed); such completions are left out, they do not count as 0.
+        """
         raise UnfinishedTaskError(f"task {self.name!r} must define score(row, completion)")
 
     def gold(self, row: Row) -> str:
-        """A completion of `row` that succeeds."""
+        """Return a completion of `row` that succeeds."""
         raise UnfinishedTaskError(f"task {self.name!r} must define gold(row)")
 
     def bad(self, row: Row) -> str:
-        """A completion of `row` that does not succeed."""
+        """Return a completion of `row` that does not succeed."""
         raise UnfinishedTaskError(f"task {self.name!r} must define bad(row)")
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
-        """What may be written next for a given row, compiled for `tokenizer`, or None."""
+        """Return the constraint on completions, compiled for `tokenizer`, or None if the task has none."""
         return None
 
     def tiny(self) -> TinySpec | None:
-        """The embedded model of this pack, or None where a pack is only for pretrained ones."""
+        """Describe the tiny model of this task; None if the task only works with pretrained models."""
         return None
 
     def render(self, row: Row, completion: str) -> str | bytes:
-        """What a person would rather look at than read: PNG bytes, or HTML as text."""
+        """Draw a completion for reports: PNG bytes, or HTML as a string."""
         import html
 
         prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
@@ -180,40 +203,47 @@ class Task:
         raise UnfinishedTaskError(f"task {self.name!r} must define editor(name, rows, tokenizer)")
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """A row for a text of one's own, for `trl-grpo-tasks generate`: what can be judged without an answer."""
+        """Make a row from the user's own text, for `trl-grpo-tasks generate --text`; no known answer is required."""
         raise ValueError(
-            f"task {self.name!r} makes no rows from a text; define row_of(text), which gives a row as dataset does"
+            f"task {self.name!r} cannot make a row from text; define row_of(text), which returns a row as in dataset"
         )
 
     def canonical(self, row: Row, completion: str) -> str:
-        """The same text for completions that are the same answer, by which evaluations count different ones."""
+        """Return a normal form that is equal for equivalent completions; evaluations count distinct answers by it."""
         return completion.strip()
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """File name -> content: what a person takes away of a completion, beside its text."""
+        """Return the files to save with a completion, beside its text: file name -> content."""
         picture = self.render(row, completion)
         return {"sample.html" if isinstance(picture, str) else "sample.png": picture}
 
     @classmethod
     def code_options(cls, options: Mapping[str, Any]) -> list[str]:
-        """The names of those of `options` whose values name or permit code to run. They are taken from the user only,
-        never from the folder of a run."""
+        """Return the names of those `options` whose values name code to run or permit it to run.
+
+        For safety, such options are only accepted from the user, never from the files of a run folder.
+        """
         return []
 
     def prepare(self, seed: int, say: Any = print) -> None:
-        """Called once before a run or an evaluation: make or check what `judges` needs. ValueError where it cannot."""
+        """Create or check what `judges` needs; called once before training or evaluation. ValueError if impossible."""
 
     def judges(self) -> dict[str, Any]:
-        """Frozen models scored in batches on the accelerator: component name -> model id, folder, or a loaded
-        sequence-classification model, which judge prompt and completion; or a `FrozenJudge`, which judges the text
-        that the task makes of them, in evaluations too. Their components also appear in `weights`."""
+        """Return frozen reward models, which score in batches on the accelerator: component name -> judge.
+
+        A judge is a model id, a folder or a loaded sequence-classification model, which scores prompt and completion
+        during training; or a `FrozenJudge`, which scores a text that the task builds from them, in evaluations too.
+        The names of judges must also be in `weights`.
+        """
         return {}
 
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:
-        """Components that depend on the whole group (novelty, say), for the completions of one prompt together.
-        `scores` are what `score` said of each."""
+        """Return components that depend on the whole group of completions of one prompt, such as novelty.
+
+        `scores` are the results of `score`. The return value has one number per completion for each component name.
+        """
         return {}
 
     def make_score(
@@ -224,7 +254,7 @@ class Task:
         reason: str = "",
         info: Mapping[str, Any] | None = None,
     ) -> Score:
-        """A Score whose total is the weighted sum of `components`."""
+        """Create a Score whose total is the weighted sum of `components`."""
         if unknown := [name for name in components if name not in self.weights]:
             raise ValueError(f"component {unknown[0]!r} has no weight; weights are: {', '.join(self.weights)}")
         total = math.fsum(self.weights[name] * value for name, value in components.items())
@@ -232,7 +262,7 @@ class Task:
 
 
 def get_task(spec: str, options: Any = None) -> Task:
-    """The task named `spec`: a name from `TASKS`, a path to a .py file, or an importable module.
+    """Load the task `spec`: the name of a built-in task, a path to a .py file, or an importable module.
 
     `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
     """
@@ -249,7 +279,7 @@ def get_task(spec: str, options: Any = None) -> Task:
 
 
 def rows_of(task: Task, split: str, size: int | None, seed: int, given: Any = None) -> list[dict[str, Any]]:
-    """The rows of a split, or those that are `given` in their stead; ValueError where there are none."""
+    """Return the rows of a split, or the rows `given` instead; ValueError if there are none."""
     rows = task.dataset(split, size, seed) if given is None else list(given)
     if not rows:
         raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
@@ -276,7 +306,7 @@ def check_editor(task: Task, name: str | None, constrain: bool) -> None:
 
 
 def find_task_class(spec: str) -> type[Task]:
-    """The Task subclass behind a name, a .py file or a module."""
+    """Find the Task subclass for the name of a built-in task, a .py file or a module."""
     module = _load_module(spec)
     found = (
         [module.TASK]
@@ -290,16 +320,16 @@ def find_task_class(spec: str) -> type[Task]:
     if len(found) != 1:
         names = ", ".join(cls.__name__ for cls in found) or "none"
         raise ValueError(
-            f"task {spec!r}: the module must define one subclass of Task, or TASK = TheOne where there are several; "
-            f"found: {names}"
+            f"task {spec!r}: the module must define exactly one subclass of Task, or name one with "
+            f"TASK = ThatClass; found: {names}"
         )
     if not isinstance(getattr(found[0], "name", None), str):
         raise ValueError(f'task {spec!r}: class {found[0].__name__} needs a name, such as name = "my_task"')
     return found[0]
 
 
-def import_from_here() -> None:
-    """Let the user name a module in the current folder, as `python -m` would; installed modules take precedence."""
+def add_current_folder_to_path() -> None:
+    """Make modules in the current folder importable, as `python -m` does; installed modules take precedence."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -307,11 +337,11 @@ def import_from_here() -> None:
 def _load_module(spec: str) -> Any:
     if spec in TASKS:
         return importlib.import_module(TASKS[spec])
-    import_from_here()
+    add_current_folder_to_path()
     if spec.endswith(".py"):
         path = Path(spec).expanduser().resolve()
         if not path.is_file():
-            raise ValueError(f"task file {spec!r} does not exist (looked at {path})")
+            raise ValueError(f"task file {spec!r} does not exist (full path: {path})")
         name = f"_task_file_{path.stem}"
         loader = importlib.util.spec_from_file_location(name, path)
         assert loader is not None and loader.loader is not None  # a .py path always has a loader
@@ -320,17 +350,17 @@ def _load_module(spec: str) -> Any:
         try:
             loader.loader.exec_module(module)
         except ImportError:
-            raise  # it says itself what is missing
+            raise  # its own message names what is missing
         except Exception as error:
             raise ValueError(f"task file {spec!r} cannot be read: {describe_error(error, path)}") from error
         return module
     if "." in spec:
         if importlib.util.find_spec(spec.split(".")[0]) is None:
             raise ValueError(
-                f"task module {spec!r} cannot be found; is its package installed or its folder on the path?"
+                f"task module {spec!r} cannot be found; install its package, or add its folder to PYTHONPATH"
             )
         return importlib.import_module(spec)
     raise ValueError(
         f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-        "or give a path to a .py file, or a module such as my_package.my_task"
+        "or pass a path to a .py file, or a module such as my_package.my_task"
     )

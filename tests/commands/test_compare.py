@@ -60,16 +60,21 @@ def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
     for said in (out, text):
         assert "5 held-out rows of task toy 1, 4 samples each, constrained, temperature 1; in brackets: " in said
         assert f"{base['metrics']['success']:.3f} [{base['intervals']['success'][0]:.3f}, " in said
-    assert "| success" in text and f"- gold: `{file}`, 3 samples of each row" in text
+    assert "| success" in text and f"- gold: `{file}`, 3 samples per row" in text
     assert "\nsuccess  " in out and "written: " in out
 
 
 def test_what_was_evaluated_is_not_evaluated_again(tiny_path, other_path, tmp_path, monkeypatch):
-    from trl_grpo_tasks.evaluation.sampler import Writer
+    from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 
     written = []
-    real = Writer.write
-    monkeypatch.setattr(Writer, "write", lambda self, rows, *a: (written.append(len(rows)), real(self, rows, *a))[1])
+    real = CompletionSampler.sample
+
+    def counted(self, rows, *more):
+        written.append(len(rows))
+        return real(self, rows, *more)
+
+    monkeypatch.setattr(CompletionSampler, "sample", counted)
     _, first = run(tmp_path, "--models", f"a={tiny_path}")
     assert written == [20]
     _, again = run(tmp_path, "--models", f"a={tiny_path}", f"b={other_path}")
@@ -108,17 +113,17 @@ def test_another_evaluation_in_the_folder_is_kept(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--models", "a=tiny", "--output_dir", "short.jsonl"], "short.jsonl is not a folder that can be written to"),
-        (["--models", "a=tiny", "a=tiny"], "--models: 'a' must be a name of its own"),
-        (["--models", "a=tiny", ".."], "--models: '..' must be a name of its own"),
+        (["--models", "a=tiny", "--output_dir", "short.jsonl"], "short.jsonl is not a writable folder"),
+        (["--models", "a=tiny", "a=tiny"], "--models: 'a' must be unique and without slashes"),
+        (["--models", "a=tiny", ".."], "--models: '..' must be unique and without slashes"),
         (["--models", "a=tiny", "b=bare"], "model folder 'bare' holds no weights (.safetensors or .bin)"),
         (["--models", "a=none.jsonl"], "--models none.jsonl: this path does not exist"),
         (["--models", "a=tiny", "b=./none"], "--models ./none: this path does not exist"),
         (["--models", "a=tiny", "--editor", "greedy"], "unknown --editor 'greedy'; task 'toy' has no editors"),
-        (["--models", "short.jsonl"], "has between 0 and 2 completions of each of the 5 held-out rows"),
+        (["--models", "short.jsonl"], "has between 0 and 2 completions for each of the 5 held-out rows"),
         (["--models", "strange.jsonl"], "strange.jsonl, line 2: its row is not one of the 5 held-out rows"),
         (["--models", "broken.jsonl"], 'broken.jsonl, line 1: must be an object with "row"'),
-        (["--models", "tokens.jsonl"], 'tokens.jsonl, line 1: "tokens", where it is given, must be a whole number'),
+        (["--models", "tokens.jsonl"], 'tokens.jsonl, line 1: "tokens" must be a whole number, if it is given'),
     ],
 )
 def test_mistakes_are_found_before_anything_is_evaluated(tmp_path, monkeypatch, capsys, words, message):

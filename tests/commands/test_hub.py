@@ -79,5 +79,5 @@ def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
         done, files = train(endpoint, tmp_path, token=None if problem == "no token" else SECRET)
     assert done.returncode == 2 and files == {}
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: --push_to_hub: the Hub does not take 'user/letters' (")
+    assert line.startswith("error: --push_to_hub: the repository 'user/letters' cannot be created or used (")
     assert "HF_TOKEN" in line and "train without --push_to_hub" in line

@@ -165,7 +165,7 @@ def test_recipes_for_eight_gpus_make_whole_groups_there(recipe, monkeypatch):
     monkeypatch.setattr(TaskGRPOConfig, "world_size", property(lambda args: 8))
     options = HERE | {name: file for name, file in HUB_DATA.items() if name in recipe.read_text()}
     _, _, args, _ = parse(["--config", str(recipe), *flags(options)])
-    said = re.search(r"(\d+) \w+\s+(?:# )?x (\d+) \w+ a step", recipe.read_text())
+    said = re.search(r"(\d+) \w+\s+(?:# )?x (\d+) \w+ per step", recipe.read_text())
     if said:
         prompts, completions = map(int, said.groups())
         assert (args.num_generations, args.generation_batch_size) == (completions, prompts * completions)
@@ -319,7 +319,7 @@ def test_the_slurm_script_starts_accelerate_once_a_node(tmp_path):
 
 def test_the_slurm_script_needs_a_recipe(tmp_path):
     done = submitted(tmp_path, commands={"scontrol": SCONTROL, "srun": SRUN})
-    assert done.returncode != 0 and "usage: sbatch slurm/train.sbatch RECIPE.yaml" in done.stderr
+    assert done.returncode != 0 and "usage: sbatch slurm/train.sbatch RECIPE [options" in done.stderr
 
 
 @pytest.mark.slow

@@ -48,15 +48,15 @@ BASE = ["--task", "tests.support.toy", "--use_cpu", "true"]
         (["--search", "bta=0..1"], "unknown option --bta; did you mean --beta?"),
         (["--search", "num_generations=4,7"], "must be divisible"),
         (["--search", "seed=1..4", "--seed", "3"], "--seed is both searched and given"),
-        (["--search", "seed=1..4", "--output_dir", __file__], "is not a folder that can be written to"),
+        (["--search", "seed=1..4", "--output_dir", __file__], "is not a writable folder"),
         (
             ["--search", "seed=1..4", "--metric", "sucess"],
-            "--metric sucess: evaluations have no such metric, but these: ",
+            "--metric sucess: evaluations have no such metric; their metrics are: ",
         ),
-        (["--search", "seed=1..4", "seed=5,6"], "each option can be searched once"),
+        (["--search", "seed=1..4", "seed=5,6"], "give each option once"),
         (["--search", "seed=1..4", "--trials", "0"], "--trials 0 must be at least 1"),
-        (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep goes by the evaluation after GRPO"),
-        (["--search", "seed=1..4", "--push_to_hub", "true"], "the runs of a sweep are not pushed"),
+        (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep compares evaluations after GRPO"),
+        (["--search", "seed=1..4", "--push_to_hub", "true"], "runs of a sweep cannot be pushed"),
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(tmp_path, capsys, options, message):

@@ -113,7 +113,7 @@ def test_resuming_repeats_neither_cold_start_nor_the_first_evaluation(whole_run,
     monkeypatch.setattr(run, "CONSOLE_METRICS", _StopAt(step=2))
     assert run.main(words(stopped, **WHOLE)) == 130
     err = capsys.readouterr().err
-    assert err.startswith(f"stopped; {stopped / 'checkpoint-1'} is complete; to go on:\n") and "Traceback" not in err
+    assert err.startswith(f"stopped; {stopped / 'checkpoint-1'} is complete; to resume:\n") and "Traceback" not in err
     monkeypatch.undo()
     assert list(results(stopped)) == ["cold start"] and (stopped / "checkpoint-1" / "complete").is_file()
     evaluated = []
@@ -243,7 +243,7 @@ def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):
 
 def test_a_cold_start_of_an_adapter_is_refused(adapter, tmp_path, capsys):
     assert run.main(words(tmp_path, model_name_or_path=str(adapter), cold_start_steps=5)) == 2
-    assert "is an adapter: give --cold_start_steps 0" in capsys.readouterr().err
+    assert "is an adapter; give --cold_start_steps 0" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("error:.*base_model_name_or_path. was renamed")

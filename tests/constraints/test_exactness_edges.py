@@ -9,7 +9,7 @@ from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import config, parameters, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
-from trl_grpo_tasks.evaluation.sampler import Writer
+from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 
 
@@ -36,16 +36,16 @@ def test_generation_config_options_that_scoring_cannot_mirror_are_rejected(tiny_
 
 
 def test_evaluation_ignores_the_models_generation_config(tiny_path, monkeypatch):
-    from trl_grpo_tasks.evaluation import sampler as writer
+    from trl_grpo_tasks.evaluation import sampler
 
-    monkeypatch.setattr(writer, "unsupported_reason", lambda model: "as if it were unknown")
+    monkeypatch.setattr(sampler, "unsupported_reason", lambda model: "as if it were unknown")
     model, tokenizer = load_model(tiny_path).eval(), load_tokenizer(tiny_path)
     rows = ToyTask().dataset("train", 32, 0)
     written = []
     for size in (0, 1):
         model.generation_config.no_repeat_ngram_size = size
         torch.manual_seed(0)
-        written.append(writer.Writer(model, tokenizer, 1.0, 5, None).write(rows))
+        written.append(CompletionSampler(model, tokenizer, 1.0, 5, None).sample(rows))
     assert written[0] == written[1]
     assert any(len(set(text)) < len(text) for text, _ in written[0]), (
         "the ban on repeated n-grams would have had no effect"
@@ -58,7 +58,7 @@ def test_tokenizer_with_more_tokens_than_model_outputs_is_rejected(tiny_path, tm
     with pytest.raises(ValueError, match=r"the tokenizer has 5\d tokens, but the model has only 1\d outputs; call"):
         TaskGRPOTrainer(tiny_path, args=config(tmp_path, constrain=True), task=ToyTask(), processing_class=tokenizer)
     with pytest.raises(ValueError, match="but the model has only"):
-        Writer(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
+        CompletionSampler(load_model(tiny_path), tokenizer, 1.0, 4, LettersConstraint(tokenizer))
 
 
 @pytest.mark.parametrize(

@@ -269,14 +269,14 @@ def test_replayed_groups_keep_their_recorded_masks(tiny_path, tmp_path):
 
 @pytest.mark.parametrize("engine", ["our rollouts", "transformers"])
 def test_evaluation_samples_under_the_filters(tiny_path, monkeypatch, engine):
-    from trl_grpo_tasks.evaluation import sampler as writer_module
-    from trl_grpo_tasks.evaluation.sampler import Writer
+    from trl_grpo_tasks.evaluation import sampler
+    from trl_grpo_tasks.evaluation.sampler import CompletionSampler
     from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 
     model, tokenizer = load_model(tiny_path).eval(), load_tokenizer(tiny_path)
     if engine == "transformers":
-        monkeypatch.setattr(writer_module, "unsupported_reason", lambda model: "as if it were unknown")
+        monkeypatch.setattr(sampler, "unsupported_reason", lambda model: "as if it were unknown")
     rows = ToyTask().dataset("train", 3, 0) * 20
-    greedy = Writer(model, tokenizer, 0.0, 4, None).write(rows)
-    assert Writer(model, tokenizer, 1.0, 4, None, SamplingFilters(top_k=1)).write(rows) == greedy
-    assert Writer(model, tokenizer, 1.0, 4, None).write(rows) != greedy
+    greedy = CompletionSampler(model, tokenizer, 0.0, 4, None).sample(rows)
+    assert CompletionSampler(model, tokenizer, 1.0, 4, None, SamplingFilters(top_k=1)).sample(rows) == greedy
+    assert CompletionSampler(model, tokenizer, 1.0, 4, None).sample(rows) != greedy

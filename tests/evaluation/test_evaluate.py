@@ -1,4 +1,4 @@
-"""Evaluation: the numbers by hand, the sampling it promises, and the random state it leaves alone."""
+"""Evaluation: metrics against hand-computed values, sampling, resuming, and preservation of the random state."""
 
 import itertools
 import json
@@ -45,12 +45,12 @@ def test_metrics_of_samples_made_by_hand():
     assert metrics["tokens"] == (2 + 4 + 8 + 8 + 4 * 2) / 8 and metrics["cut_off"] == 2 / 8
 
 
-def test_success_is_told_by_level_where_there_are_several():
-    marks = {"easy": [(True, True), (True, False)], "hard": [(False, True)]}
+def test_success_is_reported_per_level_if_there_are_several():
+    successes = {"easy": [(True, True), (True, False)], "hard": [(False, True)]}
     samples = []
-    for level, rows in marks.items():
+    for level, rows in successes.items():
         for row in rows:
-            samples += [Sample({"prompt": "p", "level": level}, "text", 3, sample(mark).score) for mark in row]
+            samples += [Sample({"prompt": "p", "level": level}, "text", 3, sample(success).score) for success in row]
     metrics, intervals = summarise(samples, num_samples=2, max_completion_length=8)
     assert metrics["success"] == pytest.approx(4 / 6)
     assert metrics["success/easy"] == pytest.approx(3 / 4) and intervals["success/easy"] == [0.5, 1.0]
@@ -58,7 +58,7 @@ def test_success_is_told_by_level_where_there_are_several():
     assert not any("/" in name for name in summarise(samples[:4], 2, 8)[0])
 
 
-def test_nothing_scored_is_not_a_number_and_no_crash():
+def test_metrics_are_nan_if_no_sample_could_be_scored():
     metrics, _ = summarise([Sample({}, "", 1, None)] * 4, 2, 8)
     assert metrics["unscored"] == 1 and metrics["success"] != metrics["success"]
 
@@ -84,9 +84,9 @@ def test_max_at_k_is_the_mean_over_all_subsets(rewards, ks):
         assert metrics[f"max@{k}"] == pytest.approx(sum(map(max, subsets)) / len(subsets)), k
 
 
-def test_intervals_are_those_of_scipy():
-    """Rows are resampled whole: success of a row's samples hangs together. scipy's bootstrap draws its own resamples,
-    so that ends agree up to the noise of 2,000 of them."""
+def test_intervals_agree_with_scipys_bootstrap():
+    """Whole rows are resampled, because samples of a row are correlated. scipy draws other resamples, so the intervals
+    agree up to the noise of 2,000 resamples."""
     rng = np.random.default_rng(3)
     success_P_G = rng.random((60, 4)) < rng.beta(0.4, 0.6, size=(60, 1))
     reward_P_G = rng.normal(size=(60, 4)) + 3 * success_P_G
@@ -100,10 +100,11 @@ def test_intervals_are_those_of_scipy():
         assert intervals[name] == pytest.approx(list(found.confidence_interval), abs=0.08 * width), name
         assert intervals[name][0] < metrics[name] < intervals[name][1]
     alone = (success_P_G.mean() * (1 - success_P_G.mean()) / 240) ** 0.5
-    assert intervals["success"][1] - intervals["success"][0] > 1.3 * 3.92 * alone, "samples of a row were torn apart"
+    width = intervals["success"][1] - intervals["success"][0]
+    assert width > 1.3 * 3.92 * alone, "samples were resampled instead of whole rows"
 
 
-def test_different_answers_are_counted_by_the_tasks_own_form():
+def test_distinct_answers_are_counted_by_the_tasks_normal_form():
     texts = [("a b c d", "1"), ("a b c d", "2"), (" a  b c d", "1"), ("e", "3")]
     samples = [sample(True) for _ in texts]
     for one, (text, form) in zip(samples, texts, strict=True):
@@ -114,7 +115,7 @@ def test_different_answers_are_counted_by_the_tasks_own_form():
     assert metrics["distinct_ngrams"] == 3 / 7  # abc and bcd three times each, and e
 
 
-def test_equal_structures_of_bricks_are_one_answer():
+def test_brick_structures_that_differ_in_order_only_are_one_answer():
     task, row = get_task("brick"), {"world": 8}
     assert task.canonical(row, "2x4 (0,0,0)\n2x4 (0,0,1)\n") == task.canonical(row, "2x4 (0,0,1)\n2x4 (0,0,0)")
     assert task.canonical(row, "2x4 (0,0,0)\n") != task.canonical(row, "2x4 (0,0,1)\n")
@@ -136,7 +137,7 @@ def loaded(tiny_path):
     return AutoModelForCausalLM.from_pretrained(tiny_path), load_tokenizer(tiny_path)
 
 
-def test_the_random_state_outside_is_left_alone(loaded):
+def test_the_global_random_state_and_the_training_mode_are_restored(loaded):
     model, tokenizer = loaded
     model.train()
     torch.manual_seed(5)
@@ -150,7 +151,7 @@ def test_the_random_state_outside_is_left_alone(loaded):
 
 
 class StopsAfter:
-    """An executor that is interrupted when it is given its n-th batch."""
+    """An executor that raises KeyboardInterrupt after `batches` batches."""
 
     def __init__(self, executor, batches):
         self.executor, self.left = executor, batches
@@ -162,8 +163,8 @@ class StopsAfter:
         return self.executor.submit(*args)
 
 
-def test_an_evaluation_goes_on_where_it_was_stopped(loaded, tmp_path):
-    """24 samples in batches of 5: two batches are kept, and the line that was being written is not."""
+def test_an_interrupted_evaluation_resumes(loaded, tmp_path):
+    """24 samples in batches of 5: two batches are kept, and an incomplete line is discarded."""
     model, tokenizer = loaded
     options = {"max_completion_length": 5, "num_samples": 4, "batch_size": 5, "seed": 3}
     file, settings = tmp_path / "kept" / "samples.jsonl", {"seed": 3}
@@ -186,13 +187,13 @@ def test_an_evaluation_goes_on_where_it_was_stopped(loaded, tmp_path):
         }
         evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0), kept=KeptSamples(file, settings),
                  **options)  # fmt: skip
-        with pytest.raises(KeyboardInterrupt):  # other settings: nothing that is there is taken
+        with pytest.raises(KeyboardInterrupt):  # with other settings, no kept sample is reused
             evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0),
                      kept=KeptSamples(file, {"seed": 4}), **options)  # fmt: skip
 
 
 @pytest.mark.parametrize("line", [b"[1]", b'{"row": {}, "unheard_of": 1}', b"\xff\xfe"])
-def test_samples_that_cannot_be_read_are_made_again(tmp_path, line):
+def test_kept_samples_that_cannot_be_read_are_discarded(tmp_path, line):
     file = tmp_path / "samples.jsonl"
     file.write_bytes(line + b"\n")
     assert KeptSamples(file, {}).read() == ([], 0.0) and file.read_bytes() == b""
@@ -248,4 +249,4 @@ def test_an_evaluation_goes_through_json_and_into_a_table_and_a_report(loaded, t
     page = write_report(tmp_path, TASK).read_text()
     assert page.count("<div class=pair>") == len(ROWS) and f"{first.metrics['success']:.3f}" in page
     (tmp_path / "results.json").unlink()
-    assert "No evaluation" in write_report(tmp_path, TASK).read_text()
+    assert "There is no evaluation yet" in write_report(tmp_path, TASK).read_text()

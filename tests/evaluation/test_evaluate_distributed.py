@@ -1,4 +1,4 @@
-"""Several processes (gloo) share an evaluation, and its samples are those of a single process, bit for bit."""
+"""An evaluation shared by several processes (gloo) gives the same samples as a single process, bit for bit."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from trl_grpo_tasks.rewards.executor import RewardExecutor
 
 OPTIONS = {"num_samples": 4, "max_completion_length": 5, "batch_size": 5, "seed": 3}
 
-# 24 samples in batches of 5, then the 14 that are not among the kept ones.
+# Evaluates 24 samples in batches of 5, and then resumes from a file with 10 of them, so that 14 are left.
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -31,14 +31,14 @@ for name, kept in (("anew", None), ("kept", folder + "/samples.jsonl")):
 RUN = """
 import json, sys
 from pathlib import Path
-from trl_grpo_tasks import run
-from trl_grpo_tasks.evaluation.sampler import Writer
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 words, folder = json.loads(sys.argv[1])
-write, written = Writer.write, []
+sample, written = CompletionSampler.sample, []
 def counted(self, rows, editor=None):
     written.append(len(rows))
-    return write(self, rows, editor)
-Writer.write = counted
+    return sample(self, rows, editor)
+CompletionSampler.sample = counted
 code = run.main(words)
 from accelerate import PartialState
 Path(folder, f"written-{PartialState().process_index}.json").write_text(json.dumps(written))
@@ -47,7 +47,7 @@ sys.exit(code)
 
 
 def evaluated(model_path, kept=None):
-    """An evaluation of the toy task, and how many completions this process scored."""
+    """Evaluate the toy task; return the evaluation and the number of completions that this process scored."""
     written = []
 
     class Counting(RewardExecutor):
@@ -72,7 +72,7 @@ def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, proces
     whole, written = evaluated(tiny_path, file)
     assert written == 24
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:10]))  # two batches of a single process, which several now go on from
+    file.write_text("".join(lines[:10]))  # two batches of a single process, from which several processes resume
     launch(SCRIPT, processes, [tiny_path, str(tmp_path)], tmp_path / "launched")
     for name, total in (("anew", 24), ("kept", 14)):
         done = [json.loads((tmp_path / f"{name}-{i}.json").read_text()) for i in range(processes)]
@@ -84,7 +84,7 @@ def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, proces
 
 @pytest.mark.slow
 def test_the_eval_command_shares_the_rows(tmp_path):
-    """160 samples in batches of 64 of an untrained model, which both folders have the same of."""
+    """160 samples in batches of 64; the untrained model is the same in both folders."""
     options = {"eval_rows": 40, "num_samples": 4, "eval_only": True}
     assert run.main(words(tmp_path / "one", **options)) == 0
     launch(RUN, 2, [words(tmp_path / "two", **options), str(tmp_path)], tmp_path / "launched")

@@ -1,4 +1,4 @@
-"""The model card: a header the Hub can read, the numbers of the run, and a snippet that runs as it stands."""
+"""The model card: the metadata header for the Hub, the results of the run, and a code example that runs as is."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from trl_grpo_tasks.report.card import write_card
 
 
 def load(path):
-    """The card, read back as the Hub's client does, with a header that goes through YAML unchanged."""
+    """Load the card as the Hub's client does, and check that its header survives YAML unchanged."""
     card = ModelCard.load(path)
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
     return card
@@ -41,9 +41,10 @@ def test_the_card_of_a_run_with_pictures(tmp_path):
     assert found["success"] == pytest.approx(metrics["success"], abs=1e-4) and "pass@4" in found
     assert found.keys() == metrics.keys() - {"seconds", "unscored", "pass@1", "max@1"}
     assert re.search(rf"\| success \| {1 / 8:.3f} \[0.000, 0.\d+\] \| {metrics['success']:.3f} \[", card.text)
-    assert "48 samples of 12 rows" in card.text and "under the task's constraint" in card.text
+    assert "48 samples of 12 held-out prompts, sampled under the task's constraint" in card.text
+    assert "Columns: before: the model before training; GRPO: the trained model." in card.text
     assert "](samples.png)" in card.text and Image.open(folder / "samples.png").size == (4 * 320, 2 * 320)
-    assert "`learning_rate` | `0.001`" in card.text and "are under its licence" in card.text
+    assert "`learning_rate` | `0.001`" in card.text and "and under its licence" in card.text
     assert "train.py --task tests.support.toy" in card.text
 
 
@@ -56,7 +57,7 @@ def test_samples_as_text_where_there_are_no_pictures(tmp_path):
 
 def test_one_evaluation_has_a_picture_with_one_line(tmp_path):
     folder = write_run(tmp_path, evaluations=before_and_after()[:1])
-    assert "Held-out rows: of each row" in load(write_card(folder, PngTask())).text
+    assert "Held-out prompts. For each prompt, the median" in load(write_card(folder, PngTask())).text
     assert Image.open(folder / "samples.png").size == (4 * 320, 320)
 
 
@@ -66,7 +67,7 @@ def test_a_run_without_evaluation(tmp_path, steps):
     assert card.data.eval_results is None and "## Results" not in card.text and "## How to use it" in card.text
 
 
-def test_nothing_that_could_be_scored_and_a_task_that_cannot_draw(tmp_path):
+def test_unscored_samples_and_a_task_that_cannot_render(tmp_path):
     made = before_and_after()
     for one in made:
         one.metrics = dict.fromkeys(one.metrics, float("nan"))
@@ -116,7 +117,7 @@ def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
     AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
     card = load(write_card(folder, ToyTask(), str(folder)))
     assert card.data.library_name == "peft" and card.data.base_model is None and "lora" in card.data.tags
-    assert "stands on a model that is not on the Hub" in card.text
+    assert "needs a base model that is not on the Hub" in card.text
     exec(snippet(card), {})
     assert capsys.readouterr().out.endswith("\n")
     path = folder / "adapter_config.json"
@@ -131,7 +132,7 @@ HOSTILE = "# Evil\n\n[click](http://evil.example) <img src=x onerror=alert(1)>\n
 
 @pytest.mark.parametrize("fence", ["~~~~", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"])
 def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
-    """A reader of Markdown that is not ours finds no heading, link, image or HTML in what a model or a row says."""
+    """An independent Markdown parser finds no heading, link, image or HTML in text of a model or a row."""
     made = before_and_after(count=3)
     text = f"{fence}\n{HOSTILE}{fence}\n"
     for sample in made[1].samples:

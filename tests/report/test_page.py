@@ -1,4 +1,4 @@
-"""The report: what is on the page for every kind of run folder, within bounds; and what a browser makes of it."""
+"""The HTML report: its contents for every kind of run folder, its limits, and how a browser displays it."""
 
 import html.parser
 import itertools
@@ -26,7 +26,7 @@ VOID = {"meta", "br", "img"}
 
 
 class Balance(html.parser.HTMLParser):
-    """Every element that is opened is closed, in order; what an HTML parser would otherwise put up with."""
+    """A strict HTML parser: every element that is opened must be closed, in order. Collects text and tags."""
 
     def __init__(self, page):
         super().__init__()
@@ -60,7 +60,7 @@ def page_of(folder, task=None, **options):
     return page, parsed, " ".join(" ".join(parsed.text).split())
 
 
-def test_what_is_only_watched_stands_beside_the_reward(tmp_path):
+def test_watched_components_have_a_tile_beside_the_reward(tmp_path):
     class Watching(ToyTask):
         watched = ("short",)
 
@@ -75,19 +75,21 @@ def test_a_finished_run(tmp_path):
     page, parsed, text = page_of(folder)
     first, last = (one["metrics"] for one in json.loads((folder / "results.json").read_text())["evaluations"])
     assert f"{first['success']:.1%} → {last['success']:.1%}" in text
-    for said in ("finished: 40 steps", "2.5 min", "12,345", "cpu, fp32", "trl 1.16.0", COMMAND, "How to repeat it"):
-        assert said in text, said
+    for shown in ("finished: 40 steps", "2.5 min", "12,345", "cpu, fp32", "trl 1.16.0", COMMAND,
+                  "Command and versions", "Columns: before: the model before training; GRPO: the trained model.",
+                  "cut_off : share of samples that reached the length limit"):  # fmt: skip
+        assert shown in text, shown
     for name in ("reward", "rewards/success/mean", "rewards/match/mean", "kl", "entropy", "completions/mean_length",
                  "constraint/allowed_mass", "groups_without_signal", "beta", "curriculum/level", "step_time",
                  "perf/reward_seconds"):  # fmt: skip
         assert f"<code>{name}</code></figcaption><svg" in page, name
-    assert "rewards/valid/mean 1" in text, "what never changed is said, not drawn"
+    assert "Constant during training: rewards/valid/mean 1" in text, "constant metrics are listed, not drawn"
     assert page.count("<title>step 7: ") >= 10 and "<title>before, k 4: " in page and "<title>GRPO, k 1: " in page
     assert parsed.count("div", "pair") == 8 and parsed.count("details") == 1 and parsed.count("dialog") == 1
-    assert "4 got better" in text and "2 got worse" in text and "http-equiv" not in page
+    assert "4 improved" in text and "2 got worse" in text and "http-equiv" not in page
 
 
-def test_a_run_that_goes_on(tmp_path):
+def test_a_run_that_is_still_training(tmp_path):
     folder = write_run(tmp_path, evaluations=before_and_after()[:1], steps=7, finished=False)
     with open(folder / "training_metrics.jsonl", "a") as file:
         file.write('{"step": 8, "rew')
@@ -99,11 +101,11 @@ def test_a_run_that_goes_on(tmp_path):
 
 def test_only_metrics(tmp_path):
     _, parsed, text = page_of(write_run(tmp_path))
-    assert "No evaluation so far" in text and parsed.count("figure", "sample") == 0
+    assert "There is no evaluation yet" in text and parsed.count("figure", "sample") == 0
     assert parsed.count("figure", "chart") >= 10 and "success in training" in text
 
 
-def test_a_run_that_has_just_begun(tmp_path):
+def test_a_run_that_has_just_started(tmp_path):
     _, parsed, text = page_of(write_run(tmp_path, steps=0))
     assert "no step logged yet" in text and "Fewer than two steps" in text and parsed.count("svg") == 0
     assert "reward" in page_of(write_run(tmp_path, steps=1, finished=False))[2]
@@ -113,15 +115,15 @@ def test_only_an_evaluation(tmp_path):
     model = evaluation("model", ToyTask(), [("a", "b")] * 3)
     folder = write_run(tmp_path, evaluations=[model], steps=0, settings=False, results="evaluation.json")
     _, parsed, text = page_of(folder)
-    assert "Samples: model" in text and parsed.count("figure", "sample") == 6 and "How to repeat it" not in text
+    assert "Samples: model" in text and parsed.count("figure", "sample") == 6 and "Command and versions" not in text
 
 
-def test_an_empty_folder_has_a_page_all_the_same(tmp_path):
-    assert "No evaluation so far" in page_of(tmp_path)[2]
+def test_an_empty_folder_has_a_page_too(tmp_path):
+    assert "There is no evaluation yet" in page_of(tmp_path)[2]
 
 
-def test_numbers_that_are_not(tmp_path):
-    """NaN, which Python's JSON has, and samples that could not be scored."""
+def test_nan_metrics_and_unscored_samples(tmp_path):
+    """Python's JSON allows NaN."""
     made = before_and_after()
     for sample in made[1].samples:
         sample.score, sample.reason = None, "the worker died"
@@ -156,7 +158,7 @@ def test_pictures_are_drawn_once_and_shown_as_data(tmp_path):
     assert parsed.count("div", "text") == 0 and parsed.count("img") == len(drawn)
     once = len(drawn)
     page_of(folder, task, pictures=pictures)
-    assert len(drawn) == once, "a page that is written again draws nothing again"
+    assert len(drawn) == once, "rewriting the page must not draw pictures again"
 
 
 def test_a_page_has_a_bounded_size_and_time(tmp_path, monkeypatch):
@@ -166,7 +168,7 @@ def test_a_page_has_a_bounded_size_and_time(tmp_path, monkeypatch):
 
     folder = write_run(tmp_path, evaluations=before_and_after())
     page, _, text = page_of(folder, Heavy())
-    assert 2_000_000 < len(page) < 6_000_000 and "left out to keep the page small" in text
+    assert 2_000_000 < len(page) < 6_000_000 and "picture omitted to limit the size of this page" in text
     monkeypatch.setattr(report, "SECONDS", -1)
     _, parsed, text = page_of(folder, Heavy())
     assert "not drawn" in text and parsed.count("img") == 0
@@ -175,11 +177,11 @@ def test_a_page_has_a_bounded_size_and_time(tmp_path, monkeypatch):
 def test_a_task_that_cannot_draw_leaves_a_note(tmp_path):
     page, _, text = page_of(write_run(tmp_path, evaluations=before_and_after()), BrokenTask())
     assert "cannot be drawn: RuntimeError: no <b>ink</b> left" in text and "<b>ink" not in page
-    assert "render gave NoneType" in text
+    assert "render returned NoneType instead of bytes or str" in text
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_pack_is_drawn(tmp_path, name):
+def test_every_built_in_task_is_drawn(tmp_path, name):
     task = get_task(name)
     row = task.dataset("test", 1, 0)[0]
     made = []
@@ -196,7 +198,7 @@ def test_every_pack_is_drawn(tmp_path, name):
 # ---- which samples
 
 
-def test_rows_are_shown_in_the_proportions_they_have():
+def test_improved_worse_and_unchanged_rows_are_shown_in_proportion():
     found = pairs(*(one.as_dict() for one in before_and_after(count=60)))
     kinds = [pair.verdict for pair in found]
     assert [kinds.count(kind) for kind in ("better", "worse", "same")] == [20, 10, 30]
@@ -205,7 +207,7 @@ def test_rows_are_shown_in_the_proportions_they_have():
     assert len(choose(found[:5], 8)) == 5
 
 
-def test_best_and_worst_are_apart_and_not_shown_before():
+def test_best_and_worst_samples_are_disjoint_and_not_among_those_already_shown():
     after = before_and_after(count=12)[1].as_dict()
     shown = {key_of(after["samples"][0])}
     best, worst = best_and_worst(after, 4, shown)
@@ -218,7 +220,7 @@ def test_best_and_worst_are_apart_and_not_shown_before():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.466, 0.591), (-3, 4000), (9e-6, 5e-4), (1, 1.0001)])
-def test_ticks_are_round_and_hold_what_is_drawn(low, high):
+def test_ticks_are_round_and_contain_the_range(low, high):
     ticks = nice_ticks(low, high)
     assert ticks[0] <= low and ticks[-1] >= high and 3 <= len(ticks) <= 7
     assert all(len(f"{tick:.6g}") <= 8 for tick in ticks)
@@ -237,7 +239,7 @@ def test_long_curves_are_thinned_and_smoothed():
     assert chart("t", {}) == "" and "<svg" in chart("t", {"a": [(3, 0.0)]})
 
 
-# ---- the command, and while a run goes on
+# ---- the command `report`, and the report of a run that is still training
 
 
 def test_the_command_finds_a_built_in_task_by_itself(tmp_path, monkeypatch, capsys):
@@ -250,25 +252,25 @@ def test_the_command_finds_a_built_in_task_by_itself(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
-        (lambda folder: None, "there is no such folder; give the --output_dir of a run"),
-        (lambda folder: folder.mkdir(), "is not the folder of a run"),
-        (lambda folder: write_run(folder, settings=False), "does not say which task was trained"),
-        (lambda folder: (write_run(folder) / "results.json").write_text("{"), "results.json is not JSON"),
+        (lambda folder: None, "folder not found; pass the --output_dir of a run"),
+        (lambda folder: folder.mkdir(), "is not a run folder"),
+        (lambda folder: write_run(folder, settings=False), "does not name the task that was trained"),
+        (lambda folder: (write_run(folder) / "results.json").write_text("{"), "results.json is not valid JSON"),
         (
             lambda folder: (write_run(folder) / "settings.json").write_text(
                 json.dumps({"task": {"name": "brick", "options": {"bricks_of_old": 1}}, "run": {"task": "brick"}})
             ),
-            "has options that task 'brick' does not have now",
+            "contains options that task 'brick' no longer has",
         ),
     ],
 )
-def test_folders_the_command_cannot_use(tmp_path, capsys, make, said):
+def test_folders_that_the_command_rejects(tmp_path, capsys, make, message):
     make(tmp_path / "run")
     assert cli.main(["report", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and said in line
+    assert line.startswith("error: ") and message in line
 
 
 def test_options_without_a_task_are_refused(tmp_path, capsys):
@@ -276,7 +278,7 @@ def test_options_without_a_task_are_refused(tmp_path, capsys):
     assert "options of a task need --task" in capsys.readouterr().err
 
 
-def test_the_page_is_written_again_but_not_too_often(tmp_path, monkeypatch):
+def test_the_page_is_refreshed_but_not_too_often(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     folder, said = write_run(tmp_path, finished=False), []
@@ -296,7 +298,7 @@ def test_the_page_is_written_again_but_not_too_often(tmp_path, monkeypatch):
         live.on_save(args, state, None)
         now[0] += 1.0
     gaps = [b - a for a, b in itertools.pairwise(written)]
-    assert written[0] == 60 and min(gaps) >= 150, "it may take a fiftieth of the time"
+    assert written[0] == 60 and min(gaps) >= 150, "writing the page may take at most 2% of the time"
     assert "running: step 40 of 50" in (folder / "report.html").read_text() and not said
     (folder / "results.json").write_text("{")
     now[0] += 1000
@@ -326,7 +328,7 @@ def test_a_training_run_refreshes_its_page(tmp_path, monkeypatch):
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on the PATH")
-# Clicks on a picture, and writes what it finds into the page, which is then dumped.
+# Clicks on a sample and stores measurements in an attribute of the page, which the browser then prints.
 PROBE = """<script>
 const boxes=[...document.querySelectorAll('svg')].map(s=>s.getBoundingClientRect());
 document.querySelectorAll('.sample')[1].click();
@@ -378,7 +380,7 @@ def test_a_browser_paints_the_lines(tmp_path, in_pictures):
 
 
 @needs_browser
-def test_errors_in_the_console_would_be_found(tmp_path):
+def test_console_errors_are_detected(tmp_path):
     page = tmp_path / "bad.html"
     page.write_text("<script>no_such_function()</script>")
     assert browse(page, tmp_path, 400, "--dump-dom")[1]

@@ -1,4 +1,4 @@
-"""Trackers: numbers, tables of completions and pictures, read back from what each left on disk."""
+"""Trackers: metrics, tables of completions and pictures, read back from the files that each tracker writes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from trl_grpo_tasks.report import trackers
 
 @pytest.fixture(autouse=True)
 def no_project(monkeypatch):
-    """No tracker is told of a project by the environment, neither before a test nor after it."""
+    """Remove the project variables of trackers from the environment, for the test and after it."""
     for name in trackers.PROJECT_VARIABLES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -93,7 +93,7 @@ def test_the_project_reaches_the_trackers_that_look_in_the_environment(monkeypat
 
 
 def test_trackio_on_this_machine(tiny_path, tmp_path):
-    """In a process of its own, since trackio reads where to write when it is imported."""
+    """In a separate process, because trackio reads its output folder when it is imported."""
     pytest.importorskip("trackio")
     script = """
 import json, sys
@@ -108,7 +108,7 @@ print(json.dumps(said))
     ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == ["to watch the run: trackio show --project letters"]
-    assert "Trackio" not in ended.stdout, "it talks of itself"
+    assert "Trackio" not in ended.stdout, "trackio's own messages must be suppressed"
     with sqlite3.connect(folder / "letters.db") as data:
         logged = [
             bytes(line[0]).decode() for line in data.execute("select metrics from metrics where run_name='a run'")
@@ -130,7 +130,7 @@ def test_the_default_is_trackio_where_it_is_installed(monkeypatch):
     assert args.report_to == []
 
 
-def test_a_tracker_that_is_not_installed_is_found_before_training(monkeypatch, tmp_path):
+def test_a_tracker_that_is_not_installed_is_reported_before_training(monkeypatch, tmp_path):
     words = [
         "--task",
         "tests.support.toy",
@@ -143,7 +143,7 @@ def test_a_tracker_that_is_not_installed_is_found_before_training(monkeypatch, t
     ]
     parsed = parse(words)
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--report_to wandb: it is not installed; pip install wandb, or"):
+    with pytest.raises(ValueError, match="--report_to wandb: the package is not installed; run pip install wandb, or"):
         prepare(*parsed)
     assert not (tmp_path / "no").exists()
 
@@ -155,10 +155,12 @@ def test_a_tracker_that_fails_does_not_stop_training(tiny_path, tmp_path, monkey
     monkeypatch.setitem(trackers._SEND, "tensorboard", refuse)
     trainer, said = train(tiny_path, tmp_path, "tensorboard")
     assert trainer.state.global_step == 2
-    assert said == ["samples could not be tracked (RuntimeError: no room left); training goes on"]
+    assert said == [
+        "samples could not be sent to the tracker (RuntimeError: no room left); training continues without them"
+    ]
 
 
-def test_pictures_are_of_different_prompts_and_take_a_fiftieth_of_the_time(tiny_path, tmp_path, monkeypatch):
+def test_pictures_are_of_different_prompts_and_take_at_most_two_percent_of_the_time(tiny_path, tmp_path, monkeypatch):
     drawn, now = [], [0.0]
 
     class SlowTask(ToyTask):

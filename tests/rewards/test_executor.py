@@ -1,4 +1,4 @@
-"""The reward executor: whatever one completion does, every other one gets its score, in order, and nothing is left."""
+"""The reward executor: a completion that misbehaves affects no other score, order is kept, and no process is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_order_is_kept(wild, workers):
     assert outcomes[0].seconds >= 0.2
 
 
-def test_a_worker_that_is_lost_costs_only_its_own_completion(wild):
+def test_a_completion_that_kills_its_worker_affects_no_other_completion(wild):
     bad = ["hang", "exit", "die", "sysexit", "raise", "none"]
     completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
     rows = [json.dumps({"x": i}) for i in range(len(completions))]
@@ -60,12 +60,12 @@ def test_an_idle_worker_that_is_killed_is_replaced(wild):
         (first,) = executor.submit([ROW], ["pid 1"]).result()
         os.kill(first.score.info["pid"], signal.SIGKILL)
         (second,) = executor.submit([ROW], ["pid 2"]).result()
-    # The signal can arrive just after the job was sent; then the job is lost with its worker, and says so.
+    # The signal can arrive just after the job was sent; then the job fails together with its worker.
     assert second.score is None or second.score.info["pid"] != first.score.info["pid"]
 
 
-def test_sigterm_does_not_end_a_worker_but_what_its_task_starts(wild):
-    """Slurm sends it to all processes of a job; the step under way is still scored."""
+def test_sigterm_ends_the_children_of_a_worker_but_not_the_worker(wild):
+    """Slurm sends SIGTERM to all processes of a job; the current step is still scored."""
     with RewardExecutor(wild, workers=1) as executor:
         (first,) = executor.submit([ROW], ["pid 1"]).result()
         pending = executor.submit([ROW] * 2, ["sleep 0.5", "pid 2"])
@@ -114,7 +114,7 @@ def test_a_relative_task_path_works_after_chdir(task_file, tmp_path, monkeypatch
         assert values(executor.submit([ROW], ["good"]).result()) == [0.0]
 
 
-def test_a_task_made_by_hand_is_sent_whole():
+def test_a_task_without_a_spec_is_pickled_and_sent_to_the_workers():
     offset = 41
 
     class Handmade(Task):
@@ -141,7 +141,7 @@ def test_a_task_that_cannot_be_sent_says_what_to_do():
         RewardExecutor(Locked(), workers=1)
 
 
-def test_a_task_that_cannot_be_loaded_is_an_error_not_none(task_file):
+def test_a_task_that_cannot_be_loaded_raises_an_error(task_file):
     task = get_task(task_file)
     Path(task_file).write_text("import a_module_that_is_not_there\n")
     with (
@@ -173,7 +173,7 @@ def test_large_rows_and_odd_text(wild):
     assert values(outcomes) == [3.0] * 3
 
 
-def test_submit_returns_before_scoring_ends_and_work_goes_on_without_the_caller(wild, tmp_path):
+def test_submit_returns_at_once_and_scoring_continues_in_the_background(wild, tmp_path):
     mark = tmp_path / "mark"
     with RewardExecutor(wild, workers=1) as executor:
         executor.submit([ROW], ["good"]).result()  # the worker is up
@@ -183,13 +183,13 @@ def test_submit_returns_before_scoring_ends_and_work_goes_on_without_the_caller(
         deadline = time.monotonic() + 20
         while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert mark.exists()  # nobody has asked for the result yet
+        assert mark.exists()  # although the result was not requested yet
         assert values(pending.result()) == [0.0, 0.0]
         assert values(pending.result()) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_equal_pairs_are_scored_once_and_remembered(wild, tmp_path, workers):
+def test_equal_pairs_are_scored_once_and_cached(wild, tmp_path, workers):
     mark = tmp_path / "mark"
     same = f"touch {mark}"
     with RewardExecutor(wild, workers=workers) as executor:
@@ -206,12 +206,12 @@ def test_equal_pairs_are_scored_once_and_remembered(wild, tmp_path, workers):
         assert executor.stats.seconds > 0
 
 
-def test_failures_are_not_remembered_and_the_cache_is_bounded(wild):
+def test_failures_are_not_cached_and_the_cache_is_bounded(wild):
     executor = RewardExecutor(wild, cache_size=2)
     for _ in range(2):
         assert not executor.submit([ROW], ["raise"]).result()[0].cached
     executor.submit([ROW] * 3, ["a", "b", "c"]).result()
-    assert executor.submit([ROW], ["b"]).result()[0].cached  # and is now the newest
+    assert executor.submit([ROW], ["b"]).result()[0].cached  # and is now the most recent entry
     executor.submit([ROW], ["d"]).result()
     cached = [executor.submit([ROW], [text]).result()[0].cached for text in ("b", "c")]
     assert cached == [True, False]
@@ -248,7 +248,7 @@ class NotAScore:
         (Score({"value": 1.0}, 2.0, "yes", True), "valid must be a bool, got str"),
     ],
 )
-def test_a_wrong_score_is_none_with_what_is_wrong(score, problem):
+def test_an_invalid_score_becomes_none_with_a_reason(score, problem):
     class Wrong(Task):
         name, version, description = "wrong", "1", "returns what it is told"
         weights = {"value": 2.0}

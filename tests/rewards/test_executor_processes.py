@@ -1,4 +1,4 @@
-"""Worker processes end with what started them, and the same on Ray."""
+"""The life cycle of worker processes: nothing outlives its parent; and the same guarantees on Ray."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_score_that_forks_shifts_no_other_score(wild):
     assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
 
 
-def test_an_answer_that_was_not_asked_for_is_ignored(wild, monkeypatch):
-    """Each frame arrives twice, and before each comes one of an earlier job."""
+def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
+    """Each reply arrives twice, and each is preceded by a reply to an earlier job."""
     receive = pool._Worker.receive
 
     def with_echoes(self):
@@ -64,11 +64,10 @@ def test_an_answer_that_was_not_asked_for_is_ignored(wild, monkeypatch):
     assert values(outcomes) == [float(i) for i in range(20)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children with a session of their own are found in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="detached children are found in /proc")
 @pytest.mark.parametrize("how", ["daemon", "daemon bare", "orphan", "leave"])
 def test_no_child_outlives_close(wild, tmp_path, how):
-    """A child in a session of its own; one with an empty environment; one whose parent has ended; one of a worker that
-    has ended."""
+    """The child has its own session; has an empty environment; has lost its parent; or its worker has exited."""
     verb, *more = how.split()
     path = tmp_path / "pid"
     with RewardExecutor(wild, workers=1) as executor:
@@ -86,13 +85,13 @@ def test_a_dropped_executor_cleans_up_after_itself(wild):
 
 
 def with_package() -> dict[str, str]:
-    """The environment, with this package on the import path of scripts that are not started from here."""
+    """Return the environment with this package on the import path, for scripts in other folders."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.Popen, list[int]]:
-    """A training script without a `__main__` guard, in a process group of its own; it prints its workers' pids."""
+    """Start a script without a `__main__` guard in its own process group; return it and the pids of its workers."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -116,7 +115,7 @@ def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.
         text=True,
         start_new_session=True,
         env=with_package(),
-        # What is started in the background ignores Ctrl-C, and so would its children.
+        # Background processes ignore SIGINT, and their children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     pids = json.loads(process.stdout.readline() or process.stderr.read())
@@ -136,7 +135,7 @@ def test_ctrl_c_ends_everything_quietly(tmp_path, task_file):
     process, pids = run_script(tmp_path, task_file, "pending.result()")
     time.sleep(0.3)
     for pid in pids:
-        os.kill(pid, signal.SIGINT)  # a terminal does not reach the workers; if something does, they take no notice
+        os.kill(pid, signal.SIGINT)  # a terminal's Ctrl-C does not reach the workers; they ignore SIGINT anyway
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert all(is_gone(pid) for pid in pids)

@@ -1,4 +1,4 @@
-"""What a program in the sandbox can use, and what becomes of it: time, memory, processes, output and files."""
+"""Resource limits of the sandbox: time, memory, processes, output and files; and the results of programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_cpu_time_is_limited_for_children_too():
     assert limits == "(4, 4)\n"
 
 
-def test_ignoring_sigterm_and_everything_else(each_way):
+def test_a_program_that_ignores_all_signals_times_out(each_way):
     result = dedent_run(
         """
         import signal, time
@@ -67,7 +67,7 @@ def test_ignoring_sigterm_and_everything_else(each_way):
 
 def test_fork_bomb():
     if os.geteuid() == 0:
-        needs("uid")  # the limit on processes does not bind root
+        needs("uid")  # the limit on processes does not apply to root
     result = dedent_run(
         """
         import os, time
@@ -137,8 +137,8 @@ def test_a_file_is_limited_in_size(each_way):
     assert dedent_run(code).stdout in ("File too large\n", "No space left on device\n")
 
 
-def test_memory_beside_the_limits(each_way):
-    """Files in memory and shared segments are not part of a process's size, nor in the scratch folder."""
+def test_memory_outside_the_limits_cannot_be_allocated(each_way):
+    """Files in memory and shared segments count neither as memory of a process nor as files of the sandbox."""
     needs("seccomp")
     result = dedent_run(
         """
@@ -175,18 +175,18 @@ def test_folders_nested_deeply_are_removed_too(each_way):
     assert run_python(code).stdout == "1\n"
 
 
-def test_odd_code_is_a_result():
+def test_malformed_code_gives_a_result_and_no_exception():
     for code in ("", "\0", "é = 'ü'; print(é)", "def", "\ud800"):
         assert isinstance(run_python(code).exit_code, int)
 
 
-def test_layers_are_told():
+def test_sandbox_layers_reports_every_layer():
     layers = sandbox_layers()
     assert set(layers) == {"userns", "network", "pids", "files", "landlock", "uid", "capabilities", "seccomp"}
     assert all(isinstance(reason, str) for reason in layers.values())
 
 
 def test_a_run_is_quick():
-    """Well under 100 ms on an idle machine; the bound here is for a busy one."""
+    """A run takes well under 100 ms on an idle machine; the bound allows for a busy one."""
     sandbox_layers()
     assert min(run_python("print(1)").seconds for _ in range(5)) < 1.0

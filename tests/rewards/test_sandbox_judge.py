@@ -1,4 +1,4 @@
-"""Unit tests of model-written code: what honest code may do, and that no cheat scores."""
+"""Unit tests of model-written code: honest code passes, and attempts to cheat do not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ while frame:
 }
 
 
-# The channel is in the code's process, which can send what it likes through it.
+# The code's process contains one end of the channel, so the code can send arbitrary messages.
 CHANNEL = """
 import sys
 frame = sys._getframe()
@@ -128,7 +128,7 @@ def test_a_subclass_that_equals_everything_is_only_its_value():
     assert run_tests(EVERYTHING_IS_EQUAL, ["assert add_int(1, 2) == 3", "assert add_int(1, 2) == 17"]).passed == 1
 
 
-def test_a_context_manager_does_not_swallow_what_is_asserted():
+def test_a_context_manager_of_the_code_cannot_suppress_an_assertion():
     code = "class Quiet:\n    def __enter__(self): return 3\n    def __exit__(self, *error): return True"
     tests = ["with Quiet() as value:\n    assert value == 3", "with Quiet() as value:\n    assert value == 4"]
     assert run_tests(code, tests).passed == 1
@@ -163,12 +163,12 @@ def test_a_module_that_the_tests_do_not_import_is_the_real_one():
     assert run_tests("def f(): return 9.0", tests).passed == 1  # whether or not the code has imported it
 
 
-def test_what_the_code_calls_like_a_module_is_its_own_where_the_tests_mean_that():
+def test_a_name_shared_with_a_module_is_the_codes_if_the_module_lacks_the_attribute():
     code = "class queue:\n    def push(x): return x\ndef statistics(xs): return sum(xs)\n"
     assert run_tests(code, ["assert queue.push(3) == 3", "assert statistics([1, 2]) == 3"]).failures == []
 
 
-def test_text_of_the_code_that_a_test_evaluates_runs_on_the_codes_side():
+def test_text_that_a_test_evaluates_runs_in_the_codes_process():
     forge = "__import__('os').write(3, b'\"\"\\n' * 9) or __import__('os')._exit(0)"
     patch = "__import__('sys').modules['jail.judge'].__dict__.update(run_test=lambda *a: '')"
     for text in (forge, patch):
@@ -178,7 +178,7 @@ def test_text_of_the_code_that_a_test_evaluates_runs_on_the_codes_side():
             assert result.passed == 0, (text, call, result.failures)
 
 
-def test_what_a_test_executes_does_not_replace_what_decides():
+def test_text_that_a_test_executes_cannot_replace_functions_and_modules_of_the_tests():
     code = (
         "def f(): return 'def check(x): pass\\nclass math:\\n    isclose = lambda *a: True\\nx = 5'\ndef g(): return 9"
     )
@@ -187,7 +187,7 @@ def test_what_a_test_executes_does_not_replace_what_decides():
     assert result.passed == 1 and len(result.failures) == 2, result.failures
 
 
-def test_what_a_test_may_evaluate():
+def test_eval_and_exec_work_in_tests():
     code = """
         def expression(): return " x * 2 + double(1)"
         def program(): return "def triple(n): return 3 * n\\nlimit = triple(2)"
@@ -208,7 +208,7 @@ def test_what_a_test_may_evaluate():
 @pytest.mark.parametrize(
     "garbage", [b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"]
 )
-def test_garbage_on_the_verdict_pipe_fails_what_follows(monkeypatch, garbage):
+def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests(monkeypatch, garbage):
     real = sandbox.run_launcher
 
     def meddled(order, layers, job, *args, **kwargs):
@@ -219,7 +219,7 @@ def test_garbage_on_the_verdict_pipe_fails_what_follows(monkeypatch, garbage):
     monkeypatch.setattr(sandbox, "run_launcher", meddled)
     result = run_tests(ADD, ADD_TESTS[:3])
     assert result.passed == 1 and len(result.failures) == 2
-    assert all("in place of its verdict" in failure for failure in result.failures)
+    assert all("invalid output in place of its verdict" in failure for failure in result.failures)
 
 
 def test_redefined_builtins_do_not_reach_the_tests():
@@ -227,11 +227,11 @@ def test_redefined_builtins_do_not_reach_the_tests():
     assert run_tests(code, ["assert abs(f(2) - 3.14) < 1e-6"]).passed == 0
 
 
-def test_the_code_cannot_look_into_the_tests_side():
+def test_the_code_cannot_inspect_objects_of_the_tests():
     code = """
         import os, sys
         def use(function):
-            # The channel is in this process too; ask the other side for more than a call.
+            # Use the channel's end in this process to ask the tests' process for something other than a call.
             frame = sys._getframe()
             while "channel" not in frame.f_locals:
                 frame = frame.f_back
@@ -241,11 +241,11 @@ def test_the_code_cannot_look_into_the_tests_side():
             except ValueError as error:
                 return str(error)
     """
-    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not answered here\""])
+    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
     assert result.passed == 1, (result.failures, result.result)
 
 
-def test_a_test_that_never_ends_leaves_the_others_unreached():
+def test_a_test_that_never_ends_fails_the_remaining_tests():
     code = "def good(): return 1\ndef forever():\n    while True: pass"
     result = run_tests(code, ["assert good() == 1", "assert forever() == 1", "assert good() == 1"], timeout=1)
     assert result.passed == 1 and result.result.timed_out
@@ -310,6 +310,6 @@ def same(x): return x
         ),
     ],
 )  # fmt: skip
-def test_what_a_test_may_say(test):
+def test_language_features_that_work_in_tests(test):
     result = run_tests(LIBRARY, [test], setup="import math")
     assert result.passed == 1, (result.failures, result.result.stderr)

@@ -1,4 +1,4 @@
-"""What is left of the sandbox where the kernel refuses some of its layers, and that this is said."""
+"""The sandbox on kernels that refuse some layers: what is still protected, and how missing layers are reported."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ CAPABILITIES = """
 
 
 def only(monkeypatch, *kept: str) -> None:
+    """Run the sandbox with these layers only."""
     layers = {name: "" if name in kept else "left out" for name in LAYERS}
     monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
 
 
 def refuse(monkeypatch, *names: str) -> None:
-    """A kernel that refuses these layers; the others are tried for real."""
+    """Simulate a kernel that refuses these layers; the others are really tried."""
     real = sandbox._problem_with
 
     def problem_with(wanted):
@@ -48,7 +49,7 @@ def refuse(monkeypatch, *names: str) -> None:
 
 @as_root
 @pytest.mark.parametrize("kept", [("landlock", "seccomp"), ("seccomp",), ()])
-def test_root_that_stays_root_has_no_capabilities(monkeypatch, tmp_path, kept):
+def test_root_without_the_uid_layer_has_no_capabilities(monkeypatch, tmp_path, kept):
     only(monkeypatch, *kept)
     foreign = tmp_path / "foreign"
     foreign.touch()
@@ -75,7 +76,7 @@ FORKS = """
 
 
 @as_root
-def test_root_that_stays_root_does_not_keep_too_many_processes(monkeypatch):
+def test_root_without_the_uid_layer_is_killed_for_too_many_processes(monkeypatch):
     only(monkeypatch, "landlock", "seccomp")
     result = dedent_run(FORKS, timeout=30)
     assert result.killed_reason == "started more than 8 processes and threads" and result.exit_code is None
@@ -87,7 +88,8 @@ def test_root_that_stays_root_does_not_keep_too_many_processes(monkeypatch):
 
 @as_root
 def test_an_interpreter_in_a_closed_folder_is_run_by_another_user_without_namespaces(monkeypatch, tmp_path):
-    """Containers refuse namespaces, and `/root` is closed: the program used to stay root, with its capabilities."""
+    """A regression test: in containers that refuse namespaces, with the interpreter below `/root`, the program used to
+    keep running as root with its capabilities."""
     folder = Path(os.path.realpath(sys.executable))
     if all(parent.stat().st_mode & 1 for parent in folder.parents):
         pytest.skip("every user can reach this interpreter")
@@ -95,7 +97,7 @@ def test_an_interpreter_in_a_closed_folder_is_run_by_another_user_without_namesp
     layers = sandbox._probe_layers()
     assert layers["uid"] == "" and "Permission denied" in layers["capabilities"]
     monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
-    assert dedent_run(CAPABILITIES).stdout in ("0x2 False\n", "0x4 False\n")  # to enter folders, and no other
+    assert dedent_run(CAPABILITIES).stdout in ("0x2 False\n", "0x4 False\n")  # only the one to enter folders
     result = dedent_run(FORKS, timeout=1)
     made, uid = map(int, result.stdout.split())
     assert made < 8 and uid != 0
@@ -108,7 +110,7 @@ def test_an_interpreter_in_a_closed_folder_is_run_by_another_user_without_namesp
 
 
 def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path):
-    """Through /proc, in a host of its own: the program looks at its judge, the launcher and this host, no further."""
+    """The program tries /proc/PID/fd of its judge, of the launcher and of the host, which is a separate process."""
     program = """
         import os
         def look(pid):
@@ -146,7 +148,7 @@ def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path
     assert "reached" not in ended.stdout and "read the tests" not in ended.stdout
 
 
-# ---- what is missing is said
+# ---- how missing layers are reported
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def freshly_probed():
     sandbox._probed_layers.cache_clear()
 
 
-def test_missing_layers_are_told_once_in_one_line(monkeypatch, caplog, freshly_probed):
+def test_missing_layers_are_reported_once_in_one_line(monkeypatch, caplog, freshly_probed):
     reasons = {"userns": "not needed by root", "network": "No\nway", "pids": "No\nway", "seccomp": "other"}
     monkeypatch.setattr(sandbox, "_probe_layers", lambda: {name: reasons.get(name, "") for name in LAYERS})
     with caplog.at_level(logging.WARNING):
@@ -167,7 +169,7 @@ def test_missing_layers_are_told_once_in_one_line(monkeypatch, caplog, freshly_p
     assert missing_layers() == "network, pids (No way); seccomp (other)"
 
 
-def test_nothing_is_told_where_nothing_is_missing(monkeypatch, caplog, freshly_probed):
+def test_there_is_no_warning_if_no_layer_is_missing(monkeypatch, caplog, freshly_probed):
     monkeypatch.setattr(sandbox, "_probe_layers", lambda: {**dict.fromkeys(LAYERS, ""), "uid": "not needed: not root"})
     assert missing_layers() == "" and caplog.messages == []
 
@@ -190,7 +192,7 @@ def test_require_sandbox_refuses_to_run_without_a_layer(monkeypatch, tmp_path):
     assert task.score(only_row(task), CODE_ROW["gold"]).success
 
 
-def test_require_sandbox_holds_in_a_worker_that_got_the_task_as_it_is(monkeypatch, tmp_path):
+def test_require_sandbox_is_checked_again_in_a_worker(monkeypatch, tmp_path):
     only(monkeypatch, *LAYERS)
     task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, require_sandbox=True)
     only(monkeypatch, "landlock")

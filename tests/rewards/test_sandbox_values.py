@@ -1,4 +1,4 @@
-"""Correct programs pass their tests: modules and classes work as in a file, and values come back as they are."""
+"""Correct programs pass their tests: modules and classes work as in a file, and values are passed unchanged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_program_works_as_it_does_in_a_file(test):
     assert result.passed == 1, (result.failures, result.result.stderr)
 
 
-def test_exceptions_of_the_standard_library_are_caught_as_what_they_are():
+def test_exceptions_of_the_standard_library_keep_their_class():
     code = """
         import dataclasses, decimal, json
         class Lost(json.JSONDecodeError): pass
@@ -101,7 +101,7 @@ def test_exceptions_of_the_standard_library_are_caught_as_what_they_are():
     assert run_tests(textwrap.dedent(code), tests).failures == []
 
 
-def test_the_future_statements_of_the_judge_are_not_those_of_the_tests():
+def test_future_imports_of_the_judge_do_not_apply_to_the_tests():
     tests = ["def f(x: int): pass\nassert f.__annotations__ == {'x': int}"]
     result = run_tests("", tests, setup="def g(x: str): pass\nassert g.__annotations__ == {'x': str}")
     assert result.passed == 1, result.failures
@@ -141,7 +141,7 @@ VALUES = [
 ]
 
 
-def test_values_of_the_standard_library_come_back_as_they_are():
+def test_values_of_the_standard_library_are_returned_unchanged():
     setup = "import array, collections, datetime, decimal, fractions, ipaddress, pathlib, uuid"
     tests = [
         f"v = {value}\nw = same(v)\nassert w == v and type(w) is type(v) and repr(w) == repr(v)" for value in VALUES
@@ -162,7 +162,7 @@ def test_wrong_values_of_the_standard_library_do_not_pass(test):
     assert run_tests(LIBRARY, [test]).passed == 0
 
 
-def test_what_comes_back_can_be_used_as_what_it_is():
+def test_returned_objects_keep_the_methods_of_their_class():
     code = """
         from collections import Counter, defaultdict, deque
         from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The time limit that rewards put on themselves."""
+"""The context manager `time_limit`, with which rewards limit their own time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from trl_grpo_tasks.rewards.time_limit import time_limit
         lambda: time.sleep(1000),
     ],
 )
-def test_what_takes_too_long_is_interrupted(endless):
+def test_code_that_takes_too_long_is_interrupted(endless):
     with pytest.raises(TimeoutError, match=r"took longer than 0\.05 s"), time_limit(0.05):
         endless()
 
 
 @pytest.fixture
 def no_alarm():
-    """Without the one of pytest-timeout."""
+    """Suspend the alarm of pytest-timeout."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     timer = signal.setitimer(signal.ITIMER_REAL, 0)
     yield
@@ -35,7 +35,7 @@ def no_alarm():
     signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
-def test_what_is_quick_is_not_and_nothing_is_left_behind(no_alarm):
+def test_fast_code_is_not_interrupted_and_no_alarm_is_left(no_alarm):
     for _ in range(100):
         with time_limit(0.05):
             pass
@@ -43,7 +43,7 @@ def test_what_is_quick_is_not_and_nothing_is_left_behind(no_alarm):
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_the_alarm_of_somebody_else_still_comes(no_alarm):
+def test_an_alarm_set_by_other_code_still_fires(no_alarm):
     rang = threading.Event()
     signal.signal(signal.SIGALRM, lambda *_: rang.set())
     signal.setitimer(signal.ITIMER_REAL, 0.1)

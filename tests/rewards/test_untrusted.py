@@ -1,4 +1,4 @@
-"""A run folder and a data file are data: no code that they name is imported, unless the user names it too."""
+"""Code named in a run folder or a data file is not imported unless the user names it on the command line."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ PLANTED = "from pathlib import Path\nPath('it_ran').touch()\ndef reward(row, com
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, with a module and a task file that leave a mark when they are imported."""
+    """The current folder, with a module and a task file that create the file `it_ran` when they are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in list(sys.modules):
@@ -38,19 +38,19 @@ def run_of(folder, spec, options):
 
 @pytest.mark.parametrize("spec", ["planted.py", "planted.task", "./run/planted.py", "os.path", "toy\x1b[2J"])
 @pytest.mark.parametrize("typed", [["report", "run"], ["generate", "--model_name_or_path", "run", "--text", "a b"]])
-def test_a_run_folder_names_a_task_that_is_not_imported(folder, capsys, spec, typed):
+def test_a_task_named_by_a_run_folder_is_not_imported(folder, capsys, spec, typed):
     run = run_of(folder, spec, {"word_length": 4, "words": ["a", "b c"], "none": None, "on": True})
     (run / "planted.py").write_text(PLANTED)
     assert cli.main(typed) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not Path("it_ran").exists() and "\x1b" not in line
-    assert "not imported from a run folder; if you trust it, name it yourself: trl-grpo-tasks " in line
+    assert "for safety is not imported from a run folder; if you trust it, name it yourself: trl-grpo-tasks " in line
     shown = shlex.split(line.split("yourself: trl-grpo-tasks ")[1])
     flags = ["--word_length", "4", "--words", "a", "b c", "--on", "true"]
     assert shown == [*typed, "--task", spec.replace("\x1b", "\\x1b"), *flags]
 
 
-def test_results_alone_do_not_name_code_either(folder, capsys):
+def test_a_task_named_by_results_alone_is_not_imported_either(folder, capsys):
     run = write_run(folder / "run", evaluations=before_and_after(), settings=False)
     results = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps(results | {"task": "planted.task"}))
@@ -74,8 +74,8 @@ def test_the_command_that_is_shown_works(folder, capsys):
         ({"generator": "code", "allow_code_execution": True}, "--allow_code_execution"),
     ],
 )
-def test_options_of_a_built_in_task_name_no_code(folder, capsys, options, named):
-    """The last would run the programs that are in the run's results."""
+def test_code_named_by_options_of_a_built_in_task_is_not_imported(folder, capsys, options, named):
+    """The last case would run the programs in the run's results."""
     run_of(folder, "prompts", options)
     assert cli.main(["report", "run"]) == 2
     said = capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_options_of_a_built_in_task_name_no_code(folder, capsys, options, named)
 
 
 @pytest.mark.parametrize("rewards", ["planted:reward", ["numeric", "planted.reward"], {"planted.task:reward": 1}])
-def test_a_row_names_a_reward_that_is_not_imported(folder, rewards):
+def test_a_reward_named_by_a_row_is_not_imported(folder, rewards):
     rows = [{"prompt": f"p{i}", "answer": "1", "rewards": rewards} for i in range(4)]
     (folder / "rows.json").write_text(json.dumps(rows))
     score = ["score", "--task", "prompts", "--prompts_file", "rows.json", "--input", "-"]
@@ -98,7 +98,7 @@ def test_a_row_names_a_reward_that_is_not_imported(folder, rewards):
 
 
 def test_a_command_without_a_task_imports_nothing_from_the_current_folder(folder):
-    """There, a file with the name of a library that is not installed would be taken for the library."""
+    """A file there could have the name of a library that is not installed, and would be imported instead of it."""
     run_of(folder, "brick", {})
     (folder / "run" / "results.json").unlink()
     assert cli.main(["report", "run"]) == 0

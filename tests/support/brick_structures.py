@@ -1,4 +1,4 @@
-"""Structures for tests of stability, and the numbers that they are worked out with."""
+"""Brick structures for tests of stability, and constants for computing the forces by hand."""
 
 import random
 
@@ -17,7 +17,7 @@ W = 0.00303 * 9.8
 
 
 def random_structure(bricks: int, seed: int, up: float = 0.8, ground: float = 0.1, world: int = 20) -> Structure:
-    """Bricks put one after another on or under a random other one, or on the ground."""
+    """Build a structure by attaching each brick to a random earlier brick, above or below, or to the ground."""
     chance = random.Random(seed)
     placed: list[Brick] = []
     taken: set[tuple[int, int, int]] = set()

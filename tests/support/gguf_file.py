@@ -7,7 +7,7 @@ MERGES = [("a", "b"), ("c", "d"), ("ab", "cd"), ("Ġ", "a")]
 
 
 def byte_letters() -> list[str]:
-    """The 256 characters that stand for bytes in GPT-2's vocabulary."""
+    """The 256 characters that represent bytes in GPT-2's vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

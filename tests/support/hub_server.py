@@ -1,6 +1,6 @@
-"""A Hub on 127.0.0.1: as much of its HTTP API as the real `huggingface_hub` client needs to push and look at a model.
+"""A fake Hub on 127.0.0.1 with the part of the HTTP API that `huggingface_hub` needs to push and inspect a model.
 
-Files arrive as they do there: small ones inside the commit, binary ones by LFS, checked against their hash.
+As on the real Hub, small files arrive inside the commit, and binary files by LFS, checked against their hash.
 """
 
 import base64
@@ -15,8 +15,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """`with Hub() as hub`: an endpoint at `hub.url`; `hub.repos` holds name -> {path: bytes}. `refuse` is a regular
-    expression of paths that get `status` instead of an answer, `times` times."""
+    """A context manager that runs the server at `hub.url`; `hub.repos` maps repository names to {path: bytes}.
+
+    Requests whose path matches the regular expression `refuse` get the error `status`, at most `times` times.
+    """
 
     def __init__(self, token="x", refuse=None, status=500, times=10**6):
         self.token, self.refuse, self.status, self.times = token, refuse, status, times

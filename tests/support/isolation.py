@@ -1,7 +1,8 @@
-"""Folders of this test process, so that no test finds what an earlier run left behind. Imported before what it is for.
+"""Separate home and temporary folders for this test process, so that no test sees files of an earlier run.
 
-What libraries keep in the home, temporary or current folder goes to `SCRATCH`, which conftest.py removes at the end.
-`tmp_path` stays where pytest has it, for a look at what a failed test left.
+It must be imported before the libraries that read these environment variables. Files that libraries keep in the home
+or temporary folder go to `SCRATCH`, which conftest.py removes at the end. `tmp_path` stays at pytest's default
+location, so that the files of a failed test can be inspected.
 """
 
 import os
@@ -13,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 
-# A short name, and not below that of another test process: Ray puts sockets there.
+# The path is short and not nested in that of another test process, because Ray creates sockets there.
 SCRATCH = Path(tempfile.mkdtemp(prefix="t", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))
 SCRATCH.chmod(0o755)  # the sandbox runs programs as another user
 tempfile.tempdir = os.environ["TMPDIR"] = str(SCRATCH)

@@ -31,8 +31,10 @@ class Objective:
 
 @dataclass
 class Batch:
-    """A micro-batch. `counted_B_T` is true for the tokens of the loss, `choices_B_T` for those that were not forced;
-    `old_B_T` is None where the policy has not moved since it sampled."""
+    """A micro-batch. `counted_B_T` marks the tokens of the loss, `choices_B_T` those that were not forced.
+
+    `old_B_T` is None if the policy has not changed since it sampled.
+    """
 
     logps_B_T: torch.Tensor
     entropies_B_T: torch.Tensor
@@ -103,11 +105,11 @@ def _micro_batch_loss(batch, objective, tokens, micro_batches):
 
 
 def _policy_loss(objective, logps, log_ratios, ratios, advantages_B_1, counted):
-    """What each token contributes, before averaging; and the metrics that belong to this kind of loss."""
+    """The loss of each token before averaging, and the metrics of this kind of loss."""
     by_sequence = objective.importance_sampling_level == "sequence"
 
     def share(flags_B_T):
-        """Of tokens, or of completions where they share a ratio."""
+        """The share of flagged tokens, or of flagged completions if all tokens of a completion share one ratio."""
         return flags_B_T[:, 0].double().mean().item() if by_sequence else _mean(flags_B_T.double(), counted)
 
     if objective.loss_type in CLIPPED:

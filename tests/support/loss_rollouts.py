@@ -1,4 +1,4 @@
-"""What test_loss_matrix.py compares: scripted constraints, and a step by the trainer, by TRL and by the oracle."""
+"""Helpers of test_loss_matrix.py: scripted constraints, and one step by the trainer, by TRL and by the oracle."""
 
 import functools
 import random
@@ -18,7 +18,7 @@ from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.task import TinySpec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
-FORCED, FREE, *_ = PROMPTS = ["a", "bcd", "ef", "ghij"]  # the first is forced to the end, the second not constrained
+FORCED, FREE, *_ = PROMPTS = ["a", "bcd", "ef", "ghij"]  # the first is entirely forced, the second unconstrained
 GROUP, MICRO_BATCHES, MOST_TOKENS = 6, 2, 7
 OPTIONS = {
     "num_generations": GROUP,
@@ -28,12 +28,12 @@ OPTIONS = {
     "max_completion_length": MOST_TOKENS,
     "beta": 0.3,
 }
-# Where ratios are clipped: epsilon, epsilon_high, delta. Those of sequences are means, and closer to 1.
+# Clipping of ratios: epsilon, epsilon_high, delta. Ratios of sequences are means, so they are closer to 1.
 CLIPS = {"token": (0.1, 0.15, 1.2), "sequence": (0.02, 0.03, 1.04)}
 
 
 def objective(loss_type, level, beta=0.3, entropy_coef=0.2, **more):
-    """A loss with hyperparameters at which every part of it matters."""
+    """A loss whose hyperparameters are such that every part of it has an effect."""
     epsilon, epsilon_high, delta = CLIPS[level]
     if loss_type == "cispo":  # an upper bound of the ratio, not a distance from 1
         epsilon_high += 1
@@ -52,7 +52,7 @@ class Script:
         return None if allowed is None else ScriptState(allowed, self._eos, self.vocab_size)
 
     def allowed(self, prompt):
-        """Token ids by position; None where nothing is constrained."""
+        """Token ids by position; None if the prompt is not constrained."""
         if self._kind == "none" or prompt == FREE:
             return None
         if prompt == FORCED:
@@ -87,7 +87,7 @@ def rewards_by_position(completions, **kwargs):
 
 
 class Cell(NamedTuple):
-    """What a rollout depends on; the other dimensions of the matrix only matter to the loss."""
+    """The settings that a rollout depends on; the other dimensions of the matrix only affect the loss."""
 
     kind: str
     temperature: float = 0.7
@@ -96,7 +96,7 @@ class Cell(NamedTuple):
 
     @property
     def policy(self):
-        """The weights at which the loss is taken. With two iterations the policy has moved since it sampled."""
+        """The weights at which the loss is computed. With two iterations, the policy has changed since it sampled."""
         return "moved" if self.num_iterations == 2 else "old"
 
 
@@ -191,7 +191,7 @@ class Laboratory:
         return model
 
     def allowed(self, kind, inputs):
-        """What each position of a rollout allowed; everything in padding."""
+        """The tokens allowed at each position of a rollout; all tokens at padding."""
         script = Script(self._tokenizer, kind)
         prompts = self._tokenizer.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
         allowed_B_T_V = torch.ones(*inputs["completion_ids"].shape, script.vocab_size, dtype=torch.bool)

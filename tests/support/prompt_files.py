@@ -1,4 +1,4 @@
-"""Tasks of the prompts pack from rows, as tests write them."""
+"""Helpers that create prompts tasks from rows."""
 
 import json
 

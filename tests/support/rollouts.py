@@ -1,4 +1,4 @@
-"""Small models of every family that is rolled out, with decoders as on a GPU, and log-probs by other means."""
+"""Small models of every supported family, decoders that work as on a GPU, and independently computed log-probs."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def tiny(config_class, seed=0, **special):
 
 
 class Replayed(Decoder):
-    """What a GPU does, without one: passes of a few sizes, at fixed addresses, that are run again and again."""
+    """A decoder that emulates CUDA graphs on the CPU: passes of a few fixed sizes with reused input buffers."""
 
     def __init__(self, model):
         super().__init__(model, captures=True)

@@ -1,4 +1,4 @@
-"""Run folders made by hand, of every kind: finished, going on, not evaluated, only evaluated."""
+"""Synthetic run folders of every kind: finished, still training, without evaluation, evaluation only."""
 
 import json
 import math
@@ -13,7 +13,7 @@ COMMAND = "train.py --task tests.support.toy --config 'my recipe.yaml'"
 
 
 def png(red, side=24):
-    """A square of one colour."""
+    """A PNG file: a square of one colour."""
 
     def chunk(kind, content):
         check = zlib.crc32(kind + content)
@@ -30,7 +30,7 @@ class PngTask(ToyTask):
 
 
 class BrokenTask(ToyTask):
-    """Cannot draw letters c, which is what a task may do to us."""
+    """A task whose `render` raises for completions with a c and returns None for those with a d."""
 
     def render(self, row, completion):
         if "c" in completion:
@@ -39,7 +39,7 @@ class BrokenTask(ToyTask):
 
 
 def rows(count):
-    """Each with a prompt of its own."""
+    """Rows with different prompts."""
     return [{"prompt": f"{'abcd'[i % 4]}{i}x", "letter": "abcd"[i % 4], "level": "1"} for i in range(count)]
 
 
@@ -54,7 +54,7 @@ def evaluation(name, task, completions_P_G):
 
 
 def before_and_after(task=None, count=12):
-    """A third of the rows get better, a sixth worse, and the others write something else as well as before."""
+    """Two evaluations in which a third of the rows improve, a sixth get worse, and the others score the same."""
     task = task or ToyTask()
     wrong = [("x", f"{i % 7}", "bad", "y") for i in range(count)]
     right = [(row["letter"], row["letter"] * 2, row["letter"] * 3, "z") for row in rows(count)]
@@ -81,7 +81,7 @@ def metric_lines(steps):
 
 
 def write_run(folder, *, evaluations=(), steps=40, finished=True, settings=True, results="results.json"):
-    """Write what a run with these evaluations and so many logged steps leaves."""
+    """Write the files of a run with these evaluations and `steps` logged steps."""
     folder.mkdir(parents=True, exist_ok=True)
     if evaluations:
         content = {"task": "toy", "version": "1", "evaluations": [one.as_dict() for one in evaluations]}

@@ -1,4 +1,4 @@
-"""What tests of the sandbox share: the layers of this machine, and its processes. Fixtures are in conftest.py."""
+"""Helpers of the sandbox tests: available layers and running processes. The fixtures are in conftest.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
 
 
 def active(*names: str) -> bool:
+    """Tell whether at least one of these layers is active on this machine."""
     return any(sandbox_layers()[name] == "" for name in names)
 
 
 def needs(*names: str) -> None:
+    """Skip the test unless at least one of these layers is active."""
     if not active(*names):
         pytest.skip("; ".join(f"{name}: {sandbox_layers()[name]}" for name in names))
 
@@ -36,7 +38,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Of every process of this machine."""
+    """The parent's id of every process on this machine."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -48,7 +50,7 @@ def _parents() -> dict[int, int]:
 
 
 def command_of(pid: int) -> str:
-    """Empty for one that has ended, zombies included."""
+    """The command line of a process; "" if it has ended or is a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):

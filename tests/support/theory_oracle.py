@@ -1,7 +1,7 @@
-"""A second opinion on theories for tests: anomalies as sums over single states, written without the pack's own code.
+"""An independent implementation of anomaly checks for tests of the task theory: sums over single states.
 
-Every field of the language is spelled out as states with weights: a list of values of all diagonal generators.
-Anomalies are then traces over products of three of them, whatever the groups are.
+Every field is expanded into states with weights: the values of all diagonal generators. Anomalies are then traces over
+products of three generators, for any groups.
 """
 
 import itertools
@@ -10,13 +10,13 @@ from fractions import Fraction
 
 
 def rep_weights(n, dynkin):
-    """The weights of a representation of SU(N) in the entries of diag(x_1 ... x_N), by tensor indices."""
+    """The weights of a representation of SU(N) in terms of the entries of diag(x_1 ... x_N), from tensor indices."""
     rank = n - 1
     if not any(dynkin):
         return [(0,) * n]
     unit = [tuple(int(i == j) for j in range(n)) for i in range(n)]
     if sum(dynkin) == 1:
-        rows = list(dynkin).index(1) + 1  # an antisymmetric tensor of so many indices
+        rows = list(dynkin).index(1) + 1  # an antisymmetric tensor with this number of indices
         return [tuple(map(sum, zip(*chosen, strict=True))) for chosen in itertools.combinations(unit, rows)]
     adjoint = [0] * rank
     adjoint[0] += 1
@@ -28,7 +28,7 @@ def rep_weights(n, dynkin):
 
 
 def diagonal_generators(theory):
-    """A basis: for each SU(N) x_i - x_{i+1}, for each U(1) its charge; as functions of a field's state."""
+    """A basis of diagonal generators: x_i - x_{i+1} for each SU(N), the charge for each U(1)."""
     names = []
     for g, group in enumerate(theory.groups):
         n = 1 if group.group == "U(1)" else int(group.group[3:-1])
@@ -37,7 +37,7 @@ def diagonal_generators(theory):
 
 
 def states(theory):
-    """Each left-handed state as the values of all diagonal generators, with how often it comes."""
+    """Each left-handed state, as the values of all diagonal generators, with its multiplicity."""
     count = Counter()
     for fermion in theory.fermions:
         parts = []

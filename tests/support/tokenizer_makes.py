@@ -1,4 +1,4 @@
-"""Tokenizers of every common make, texts under constraints of every kind, and an oracle that tries every token."""
+"""Tokenizers of every common kind, constraints of every kind, and an oracle that tries every token."""
 
 import json
 import re
@@ -77,7 +77,7 @@ LINES = {
 
 
 def lines_tree(tokenizer, **options):
-    """The tree of LINES; a node is what was written before."""
+    """The choice tree of LINES; a node holds the text written so far."""
 
     def choices(node):
         line, step, *_ = node
@@ -94,7 +94,7 @@ def lines_tree(tokenizer, **options):
 
 
 def oracle(vocabulary, texts, written, first):
-    """The tokens after which what is written is still the beginning of a text, found by trying each."""
+    """The tokens after which the text is still a prefix of one of `texts`, found by trying every token."""
 
     def viable(raw):
         begun = {text for text in texts if text.startswith(raw)}

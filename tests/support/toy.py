@@ -1,4 +1,4 @@
-"""The toy task: repeat the letter of the prompt; letters a to d, between one and four of them."""
+"""The toy task: repeat the letter of the prompt (a to d)."""
 
 import itertools
 
@@ -9,7 +9,7 @@ LETTERS = "abcd"
 
 
 class LettersState:
-    """May write up to `most` letters, at least one, then must end."""
+    """Allows between one and `most` letters, followed by the end-of-sequence token."""
 
     def __init__(self, ids, eos, vocab_size, most):
         self._ids, self._eos, self._vocab_size, self._left = ids, eos, vocab_size, most

@@ -1,4 +1,4 @@
-"""The toy task of masked models: fill every gap with the letter the text begins with; letters a to e."""
+"""The toy task for masked models: fill every gap with the first letter of the text (a to e)."""
 
 from pathlib import Path
 
@@ -42,8 +42,10 @@ class FillTask(Task):
 
 
 def save_bert(folder, seed=1, vocab_size=10, **options):
-    """A one-layer BERT over five letters, with a tokenizer of BERT's kind: [CLS] before, [SEP] after, no end token.
-    `vocab_size` above 10 gives it outputs that belong to no token."""
+    """Save a one-layer BERT over five letters with a BERT tokenizer ([CLS] before, [SEP] after, no end token).
+
+    With `vocab_size` above 10, the model has outputs without a token.
+    """
     import torch
     from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 

@@ -1,4 +1,4 @@
-"""How tests build trainers: small, on the CPU, seeded, quiet; and how they run them in several processes."""
+"""Helpers that build small trainers on the CPU for tests and run them in several processes."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def timeless(logs: dict) -> dict:
     return {key: value for key, value in logs.items() if not any(word in key for word in TIMES)}
 
 
-# Around a script that makes `trainer` from `model`, `output_dir` and `options`.
+# Code before and after a script that creates `trainer` from `model`, `output_dir` and `options`.
 BEFORE = "import json, sys, torch\nmodel, output_dir, options, resume = json.loads(sys.argv[1])\n"
 AFTER = """
 trainer.train(resume_from_checkpoint=resume)
@@ -58,15 +58,17 @@ if trainer.accelerator.is_main_process:
 
 
 def run_processes(script, model, output_dir, processes, options, resume=False, timeout=300):
-    """The weights and the metrics of a trainer that `script` makes, trained by so many processes (gloo)."""
+    """Train the trainer that `script` creates in several processes (gloo); return its weights and metrics."""
     launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
     lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
     return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
 
 
 def launch(script, processes, argument, output_dir, timeout=300, status=0):
-    """Run `script` in so many processes (gloo), with `argument` as JSON in sys.argv[1]; what they wrote to stdout and
-    stderr. They are killed after `timeout` seconds."""
+    """Run `script` in several processes (gloo) with `argument` as JSON in sys.argv[1]; return stdout and stderr.
+
+    The processes are killed after `timeout` seconds.
+    """
     file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
     file.write_text(script)
     command = [*launcher(processes), str(file), json.dumps(argument)]
@@ -74,7 +76,7 @@ def launch(script, processes, argument, output_dir, timeout=300, status=0):
     try:
         out, err = running.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        running.terminate()  # the launcher then kills the processes, which it started in sessions of their own
+        running.terminate()  # the launcher then kills its processes, which are in separate sessions
         out, err = running.communicate(timeout=60)
         raise AssertionError(f"still running after {timeout} s\n{err[-4000:]}") from None
     assert running.returncode == status, err[-4000:]
@@ -82,7 +84,7 @@ def launch(script, processes, argument, output_dir, timeout=300, status=0):
 
 
 def launcher(processes):
-    """The command that starts a script in so many processes."""
+    """The command that starts a script in this number of processes."""
     words = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=0", "--standalone"]
     return [sys.executable, *(words if processes > 1 else [])]
 

@@ -1,4 +1,4 @@
-"""A task that does what the completion says, and what is left of the processes that scored it."""
+"""A task that misbehaves as the completion tells it to (hang, exit, fork, ...), and helpers to find processes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def values(outcomes):
 
 
 def is_gone(pid: int, seconds: float = 10.0) -> bool:
-    """Whether a process has ended (a zombie of somebody else's counts as ended)."""
+    """Wait up to `seconds` for a process to end; a zombie counts as ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -38,7 +38,7 @@ def test_the_console_says_little_and_what_matters(tmp_path):
     assert done.returncode == 0 and done.stderr == "", done.stderr
     out = [line for line in done.stdout.splitlines() if not line.startswith("[INFO] Running in WANDB")]
     assert out[0].startswith("task my_task 1, model tiny, fp32 on cpu, output in ")
-    coming = "cold start of 3 steps, then GRPO for 3 steps of 8 completions, 4 of a prompt"
+    coming = "cold start of 3 steps, then GRPO for 3 steps, 8 completions per rollout, 4 per prompt"
     assert out[1] == f"{coming}; 4 held-out rows before and after"
     assert [line.split("  ")[0] for line in out if line.startswith("GRPO ")] == [f"GRPO {n}/3" for n in (1, 2, 3)]
     assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
@@ -132,9 +132,9 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, capsys)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 130 and "Traceback" not in err
-    assert "stopping: this step is finished and saved first" in out
+    assert "stopping after this step, which is saved first" in out
     step = int(re.match(r"stopped after step (\d+); ", err)[1])
-    assert 2 <= step < 12 and f"{tmp_path / 'stopped' / f'checkpoint-{step}'} is complete; to go on:\n" in err
+    assert 2 <= step < 12 and f"{tmp_path / 'stopped' / f'checkpoint-{step}'} is complete; to resume:\n" in err
     python, script, *resume = shlex.split(err.splitlines()[-1])
     assert (python, script, resume[-1]) == ("python", "train.py", "--resume_from_checkpoint")
     assert run.main(resume) == 0

@@ -49,7 +49,7 @@ def test_a_signal_to_one_process_stops_all(tmp_path, capsys, processes, number):
     started = words(folder, **options, per_device_train_batch_size=12 // processes)
     out, err = launch(SCRIPT, processes, [started, number, str(tmp_path)], folder, status=1)
     assert out.count("no complete checkpoint in") == 1
-    assert err.count(f"stopped after step 3; {folder / 'checkpoint-3'} is complete; to go on:") == 1
+    assert err.count(f"stopped after step 3; {folder / 'checkpoint-3'} is complete; to resume:") == 1
     statuses = [json.loads((tmp_path / f"status-{i}.json").read_text()) for i in range(processes)]
     assert statuses == [128 + number] * processes
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-3"]

@@ -10,7 +10,7 @@ from ..task import TASKS, Task, find_task_class, get_task
 from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
 from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
 
-TASK_HELP = "a built-in task, a .py file with a task, or a module (here or as --task)"
+TASK_HELP = "a built-in task, a .py file, or a module; also as the first word"
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks eval`: models, adapters, checkpoints and files of completions, side by side on held-out rows."""
+"""`trl-grpo-tasks eval`: compare models, adapters, checkpoints and files of completions on the same held-out rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .arguments import RunArguments
 from .plan import ReadyModel, check_writable, ready_model
 
 TABLE_FILE = "evaluation.md"
-KEPT_FOLDER = "evaluation"  # samples of an evaluation under way, and models that had to be converted for it
+KEPT_FOLDER = "evaluation"  # samples of an unfinished evaluation, and converted models
 
 
 @dataclass
 class Candidate:
-    """What is evaluated, under a name: a model, or completions that somebody has written already."""
+    """What is evaluated, with its name: a model, or completions from a file."""
 
     name: str
     given: str
@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclass
 class Comparison:
-    """What is compared, and on what: found out before anything slow starts."""
+    """An evaluation of several candidates on the same rows."""
 
     task: Task
     run: RunArguments
@@ -47,7 +47,7 @@ class Comparison:
 
     @classmethod
     def prepare(cls, task: Task, run: RunArguments, args: Any, model_args: Any) -> Comparison:
-        """ValueError in words for what is not there or cannot be."""
+        """Find rows, models and files; ValueError for what is missing or does not fit."""
         from accelerate import PartialState
         from trl import get_quantization_config
 
@@ -60,7 +60,7 @@ class Comparison:
         names = [candidate.name for candidate in found]
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
-                raise ValueError(f"--models: {name!r} must be a name of its own, without slashes: give NAME=MODEL")
+                raise ValueError(f"--models: {name!r} must be unique and without slashes; give NAME=MODEL")
         with PartialState().main_process_first():
             task.prepare(args.seed)
             for candidate in found:
@@ -79,8 +79,8 @@ class Comparison:
         return cls(task, run, args, rows, found, get_quantization_config(model_args))
 
     def evaluate(self) -> dict[str, Any]:
-        """One after the other; prints the table and writes it as JSON and Markdown. Returns what the JSON holds. With
-        several processes, all evaluate and the main process prints and writes."""
+        """Evaluate the candidates in turn; print the table and write it as JSON and Markdown. Returns the content of
+        the JSON. With several processes, all evaluate, and the main process prints and writes."""
         from accelerate import PartialState
 
         from ..evaluation.summary import table
@@ -99,7 +99,7 @@ class Comparison:
         }
         results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
         if is_main:
-            self._put_aside_another(folder, results)
+            self._keep_earlier(folder, results)
         done: list[Any] = []
         for candidate in self.candidates:
             done.append(self._evaluate(candidate, how))
@@ -115,8 +115,8 @@ class Comparison:
             )
         return results
 
-    def _put_aside_another(self, folder: Path, results: dict[str, Any]) -> None:
-        """Rename what an evaluation of other models, or in another way, has written here: it may have taken hours."""
+    def _keep_earlier(self, folder: Path, results: dict[str, Any]) -> None:
+        """Rename the results of an earlier evaluation of other models or with other settings."""
         written = folder / EVAL_ONLY_FILE
         if not written.is_file():
             return
@@ -153,10 +153,10 @@ class Comparison:
 def evaluate_model(
     candidate: Candidate, model: Any, task: Task, rows: Sequence[Row], run: RunArguments, args: Any, kept: Any = None
 ) -> Any:
-    """An evaluation as the options of a run say."""
+    """Evaluate one model with the options of a run."""
     from ..evaluation.evaluate import evaluate
 
-    assert candidate.model is not None  # it is one that generates
+    assert candidate.model is not None  # only files of completions have none
     with _executor(task, args) as executor:
         return evaluate(
             candidate.name,
@@ -178,7 +178,7 @@ def evaluate_model(
 
 
 def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], run: RunArguments, args: Any) -> Any:
-    """The same numbers for completions that are there already. Every process scores its share of them."""
+    """Evaluate completions from a file; each process scores a share of them."""
     from accelerate import PartialState
     from accelerate.utils import gather_object
 
@@ -211,9 +211,9 @@ def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> 
 
 
 def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:
-    """Completions and, where they are given, numbers of tokens, from lines of {"row": {...}, "completion": "..."}: in
-    the order of `rows`, as many of each. ValueError in words for a file that is not so."""
-    # Rows that are alike share what there is of them.
+    """Read completions, with their numbers of tokens if given, from lines of {"row": {...}, "completion": "..."}: in
+    the order of `rows`, the same number for each. ValueError for any other file."""
+    # Equal rows share their completions.
     keys = [json.dumps(row, sort_keys=True) for row in rows]
     written: dict[str, list[tuple[str, int | None]]] = {key: [] for key in keys}
     with open(path, encoding="utf-8", errors="replace") as lines:
@@ -227,8 +227,8 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | No
             of_row = written.get(json.dumps(row, sort_keys=True))
             if of_row is None:
                 raise ValueError(
-                    f"{path}, line {number}: its row is not one of the {len(rows)} held-out rows, which --eval_rows, "
-                    "--seed and the options of the task choose"
+                    f"{path}, line {number}: its row is not one of the {len(rows)} held-out rows, which depend on "
+                    "--eval_rows, --seed and the options of the task"
                 )
             of_row.append((completion, tokens))
     repeats = Counter(keys)
@@ -236,15 +236,15 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | No
     fewest, most = min(each.values()), max(each.values())
     if fewest != most or fewest < 1 or fewest != int(fewest):
         raise ValueError(
-            f"{path} has between {fewest:g} and {most:g} completions of each of the {len(rows)} held-out rows; it "
-            "must have as many of each, and at least one (--eval_rows says how many rows there are)"
+            f"{path} has between {fewest:g} and {most:g} completions for each of the {len(rows)} held-out rows; it "
+            "must have the same number for each, at least one (--eval_rows sets the number of rows)"
         )
     left = {key: iter(texts) for key, texts in written.items()}
     return [next(left[key]) for key in keys for _ in range(int(fewest))]
 
 
 def read_scored_line(line: str) -> tuple[dict, str, int | None]:
-    """(row, completion, number of tokens if it says so) of a line of JSON; ValueError in words."""
+    """(row, completion, number of tokens or None) of a line of JSON; ValueError for any other line."""
     try:
         entry = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -255,7 +255,7 @@ def read_scored_line(line: str) -> tuple[dict, str, int | None]:
         raise ValueError('"completion" must be text')
     tokens = entry.get("tokens")
     if not (tokens is None or (isinstance(tokens, int) and tokens >= 0)):
-        raise ValueError('"tokens", where it is given, must be a whole number')
+        raise ValueError('"tokens" must be a whole number, if it is given')
     return entry["row"], entry["completion"], tokens
 
 
@@ -275,7 +275,7 @@ def _executor(task: Task, args: Any) -> Any:
 
 
 def _written_at(path: str) -> int | None:
-    """When the weights of a local model were last written; None for one on the Hub."""
+    """When the weights of a local model were last written; None for a model on the Hub."""
     weights = [file for kind in ("*.safetensors", "*.bin") for file in Path(path).glob(kind)]
     return max((file.stat().st_mtime_ns for file in weights), default=None)
 
@@ -297,7 +297,7 @@ def _sentence(results: dict[str, Any]) -> str:
 def _markdown(results: dict[str, Any], text: str) -> str:
     rows = results["settings"]["rows"]
     models = "\n".join(
-        f"- {one['name']}: `{one['model']}`, {len(one['samples']) // rows} samples of each row"
+        f"- {one['name']}: `{one['model']}`, {len(one['samples']) // rows} samples per row"
         for one in results["evaluations"]
     )
     return f"{_sentence(results)}.\n\n{text}\n\n{models}\n"

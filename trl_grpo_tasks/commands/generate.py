@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..task import Task, check_editor, printable
+from ..task import Row, Task, check_editor, printable
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
 
-LONGEST_SHOWN = 60  # characters of a completion that stands in its line
+LONGEST_SHOWN = 60  # characters of a completion that is shown in its line
 
 
 def generate(
     task: Task,
     model_name: str,
-    text: str,
+    text: str | Row,
     output_dir: str | Path,
     *,
     num_samples: int = 4,
@@ -30,8 +30,8 @@ def generate(
     reward_timeout: float = 30.0,
     run_seed: int = 42,
 ) -> list[Sample]:
-    """Sample completions of `text`, and write for each of them `sample_1.txt` and the other files the task exports.
-    `filters` are top_k, top_p and min_p by name.
+    """Sample completions of `text`, which may also be a row of the task, and write for each of them `sample_1.txt` and
+    the other files the task exports. `filters` are top_k, top_p and min_p by name.
 
     If `constrain` is not given, sampling follows the task's constraint where there is one, unless the editor makes
     it redundant. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
@@ -40,7 +40,7 @@ def generate(
     check_editor(task, editor, bool(constrain))
     if constrain is None and editor in task.redundant_editors:
         constrain = False
-    row = task.row_of(text)
+    row = task.row_of(text) if isinstance(text, str) else dict(text)
     if num_samples < 1:
         raise ValueError(f"--num_samples {num_samples} must be at least 1")
     if temperature is not None and temperature < 0:
@@ -93,10 +93,10 @@ def generate(
 
 
 def describe_sample(sample: Sample) -> str:
-    """What the task says of a sample, in a line; with the completion where that is short."""
+    """The score of a sample in one line, with the completion if it is short."""
     score = sample.score
     if score is None:
-        return printable(f"could not be judged: {sample.reason}")
+        return printable(f"could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]

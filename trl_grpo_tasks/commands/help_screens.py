@@ -23,7 +23,7 @@ HELP_ALL = "--help-all"
 # The options that most runs need. Their defaults are the task's or TRL's; --help-all shows them.
 RUN_OPTIONS = {
     "--config RECIPE": "a recipe's name such as brick/tiny_cpu, or a YAML file with options",
-    "--model MODEL": "a Hub id, a folder, a .gguf file, or tiny (default): the task's own model",
+    "--model MODEL": "a Hub id, a folder, a .gguf file, or tiny: the task's own (default)",
     "--output_dir DIR": "the folder of the run (default: outputs/TASK)",
     "--steps N": "optimizer steps",
     "--lr X": "learning rate",
@@ -43,12 +43,12 @@ EVAL_OPTIONS = {
     "--config RECIPE": "a recipe, whose options of the task and of sampling are used",
     "--output_dir DIR": "where evaluation.json and evaluation.md go (default: outputs/TASK)",
     "--eval_rows N": "held-out rows (default: 64)",
-    "--num_samples N": "completions per row (default: 4); also the largest k of pass@k and max@k",
+    "--num_samples N": "completions per row (default: 4), and the largest k of pass@k",
     "--temperature X": "sampling temperature; 0 takes the likeliest token",
     "--top_p X": "nucleus sampling; --top_k N and --min_p X are the other filters",
     "--max_completion_length N": "maximum number of tokens in a completion",
     "--constrain BOOL": "sample under the task's constraint",
-    "--editor NAME": "an editor of the task, which may delete generated text (brick: rollback)",
+    "--editor NAME": "an editor of the task, which may delete generated text",
     "--seed N": "seed of the rows and of sampling (default: 42)",
 }
 SWEEP_OPTIONS = {
@@ -56,7 +56,7 @@ SWEEP_OPTIONS = {
     "--trials N": "runs in total (default: 20)",
     "--metric NAME": "the metric of the final evaluation to maximise (default: success)",
     "--output_dir DIR": "the folder of the sweep (default: outputs/sweep)",
-    "--config RECIPE": "a recipe for all runs; so are all other options of train",
+    "--config RECIPE": "a recipe for all runs; all other options of train may follow",
 }
 
 SCREENS: dict[str, dict[str, Any]] = {
@@ -78,9 +78,9 @@ SCREENS: dict[str, dict[str, Any]] = {
         "and print their metrics side by side with 95% intervals. An evaluation that was stopped resumes.",
         "options": EVAL_OPTIONS,
         "examples": [
-            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/brick_demo --num_samples 8",
-            "trl-grpo-tasks eval brick --models outputs/brick_demo --editor rollback",
-            "accelerate launch train.py brick --eval_only true --models outputs/brick_demo",
+            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/demo --num_samples 8",
+            "trl-grpo-tasks eval brick --models outputs/demo --editor rollback",
+            "accelerate launch train.py brick --eval_only true --models outputs/demo",
         ],
     },
     "sweep": {

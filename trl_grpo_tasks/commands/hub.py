@@ -1,4 +1,4 @@
-"""Pushing a run to the Hub: found out before training whether it can work; a push that fails loses nothing."""
+"""Push a run to the Hub. Access is checked before training, and a push that fails loses nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ..failures import first_line
 
-# Of a run's folder: what it started from, what it would resume from, and what trackers and evaluations keep.
-LEFT_AT_HOME = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
+# Files of a run that are not pushed: what it started from, checkpoints, and files of trackers and evaluations.
+NOT_PUSHED = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
                 ".*.lock")  # fmt: skip
 PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 
 class PushError(RuntimeError):
-    """The run is on disk, but not on the Hub; the message says how to push it by hand."""
+    """The push failed. The run is on disk; the message says how to push it by hand."""
 
 
 def take_token(args: Any) -> None:
@@ -36,7 +36,7 @@ def take_token(args: Any) -> None:
 
 
 def check_hub(args: Any) -> None:
-    """Create the repository, or find that it is there. ValueError in a line if that cannot be done."""
+    """Create the repository unless it exists; ValueError if that fails."""
     from huggingface_hub import create_repo
 
     name = args.hub_model_id or Path(args.output_dir).absolute().name
@@ -44,13 +44,13 @@ def check_hub(args: Any) -> None:
         create_repo(name, private=args.hub_private_repo, exist_ok=True)
     except _errors() as error:
         raise ValueError(
-            f"--push_to_hub: the Hub does not take {name!r} ({first_line(error)}); log in with `hf auth login` "
-            "or set HF_TOKEN, or train without --push_to_hub"
+            f"--push_to_hub: the repository {name!r} cannot be created or used ({first_line(error)}); log in "
+            "with `hf auth login` or set HF_TOKEN, or train without --push_to_hub"
         ) from error
 
 
 def push(trainer: Any) -> None:
-    """Upload what was saved: model or adapter, tokenizer, model card, metrics, report."""
+    """Upload the model or adapter, tokenizer, model card, metrics and report."""
     from huggingface_hub import upload_folder
 
     if not trainer.accelerator.is_main_process:
@@ -61,7 +61,7 @@ def push(trainer: Any) -> None:
             upload_folder(
                 repo_id=name,
                 folder_path=folder,
-                ignore_patterns=[*LEFT_AT_HOME],
+                ignore_patterns=[*NOT_PUSHED],
                 commit_message="Trained with trl_grpo_tasks",
             )
             return
@@ -69,14 +69,14 @@ def push(trainer: Any) -> None:
             if pause is None or _is_refusal(error):
                 raise PushError(
                     f"the push to the Hub failed ({first_line(error)}); everything is in {folder}; to try again: "
-                    f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in LEFT_AT_HOME)
+                    f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in NOT_PUSHED)
                 ) from error
             print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
             time.sleep(pause)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the Hub understood and said no, which it would say again."""
+    """Whether the Hub refused the request, so that repeating it is useless."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status is not None and 400 <= status < 500
 
@@ -84,6 +84,6 @@ def _is_refusal(error: Exception) -> bool:
 def _errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Its bases are OSError and the error of whichever HTTP library the client uses, of which a refused connection is
-    # one; RuntimeError is what the client of large files (xet) raises.
+    # The bases are OSError and the error class of the client's HTTP library, which covers refused connections;
+    # RuntimeError is raised by the client of large files (xet).
     return *HfHubHTTPError.__bases__, RuntimeError

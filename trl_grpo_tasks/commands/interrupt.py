@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the step under way is finished and saved, and the run can be resumed as if nothing had happened.
+"""Ctrl-C and SIGTERM: the current step is finished and saved, so that the run can be resumed without loss.
 
-SIGTERM is what Slurm and Kubernetes send before they kill. A run that was stopped ends with the exit status that
+Slurm and Kubernetes send SIGTERM before they kill a process. A run that was stopped ends with the exit status that
 shells report for the signal: 130 after Ctrl-C, 143 after SIGTERM.
 """
 
@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 # Launchers pass a signal on to processes that may have received it already, from the terminal or from Slurm. With
-# several processes, a signal within this time of the last one is taken for the same one.
+# several processes, a second signal within this time counts as the same one.
 SAME_SIGNAL_SECONDS = 5.0
 
 
@@ -39,7 +39,7 @@ class StoppedError(SignalError):
 
 
 def exit_status(interruption: KeyboardInterrupt) -> int:
-    """The exit status of a run that ended in this way, as shells report it."""
+    """The exit status of an interrupted run, as shells report it."""
     return 128 + (interruption.number if isinstance(interruption, SignalError) else signal.SIGINT)
 
 
@@ -65,7 +65,7 @@ def saved_when_interrupted(trainer: Any) -> Iterator[None]:
             yield
     finally:
         trainer.remove_callback(callback)
-    if callback.number:  # after the last step: there is nothing left to save
+    if callback.number:  # the signal came after the last step, so everything is saved
         raise SignalError(callback.number)
 
 
@@ -83,12 +83,12 @@ class _SaveAndStop(TrainerCallback):
         if self.number and number == signal.SIGINT and is_new:
             raise KeyboardInterrupt
         if not self.number and self._accelerator.is_main_process:
-            tqdm.write("stopping: this step is finished and saved first (Ctrl-C again stops at once)")
+            tqdm.write("stopping after this step, which is saved first (Ctrl-C again stops at once)")
         self.number = self.number or number
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = torch.tensor([self.number], device=self._accelerator.device)
-        # The signal reaches processes at different moments, or only one of them; all must save after the same step.
+        # The signal may reach processes at different times, or only one of them; all must save after the same step.
         self.number = int(self._accelerator.gather(asked).max())
         if self.number:
             control.should_save = self._stopping = True

@@ -13,16 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-BEAT = 10.0  # seconds between two signs of life of a run that holds a lock
-PATIENCE = 3 * BEAT  # how long a lock of another machine is watched for one
+BEAT = 10.0  # seconds between two heartbeats of a run that holds a lock
+PATIENCE = 3 * BEAT  # how long to wait for a heartbeat of a run on another machine
 
 
 @contextmanager
 def locked(folder: str | Path, kind: str) -> Iterator[None]:
-    """Hold the folder, which is made, against other runs of the same kind (train, eval, sweep).
+    """Lock the folder, which is created if necessary, against other runs of the same kind (train, eval, sweep).
 
-    The system frees the lock of a process that dies. Locks may not reach other machines that share the folder: there,
-    the lock file that a run touches every few seconds tells whether the run lives. ValueError where it does.
+    The operating system frees the lock of a process that dies. Locks may not work across machines that share the
+    folder, so a run also touches its lock file every few seconds: a heartbeat. ValueError if another run is alive.
     """
     folder = Path(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -42,7 +42,7 @@ def locked(folder: str | Path, kind: str) -> Iterator[None]:
         if _is_file(path, descriptor):
             path.unlink(missing_ok=True)
         os.close(descriptor)
-        _remove_empty(made)  # where nothing was written, nothing is left
+        _remove_empty(made)  # a folder in which nothing was written is removed
 
 
 def _acquired(path: Path, folder: Path) -> int:
@@ -53,15 +53,15 @@ def _acquired(path: Path, folder: Path) -> int:
             holder = _read(path)
             is_here = holder.get("host") == socket.gethostname()
             is_held = _is_alive(holder["pid"]) if is_ours is None and is_here else is_ours is False
-            if is_held or (holder and not is_here and _beats(path, folder, holder)):
+            if is_held or (holder and not is_here and _is_beating(path, folder, holder)):
                 raise ValueError(
-                    f"{folder} is in use by another run ({_said(holder)}): wait for it, stop it, or choose another "
-                    "--output_dir"
+                    f"{folder} is in use by another run ({_describe(holder)}); wait for it, stop it, or choose "
+                    "another --output_dir"
                 )
         except BaseException:
             os.close(descriptor)
             raise
-        if _is_file(path, descriptor):  # otherwise its holder has removed it since we opened it
+        if _is_file(path, descriptor):  # otherwise its holder has removed the file in the meantime
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
             return descriptor
@@ -69,7 +69,7 @@ def _acquired(path: Path, folder: Path) -> int:
 
 
 def _flock(descriptor: int) -> bool | None:
-    """Whether the lock is ours; None where the file system has no locks."""
+    """Whether we got the lock; None if the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,14 +84,14 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # the process belongs to another user
         pass
     return True
 
 
-def _beats(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
-    """Whether the run on another machine that left this lock file still gives signs of life."""
-    print(f"waiting {PATIENCE:g} s to see whether {folder} is still in use ({_said(holder)})", flush=True)
+def _is_beating(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
+    """Whether the run on another machine that wrote this lock file still sends heartbeats."""
+    print(f"waiting {PATIENCE:g} s to see whether {folder} is still in use ({_describe(holder)})", flush=True)
     seen, end = _touched_at(path), time.monotonic() + PATIENCE
     while time.monotonic() < end and _touched_at(path) == seen:
         time.sleep(min(1.0, PATIENCE / 10))
@@ -100,13 +100,13 @@ def _beats(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
 
 def _beat(path: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
-        with suppress(OSError):  # the folder may have been deleted, or its server may not answer for a while
+        with suppress(OSError):  # the folder may be deleted, or its file server may not answer
             os.utime(path)
 
 
 def _touched_at(path: Path) -> int | None:
     try:
-        with open(path, "rb") as file:  # to open it is what makes a network file system look again
+        with open(path, "rb") as file:  # opening the file makes a network file system refresh its times
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None
@@ -120,12 +120,12 @@ def _read(path: Path) -> dict[str, Any]:
     return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
 
 
-def _said(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder.get('host')}" if holder else "which has just started"
 
 
 def _is_file(path: Path, descriptor: int) -> bool:
-    """Whether the file at `path` is the one that is open."""
+    """Whether the file at `path` is the open one."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that can be found out, or found wrong, before anything slow starts."""
+"""The plan of a run: everything that can be prepared or refused before anything slow starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .hub import check_hub
 
 @dataclass
 class Plan:
-    """What a run needs before anything slow starts."""
+    """Rows, model and adapter of a run."""
 
     rows: list[dict[str, Any]]
-    test_rows: list[dict[str, Any]]  # where the run is evaluated
+    test_rows: list[dict[str, Any]]  # held-out rows of the evaluations
     model: ReadyModel
     peft_config: Any
     quantization: Any
@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass
 class ReadyModel:
-    """A model that a task can use: where it is, and what goes with it."""
+    """A model that fits the task: its folder or Hub id, configuration, tokenizer and constraint."""
 
     path: str
     config: Any
@@ -68,7 +68,7 @@ def ready_model(
 
 
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
-    """Find out now what would otherwise fail after a cold start. Raises ValueError in words for a person."""
+    """Prepare a run; ValueError now for what would otherwise fail after the cold start."""
     from accelerate import PartialState
     from trl import get_quantization_config
 
@@ -93,17 +93,17 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             revision=model_args.model_revision,
         )
     if run.cold_start_steps and is_adapter(model.path):
-        raise ValueError(
-            f"a cold start needs a whole model, and {model.path} is an adapter: give --cold_start_steps 0"
-        )
+        raise ValueError(f"a cold start needs a full model, and {model.path} is an adapter; give --cold_start_steps 0")
     if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
-        raise ValueError("--save_merged: there is no adapter to merge; train one with --use_peft, or leave it out")
+        raise ValueError(
+            "--save_merged: there is no adapter to merge; train one with --use_peft, or leave --save_merged out"
+        )
     peft_config = _adapter(model_args, model, task.policy)
     return Plan(rows, test_rows, model, peft_config, get_quantization_config(model_args))
 
 
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
-    """The adapter that --use_peft asks for, once it was put on the model without its weights."""
+    """The adapter configuration of --use_peft, after a trial on a copy of the model without weights."""
     from trl import get_peft_config
 
     from ..models.loading import empty_model, is_adapter
@@ -115,7 +115,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     from peft import get_peft_model
 
     if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
-        config.target_modules = {config.target_modules}  # TRL takes a single name for a pattern of whole paths
+        config.target_modules = {config.target_modules}  # TRL would read a single name as a pattern
     model = empty_model(ready.config, policy)
     names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
@@ -126,7 +126,7 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
 
 
 def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) -> None:
-    """What can be seen without a row or a model."""
+    """Check the options for which neither rows nor a model are needed."""
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
@@ -135,68 +135,70 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     check_trackers(args.report_to)
     component_weights(task, args.component_weights)
     if args.temperature == 0:
-        raise ValueError("--temperature 0 always samples the same: GRPO learns from differences; eval takes it")
+        raise ValueError(
+            "--temperature 0 gives the same completion each time, and GRPO learns from differences; only eval takes 0"
+        )
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
         if getattr(args, name) and importlib.util.find_spec(package) is None:
-            raise ValueError(f"--{name}: {package} is not installed; pip install it, or train without")
+            raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")
     if task.policy == "masked":
         check_settings(args)
     check_editor(task, run.editor, args.constrain)
     if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
         raise ValueError(
-            "a cold start merges its adapter, which quantised weights cannot take; do it without --load_in_*bit, and "
-            "then train from its folder, cold_start, with --cold_start_steps 0"
+            "a cold start merges its adapter, which is impossible with quantised weights; run it without "
+            "--load_in_*bit first, then train from its folder cold_start with --cold_start_steps 0"
         )
 
 
 def check_writable(folder: str | Path) -> None:
-    """ValueError where `folder` cannot be made or written to, before there is anything to write."""
+    """Raise ValueError if `folder` cannot be created or written to."""
     if not str(folder):
-        raise ValueError("--output_dir is empty; give the folder that results go to")
+        raise ValueError("--output_dir is empty; give a folder for the results")
     path = Path(folder).absolute()
     there = next(one for one in (path, *path.parents) if os.path.exists(one))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_dir {folder}: {there} is not a folder that can be written to; choose another")
+        raise ValueError(f"--output_dir {folder}: {there} is not a writable folder; choose another")
 
 
 def _check_folder(args: Any) -> None:
-    """Settle what the run resumes: with --resume_from_checkpoint auto, the newest checkpoint or nothing."""
+    """Decide what the run resumes from, and refuse to overwrite an earlier run or a model."""
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
     check_writable(args.output_dir)
-    # All processes must agree, also where a file system shows them a new file at different moments.
+    # All processes must agree, even if a shared file system shows them a new file at different times.
     earlier = broadcast_object_list([newest_complete(args.output_dir)[0]])[0]
     if args.resume_from_checkpoint == AUTO:
         args.resume_from_checkpoint = NEWEST if earlier else None
         if not earlier and PartialState().is_main_process:
             print(f"no complete checkpoint in {args.output_dir} to resume from: this run starts from the beginning")
     if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
-        raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: there is no such folder")
+        raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: this folder does not exist")
     if args.resume_from_checkpoint not in (None, NEWEST) and not is_checkpoint(args.resume_from_checkpoint):
         raise ValueError(
             f"--resume_from_checkpoint {args.resume_from_checkpoint} is not a checkpoint: give a folder checkpoint-N "
             "of a run, auto, or no value for the newest in --output_dir"
         )
-    if earlier and not _goes_on_there(args):
+    if earlier and not _resumes_output_dir(args):
         raise ValueError(
-            f"{args.output_dir} holds an earlier run ({earlier.name}): continue it with --resume_from_checkpoint, "
-            "choose another --output_dir, or delete it"
+            f"{args.output_dir} holds an earlier run ({earlier.name}): resume it with --resume_from_checkpoint, "
+            "choose another --output_dir, or delete the folder"
         )
     model = model_file_in(args.output_dir)
-    if model and not _goes_on_there(args):  # a model of the user's, or of a run that kept no checkpoints
+    if model and not _resumes_output_dir(args):  # the user's own model, or that of a run without checkpoints
         raise ValueError(
-            f"{args.output_dir} holds a model ({model}), which the trained one would replace: choose another "
+            f"{args.output_dir} holds a model ({model}), which the trained one would overwrite; choose another "
             "--output_dir, or move it away"
         )
     if not earlier and args.resume_from_checkpoint == NEWEST:
         raise ValueError(
-            f"--resume_from_checkpoint: no complete checkpoint in {args.output_dir}; start without it, or give it the "
-            "value auto, which starts where there is none (a cold start that was finished there is not repeated)"
+            f"--resume_from_checkpoint: there is no complete checkpoint in {args.output_dir}; leave the option out, "
+            "or give it the value auto, which starts a new run then (a finished cold start is not repeated)"
         )
 
 
-def _goes_on_there(args: Any) -> bool:
-    """Whether what is resumed is the run in the output folder, not one that lies elsewhere."""
+def _resumes_output_dir(args: Any) -> bool:
+    """Whether the run in the output folder is resumed, rather than one in another folder."""
     asked = args.resume_from_checkpoint
     return asked == NEWEST or (bool(asked) and belongs_to(asked, args.output_dir))

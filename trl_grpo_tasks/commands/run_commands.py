@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..task import Task
+from ..task import TASKS, Task
 from .command_parser import CommandParser, task_with_options, truth_value
 from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 from .task_commands import REWARD_TIMEOUT_HELP
@@ -49,7 +49,7 @@ def report(arguments: Sequence[str]) -> int:
         "RUN_DIR [--task TASK]",
         "Write report.html into the folder of a run or a sweep, from what is there so far: curves, samples before and "
         "after, timings, settings. The run may still be training.",
-        ["trl-grpo-tasks report outputs/brick_demo", "trl-grpo-tasks report outputs/my_task --task my_task.py"],
+        ["trl-grpo-tasks report outputs/demo", "trl-grpo-tasks report outputs/my_task --task my_task.py"],
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run or a sweep")
     parser.add_argument(
@@ -77,7 +77,7 @@ def generate(arguments: Sequence[str]) -> int:
         "folder. For the folder of a run of a built-in task, the task and its options are those of the run; otherwise "
         "name the task: code is never imported because a run folder says so.",
         [
-            "trl-grpo-tasks generate --model outputs/brick_demo --text 'a small table, world 8'",
+            "trl-grpo-tasks generate --model outputs/demo --text 'a small table, world 8'",
             "trl-grpo-tasks generate my_task.py --model outputs/my_task --text abc",
         ],
         takes_task=True,
@@ -111,7 +111,8 @@ def generate(arguments: Sequence[str]) -> int:
     from ..report.run_folder import RunFolder
     from .train import quiet_third_party_logging
 
-    check_local_path(known.model, "--model")
+    if not known.task:
+        check_local_path(known.model, "--model")
     settings = RunFolder.read(known.model).settings if Path(known.model).is_dir() else {}
     if not known.task and not settings:
         raise ValueError(f"{known.model} is not the folder of a run; name the task too: {PROGRAM} generate TASK ...")
@@ -145,11 +146,17 @@ def generate(arguments: Sequence[str]) -> int:
 
 
 def _task_of(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
-    """The task that is named, with its flags; otherwise the task of the run, with its options, if it is built in."""
-    if spec:
+    """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run."""
+    if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
         return task_with_options(spec, flags)
     if flags:
         raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
     from ..report.page import task_of
 
     return task_of(run_dir, [PROGRAM, *typed])
+
+
+def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
+    from ..report.run_folder import RunFolder
+
+    return spec in TASKS and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec

@@ -1,9 +1,8 @@
-"""`trl-grpo-tasks sweep`: a search over any options of a run, by Optuna. Each trial is a run of its own, in its own
-folder and process; what is there already is not repeated."""
+"""`trl-grpo-tasks sweep`: search over options of a run with Optuna. Each trial is a run in its own folder and process;
+finished trials are not repeated."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -22,32 +21,24 @@ from ..redact import redacted, redacted_words
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
 from ..report.sweep_page import SWEEP_FILE, write_sweep_report
 from ..task import Task, printable, rows_of
-from .arguments import parse
+from .arguments import ALIASES, parse
+from .command_parser import CommandParser
 from .lock import locked
 from .plan import check_writable
 
 JOURNAL_FILE = "optuna.journal"
-CONSOLE_FILE = "console.txt"  # of a trial: what it said
+CONSOLE_FILE = "console.txt"  # of a trial: its output
 RANGE = re.compile(r"(?P<low>[-+.\deE]+?)\.\.(?P<high>[-+.\deE]+?)(?P<log>:log)?")
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Search over options: trials are runs of train.py with the options given here and those that Optuna chooses. The
-    same command goes on where it was stopped. All other options are those of train.py."""
-    parser = argparse.ArgumentParser(prog="trl-grpo-tasks sweep", description=sweep.__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--search", nargs="+", required=True, metavar="NAME=VALUES",
-        help="what to search, such as learning_rate=1e-5..1e-3:log beta=0..0.1 advantage_estimator=grpo,rloo",
-    )  # fmt: skip
-    parser.add_argument("--trials", type=int, default=20, help="runs in all; 20 if not given")
-    parser.add_argument(
-        "--metric",
-        default="success",
-        help="what is made large: a metric of the evaluation after GRPO; success if not given",
-    )
-    parser.add_argument(
-        "--output_dir", default="outputs/sweep", help="folder of the sweep; outputs/sweep if not given"
-    )
+    """Run a sweep. Trials are runs of `train` with the options given here and those that Optuna chooses. The same
+    command resumes a sweep that was stopped."""
+    parser = CommandParser("sweep", "", "")  # its help is in help_screens.py
+    parser.add_argument("--search", nargs="+", required=True, metavar="NAME=VALUES")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--metric", default="success")
+    parser.add_argument("--output_dir", default="outputs/sweep")
     known, rest = parser.parse_known_args(arguments)
     if known.trials < 1:
         raise ValueError(f"--trials {known.trials} must be at least 1")
@@ -55,11 +46,11 @@ def sweep(arguments: Sequence[str]) -> int:
         import optuna
         from optuna.storages.journal import JournalFileBackend, JournalStorage
     except ImportError as error:
-        raise ImportError("a sweep needs Optuna: pip install 'trl_grpo_tasks[sweep]'") from error
+        raise ImportError("sweep needs Optuna; pip install 'trl_grpo_tasks[sweep]'") from error
     read = [_read_values(text) for text in known.search]
     space = dict(read)
     if len(space) < len(read):
-        raise ValueError(f"--search {' '.join(known.search)}: each option can be searched once")
+        raise ValueError(f"--search {' '.join(known.search)}: give each option once")
     task, seed = _check(space, rest, known.output_dir, known.metric)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(known.output_dir)
@@ -68,9 +59,12 @@ def sweep(arguments: Sequence[str]) -> int:
         study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
         asked = {"search": known.search, "metric": known.metric, "options": redacted_words(rest)}
         if study.user_attrs.get("asked", asked) != asked:
-            raise ValueError(f"{folder} holds a sweep with other options; choose another --output_dir")
+            raise ValueError(
+                f"{folder} holds a sweep with other options; repeat its command to resume it, or choose another "
+                "--output_dir"
+            )
         study.set_user_attr("asked", asked)
-        # A sampler that began with the same seed again would propose the first trials again.
+        # With the same seed again, the sampler would propose the first trials again.
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         return _Sweep(study, space, folder, known, rest, task).run()
 
@@ -94,7 +88,7 @@ class _Sweep:
             except KeyboardInterrupt as interruption:
                 from .interrupt import exit_status
 
-                print("stopped; the same command goes on from here", file=sys.stderr)
+                print("stopped; the same command resumes the sweep", file=sys.stderr)
                 return exit_status(interruption)
             self._write()
             done += 1
@@ -115,38 +109,38 @@ class _Sweep:
         words = [*self._rest, *_flags(params), "--output_dir", str(folder)]
         if newest_complete(folder)[0]:
             words.append("--resume_from_checkpoint")
-        else:  # it begins again, also if it was stopped when its model was there already
+        else:  # it starts again, even if it was stopped after its model was saved
             for name in MODEL_FILES:
                 (folder / name).unlink(missing_ok=True)
         start = time.monotonic()
         code = _run([sys.executable, "-m", "trl_grpo_tasks.commands.main", "train", *words], folder / CONSOLE_FILE)
-        told = "  ".join(f"{name} {_text(value)}" for name, value in params.items())
+        shown = "  ".join(f"{name} {_text(value)}" for name, value in params.items())
         took = duration(time.monotonic() - start)
         if code != 0:
             lines = (folder / CONSOLE_FILE).read_text(errors="replace").splitlines()
             reason = next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
             self._study.set_user_attr(f"reason {number}", redacted(reason))
             self._study.tell(number, state=TrialState.FAIL)
-            print(f"trial {number}: failed ({printable(reason)})  {told}  ({took})", flush=True)
+            print(f"trial {number}: failed ({printable(reason)})  {shown}  ({took})", flush=True)
             return
         after = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["evaluations"][-1]
         if self._known.metric not in after["metrics"]:
             raise ValueError(
-                f"--metric {self._known.metric}: the evaluation has no such metric, but these: "
+                f"--metric {self._known.metric}: the evaluation has no such metric; its metrics are: "
                 + ", ".join(after["metrics"])
             )
         value = after["metrics"][self._known.metric]
         self._study.tell(number, value) if value == value else self._study.tell(number, state=TrialState.FAIL)
         low, high = after["intervals"].get(self._known.metric, (value, value))
         print(
-            f"trial {number}: {self._known.metric} {value:.3f} [{low:.3f}, {high:.3f}]  {told}  ({took})", flush=True
+            f"trial {number}: {self._known.metric} {value:.3f} [{low:.3f}, {high:.3f}]  {shown}  ({took})", flush=True
         )
 
     def _command(self, params: dict[str, Any]) -> str:
         return f"trl-grpo-tasks train {shlex.join(redacted_words([*self._rest, *_flags(params)]))}"
 
     def _write(self) -> None:
-        """What the page of the sweep is made of, after every trial."""
+        """Write the data and the page of the sweep; called after each trial."""
         trials = [
             {
                 "number": trial.number,
@@ -166,7 +160,7 @@ class _Sweep:
 
 
 def _read_values(text: str) -> tuple[str, Any]:
-    """An option's name and Optuna's distribution of its values; ValueError in words."""
+    """The name of an option and Optuna's distribution of its values."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     name, equals, values = text.partition("=")
@@ -187,14 +181,14 @@ def _read_values(text: str) -> tuple[str, Any]:
 
 
 def _check(space: dict[str, Any], rest: list[str], output_dir: str, metric: str) -> tuple[str, int]:
-    """The task's name and the seed, once both ends of everything have been read as train.py would read them."""
+    """The name of the task and the seed. The ends of all ranges are parsed as `train` would parse them."""
     from optuna.distributions import CategoricalDistribution
 
     check_writable(output_dir)
     if (Path(output_dir) / SETTINGS_FILE).is_file():
-        raise ValueError(f"{output_dir} holds a run, whose report would be replaced; choose another --output_dir")
+        raise ValueError(f"{output_dir} holds a run, whose report would be overwritten; choose another --output_dir")
     for name in space:
-        if f"--{name}" in rest:
+        if any(option in rest for option in _spellings(f"--{name}")):
             raise ValueError(f"--{name} is both searched and given; leave one of them out")
     ends = {
         name: d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for name, d in space.items()
@@ -205,16 +199,18 @@ def _check(space: dict[str, Any], rest: list[str], output_dir: str, metric: str)
         task, run, args, _ = parse([*rest, *_flags(params), "--output_dir", output_dir])
     if not run.eval_before_and_after or run.eval_only:
         raise ValueError(
-            "a sweep goes by the evaluation after GRPO: leave --eval_before_and_after on, --eval_only off"
+            "a sweep compares evaluations after GRPO; leave --eval_before_and_after on and --eval_only off"
         )
     if args.push_to_hub:
-        raise ValueError("the runs of a sweep are not pushed; push the best one, whose command is printed at the end")
+        raise ValueError(
+            "runs of a sweep cannot be pushed; train the best one again with the command printed at the end"
+        )
     _check_metric(metric, task, run, args)
     return task.name, args.seed
 
 
 def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
-    """ValueError for a metric that no evaluation will have, which otherwise the first trial would show at its end."""
+    """Raise ValueError for a metric that evaluations do not have, before the first trial."""
     from ..evaluation.samples import Sample
     from ..evaluation.summary import summarise
 
@@ -225,7 +221,12 @@ def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
     metrics, _ = summarise(samples, run.num_samples, args.max_completion_length, task.facts)
     known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
     if name not in known and run.editor is None:  # editors add counts of their own
-        raise ValueError(f"--metric {name}: evaluations have no such metric, but these: {', '.join(known)}")
+        raise ValueError(f"--metric {name}: evaluations have no such metric; their metrics are: {', '.join(known)}")
+
+
+def _spellings(option: str) -> list[str]:
+    """The option, and its other name where it has one."""
+    return [option, *(other for pair in ALIASES.items() if option in pair for other in pair if other != option)]
 
 
 def _flags(params: dict[str, Any]) -> list[str]:
@@ -237,8 +238,8 @@ def _text(value: Any) -> str:
 
 
 def _run(command: Sequence[str], console: Path) -> int:
-    """The exit status of a run. Ctrl-C reaches it too, SIGTERM is passed on to it, and it saves a checkpoint: it is
-    waited for."""
+    """Run a trial and return its exit status. Ctrl-C reaches it as well, SIGTERM is passed on; then it saves a
+    checkpoint, which is waited for."""
     asked: list[int] = []
     with open(console, "a", encoding="utf-8") as said:
         running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ)

@@ -1,4 +1,4 @@
-"""A whole run: model, cold start, evaluation, GRPO, evaluation, report, Hub. What train.py and the command do."""
+"""`trl-grpo-tasks train` and train.py: model, cold start, evaluation, GRPO, evaluation, report, Hub."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +33,7 @@ CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl",
 
 
 class FolderLostError(RuntimeError):
-    """Files of a run are no longer where it wrote them."""
+    """The output folder was deleted or emptied while the run was writing to it."""
 
 
 def main(argv: Sequence[str] | None = None, command: str = "train") -> int:
@@ -65,17 +65,18 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
         check_writable(args.output_dir)
         if args.process_index == 0:
             held.enter_context(locked(args.output_dir, "eval" if run.eval_only else "train"))
+        act: Callable[[], Any]
         if run.eval_only:
             act = Comparison.prepare(task, run, args, model_args).evaluate
         else:
-            act = partial(train, task, run, args, model_args, prepare(task, run, args, model_args))
+            act = partial(run_training, task, run, args, model_args, prepare(task, run, args, model_args))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
         with sigterm_as_ctrl_c():
             act()
-    except (DifferentStartError, CheckpointError) as error:  # before the cold start or the training begins
+    except (DifferentStartError, CheckpointError) as error:  # raised before the cold start or the training begins
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (PushError, EditorError, FolderLostError) as error:
@@ -83,27 +84,46 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
         return 1
     except KeyboardInterrupt as interruption:
         if args.process_index == 0:
-            print(_how_to_go_on(run, args, interruption), file=sys.stderr, flush=True)
+            print(_how_to_resume(run, args, interruption), file=sys.stderr, flush=True)
         if isinstance(interruption, StoppedError):  # in all processes; a launcher ends all as soon as one has ended
             PartialState().wait_for_everyone()
         return exit_status(interruption)
     return 0
 
 
-def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan) -> dict[str, Any]:
-    """Run everything that was asked for; returns what results.json holds."""
+@dataclass
+class TrainingResult:
+    """What a run made: its folder, its trainer, and its evaluations in order."""
+
+    folder: Path
+    trainer: Any
+    evaluations: list[Any]
+
+
+def run_training(
+    task: Task,
+    run: RunArguments,
+    args: Any,
+    model_args: Any,
+    plan: Plan,
+    *,
+    callbacks: Sequence[Any] = (),
+    command: str | None = None,
+) -> TrainingResult:
+    """Train, evaluate and report as the options say. `callbacks` are added to the trainer. `command` is recorded as
+    the command line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
     from ..models.loading import MERGED_FOLDER, save_merged
     from .interrupt import saved_when_interrupted
 
     state = PartialState()
-    say = print if state.is_main_process else _say_nothing
+    say = print if state.is_main_process else _print_nothing
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or "tiny"
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
-    say(_what_comes(run, args, len(plan.test_rows)))
+    say(_outline(run, args, len(plan.test_rows)))
 
     model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
@@ -115,11 +135,13 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
         evaluations.save()
 
     trainer = _make_trainer(model, task, run, args, plan)
-    _write_settings(folder, task, run, args, model_args, trainer.model)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    _write_settings(folder, task, run, args, model_args, trainer.model, command or _command(args))
     with saved_when_interrupted(trainer):
         resume = args.resume_from_checkpoint
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
-    trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would be pushed here already
+    trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would push the model now
     if run.eval_before_and_after:
         evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
         evaluations.save()
@@ -131,40 +153,41 @@ def train(task: Task, run: RunArguments, args: Any, model_args: Any, plan: Plan)
         trainer.create_model_card()
         if not (folder / SETTINGS_FILE).is_file():
             raise FolderLostError(
-                f"{folder} was deleted or emptied during the run: the model, the evaluation and the report are there, "
-                "but earlier checkpoints, metrics and settings are lost"
+                f"{folder} was deleted or emptied during the run; the model, the evaluation and the report were "
+                "saved, but earlier checkpoints, metrics and settings are lost"
             )
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
-    return evaluations.as_dict()
+    return TrainingResult(folder, trainer, evaluations.done)
 
 
 def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Plan) -> Any:
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # another one in notebooks
+    from transformers.trainer_callback import PrinterCallback
 
     from ..models.loading import is_adapter, load_model
     from ..report.trackers import TrackedSamples
     from ..training.callbacks import Console, LiveReport
     from ..training.trainer import TaskGRPOTrainer
 
-    goes_on = is_adapter(model)  # an adapter goes on being trained; TRL wants it loaded
-    if goes_on:
+    continues_adapter = is_adapter(model)  # TRL takes an adapter that is trained further as a loaded model
+    if continues_adapter:
         policy = load_model(
             model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
         )
     trainer = TaskGRPOTrainer(
-        policy if goes_on else model,
+        policy if continues_adapter else model,
         args=args,
         train_dataset=plan.rows,
         processing_class=plan.model.tokenizer,
         task=task,
         constraint=plan.model.constraint,
-        peft_config=None if goes_on else plan.peft_config,
-        quantization_config=None if goes_on else plan.quantization,
+        peft_config=None if continues_adapter else plan.peft_config,
+        quantization_config=None if continues_adapter else plan.quantization,
     )
     if not run.verbose:
-        for callback in (ProgressCallback, PrinterCallback):
+        for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(callback)
         trainer.add_callback(Console("GRPO", CONSOLE_METRICS))
     if args.report_to:
@@ -174,14 +197,14 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
 
 
 class _Evaluations:
-    """The evaluations of a run so far; kept in results.json, so that a resumed run does not repeat them."""
+    """The evaluations of a run so far. They are kept in results.json, so a resumed run does not repeat them."""
 
     def __init__(self, task: Task, run: RunArguments, args: Any, state: Any, plan: Plan):
         from accelerate.utils import broadcast_object_list
 
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
-        # The main process reads the file for all, so that they agree on its contents.
+        # The main process reads the file for all processes, so that they agree on its content.
         self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
     def _read(self) -> list[Any]:
@@ -191,25 +214,29 @@ class _Evaluations:
 
         saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
         done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
-        # Of other rows, or of another number of samples, it could not stand beside the one after GRPO.
+        # An evaluation of other rows or another number of samples cannot be compared with the one after GRPO.
         rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.num_samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
+
+    @property
+    def done(self) -> list[Any]:
+        return self._done
 
     def has(self, name: str) -> bool:
         return any(evaluation.name == name for evaluation in self._done)
 
     def load(self, path: str) -> Any:
-        """The model at `path`, ready to generate."""
+        """Load the model at `path`, ready to generate."""
         return load_for_evaluation(path, self._task, self._args, self._plan.quantization)
 
     def add(self, name: str, model: Any) -> None:
-        """Evaluate `model`; every process takes a share of the rows."""
+        """Evaluate `model`; each process takes a share of the rows."""
         candidate = Candidate(name, "", self._plan.model)
         evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
         self._done = [one for one in self._done if one.name != name] + [evaluation]
         if self._state.is_main_process:
-            told = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
-            print(f"{name}: {told} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
+            shown = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
+            print(f"{name}: {shown} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
 
     def show(self) -> None:
         if self._state.is_main_process:
@@ -244,7 +271,7 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         steps=run.cold_start_steps,
         learning_rate=run.cold_start_learning_rate,
         batch_size=run.cold_start_batch_size,
-        peft_config=copy.deepcopy(plan.peft_config),  # peft writes the name of the base model into it
+        peft_config=copy.deepcopy(plan.peft_config),  # peft writes the name of the base model into its configuration
         bf16=args.bf16,
         fp16=args.fp16,
         gradient_checkpointing=args.gradient_checkpointing,
@@ -255,29 +282,33 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
     )
 
 
-def _what_comes(run: RunArguments, args: Any, held_out: int) -> str:
+def _outline(run: RunArguments, args: Any, held_out: int) -> str:
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
     cold_start = f"cold start of {run.cold_start_steps} steps, then " if run.cold_start_steps else ""
     evaluation = f"; {held_out} held-out rows before and after" if held_out else ""
-    completions = f"{args.generation_batch_size} completions, {args.num_generations} of a prompt"
-    return f"{cold_start}GRPO for {steps} of {completions}{evaluation}"
+    completions = f"{args.generation_batch_size} completions per rollout, {args.num_generations} per prompt"
+    return f"{cold_start}GRPO for {steps}, {completions}{evaluation}"
 
 
-def _how_to_go_on(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
+def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
     if run.eval_only:
-        return "stopped; the same command goes on from here"
+        return "stopped; the same command resumes the evaluation"
     checkpoint, _ = newest_complete(args.output_dir)
     if checkpoint is None:
-        return "stopped before the first checkpoint; start again with the same command"
-    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to go on:\n{_command(args, resuming=True)}"
+        return "stopped before the first checkpoint; the same command starts again"
+    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to resume:\n{_command(args, resuming=True)}"
 
 
-def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any) -> None:
+def _write_settings(
+    folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
+) -> None:
     if not args.should_save:
         return
-    is_packed = model_args.load_in_4bit or model_args.load_in_8bit  # several weights in a number: no use counting
+    is_packed = (
+        model_args.load_in_4bit or model_args.load_in_8bit
+    )  # several weights per number: counting is misleading
     settings = {
-        "command": _command(args),
+        "command": command,
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
         "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
@@ -291,7 +322,7 @@ def _write_settings(folder: Path, task: Task, run: RunArguments, args: Any, mode
 
 
 def _command(args: Any, resuming: bool = False) -> str:
-    """What was typed, without secrets; or the command that resumes it from its newest checkpoint."""
+    """The command that was typed, without secrets; or the command that resumes the run from its newest checkpoint."""
     typed = list(sys.argv[1:])
     if resuming and "--resume_from_checkpoint" in typed:
         at = typed.index("--resume_from_checkpoint")
@@ -315,20 +346,20 @@ def _precision(args: Any) -> str:
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
-def _say_nothing(*_: Any) -> None:
+def _print_nothing(*_: Any) -> None:
     pass
 
 
 def quiet_third_party_logging() -> None:
-    """Leave the console to what matters: no bars for what takes a second, no word of kernels that are optional."""
+    """Silence progress bars of short operations and messages about optional kernels."""
     import logging
 
-    # Before anything imports bitsandbytes: it looks for its optional kernels then, and says when there are none.
+    # This must precede any import of bitsandbytes, which reports missing optional kernels when it is imported.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import datasets
     from transformers.utils import logging as transformers_logging
 
     datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()
-    # Said of checkpoints that are less than a second apart.
+    # A warning about checkpoints that are less than a second apart.
     logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime may not" not in str(record.msg))

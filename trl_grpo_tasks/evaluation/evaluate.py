@@ -1,5 +1,8 @@
-"""Evaluation on held-out rows: sample, score, add up. Works on any causal language model, with or without a
-constraint, and on masked ones; resumes where it was stopped; several processes share the rows."""
+"""Evaluation of a model on held-out rows: sampling, scoring and metrics.
+
+It works with causal models, with or without a constraint, and with masked models. An interrupted evaluation can be
+resumed, and several processes share the rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
 from ..task import EditorError, Row, Task, check_editor
-from .sampler import Writer
+from .sampler import CompletionSampler
 from .samples import Evaluation, Sample
 from .summary import summarise
 
@@ -47,14 +50,14 @@ def evaluate(
     seed: int = 0,
     kept: KeptSamples | None = None,
 ) -> Evaluation:
-    """Sample `num_samples` completions of each row and score them. The random state outside is left as it was.
+    """Sample `num_samples` completions per row, score them and compute metrics. The global random state is restored.
 
     Sampling follows `constraint` if one is given; `editor` is one of `task.editors` and may delete generated tokens.
-    What is in `kept` already is not sampled again.
+    Samples that are already in `kept` are reused.
 
     With several processes, every process must call this with the same arguments: each samples its share of the
-    batches, and all return the same samples. The seed of a batch depends on the rows in it, so the number of processes
-    does not change what is sampled.
+    batches, and all return the same samples. The seed of a batch depends on its position among all samples, so the
+    number of processes does not change the samples.
     """
     check_editor(task, editor, constraint is not None)
     repeated = [row for row in rows for _ in range(num_samples)]
@@ -63,30 +66,31 @@ def evaluate(
     start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
-    writer = Writer(model, tokenizer, temperature, max_completion_length, constraint, filters)
+    sampler = CompletionSampler(model, tokenizer, temperature, max_completion_length, constraint, filters)
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None
-    # Only where somebody watches: a file of logs wants no bar.
+    # With None, tqdm shows the bar only on a terminal, so that log files stay free of it.
     hidden = None if processes.is_main_process else True
     bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=hidden)
-    in_a_round = batch_size * processes.num_processes  # one batch per process
+    per_round = batch_size * processes.num_processes  # one batch per process
     with torch.random.fork_rng(devices), torch.no_grad(), bar:
-        for round_start in range(len(samples), len(repeated), in_a_round):
+        for round_start in range(len(samples), len(repeated), per_round):
             first = round_start + processes.process_index * batch_size
-            batch = repeated[first : first + batch_size]  # in the last round, some processes may have none
-            written: list[tuple[str, int]] = []
+            batch = repeated[first : first + batch_size]  # may be empty for some processes in the last round
+            completions: list[tuple[str, int]] = []
             counts: list[dict[str, int]] = []
             if batch:
                 torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
-                edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, writer)
-                written = writer.write(batch, edits)
+                edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, sampler)
+                completions = sampler.sample(batch, edits)
                 counts = [{} if edits is None else edits.counts(i) for i in range(len(batch))]
-            pending = executor.submit([json.dumps(row, ensure_ascii=False) for row in batch], [t for t, _ in written])
-            if scoring is not None:  # its scores were computed while this batch was written
+            rows_as_json = [json.dumps(row, ensure_ascii=False) for row in batch]
+            pending = executor.submit(rows_as_json, [text for text, _ in completions])
+            if scoring is not None:  # the previous batch was scored while this one was generated
                 samples += scoring.finish(task, judges, kept)
-            scoring = _Batch(batch, written, counts, pending, time.monotonic() - start)
-            bar.update(min(in_a_round, len(repeated) - round_start))
+            scoring = _Batch(batch, completions, counts, pending, time.monotonic() - start)
+            bar.update(min(per_round, len(repeated) - round_start))
         if scoring is not None:
             samples += scoring.finish(task, judges, kept)
     model.train(was_training)
@@ -103,35 +107,37 @@ def scored_samples(
     outcomes: Sequence[Outcome],
     counts: Sequence[dict[str, int]] | None = None,
 ) -> list[Sample]:
-    """Completions (texts and numbers of tokens) with what came of scoring them, by the executor and by judges."""
+    """Combine completions (text and number of tokens) with their outcomes from the executor and from the judges."""
     texts = [text for text, _ in completions]
     judged = {name: judge.score(rows, texts) for name, judge in judges.items()}
     samples = []
     for i, (row, (text, tokens), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
         score = None if outcome.score is None else outcome.score.as_dict()
-        why = outcome.reason if outcome.score is None else outcome.score.reason
+        reason = outcome.reason if outcome.score is None else outcome.score.reason
         if score is not None:
             for name, values in judged.items():
                 score["components"][name] = values[i]
                 score["total"] += task.weights[name] * values[i]
         form = hashlib.sha256(task.canonical(row, text).encode(errors="replace")).hexdigest()[:16]
-        samples.append(Sample(dict(row), text, tokens, score, why, counts[i] if counts else {}, form))
+        samples.append(Sample(dict(row), text, tokens, score, reason, counts[i] if counts else {}, form))
     return samples
 
 
 class KeptSamples:
-    """A .jsonl file of the samples of an evaluation under way, one per line, which the main process reads and writes.
-    The last line of a round also holds how long the evaluation has taken so far. Samples that were made under other
-    `settings` are not taken."""
+    """A .jsonl file with the samples of an unfinished evaluation, from which the evaluation resumes.
+
+    Only the main process reads and writes it. Each line is a sample; the last line of a round of batches also holds
+    the settings and the time spent so far. Samples made with other `settings` are discarded.
+    """
 
     def __init__(self, path: Path, settings: dict[str, Any]):
         self._path = path
         self._settings = json.loads(json.dumps(settings))
 
     def read(self) -> tuple[list[Sample], float]:
-        """The samples of complete rounds, and the seconds they took."""
+        """Return the samples of complete rounds and the seconds they took; remove all other lines from the file."""
         samples: list[Sample] = []
-        whole = (0, 0.0)
+        complete = (0, 0.0)
         lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.is_file() else []
         for line in lines:
             try:
@@ -139,53 +145,53 @@ class KeptSamples:
                 after = entry.pop("after", None)
                 samples.append(Sample(**entry))
             except (ValueError, TypeError, AttributeError):
-                break  # the line that was being written when the evaluation was killed, or one of another version
+                break  # a line that was cut off when the evaluation was killed, or that another version wrote
             if after is not None:
                 if after["settings"] != self._settings:
                     break
-                whole = (len(samples), after["seconds"])
+                complete = (len(samples), after["seconds"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, "".join(f"{line}\n" for line in lines[: whole[0]]))
-        return samples[: whole[0]], whole[1]
+        write_atomically(self._path, "".join(f"{line}\n" for line in lines[: complete[0]]))
+        return samples[: complete[0]], complete[1]
 
     def add(self, samples: Sequence[Sample], seconds: float) -> None:
         """Append the samples of a round."""
         entries = [asdict(sample) for sample in samples]
         entries[-1]["after"] = {"settings": self._settings, "seconds": seconds}
         with open(self._path, "a", encoding="utf-8") as file:
-            # In ASCII: a completion may hold lone surrogates.
+            # ASCII output: a completion may contain lone surrogates, which UTF-8 cannot encode.
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
 def _read_on_main(kept: KeptSamples | None, processes: PartialState) -> tuple[list[Sample], float]:
-    """What the main process has kept, on every process: their file systems may differ."""
+    """Read the kept samples on the main process and send them to all processes, whose file systems may differ."""
     found = [kept.read() if kept is not None and processes.is_main_process else ([], 0.0)]
     return broadcast_object_list(found)[0]
 
 
 @dataclass
 class _Batch:
-    """Completions that are being scored."""
+    """A batch of completions that is being scored."""
 
     rows: Sequence[Row]
-    written: list[tuple[str, int]]
+    completions: list[tuple[str, int]]
     counts: list[dict[str, int]]
     pending: Pending
     seconds: float
 
     def finish(self, task: Task, judges: Mapping[str, FrozenJudge], kept: KeptSamples | None) -> list[Sample]:
-        """The samples of this round, of all processes, in the order of the rows."""
-        own = scored_samples(task, judges, self.rows, self.written, self.pending.result(), self.counts)
+        """Wait for the scores and return the samples of all processes in this round, in the order of the rows."""
+        own = scored_samples(task, judges, self.rows, self.completions, self.pending.result(), self.counts)
         samples = gather_object(own)
         if kept is not None and PartialState().is_main_process:
             kept.add(samples, self.seconds)
         return samples
 
 
-def _make_editor(name: str, task: Task, rows: Sequence[Row], tokenizer: Any, writer: Writer) -> Editor:
-    if writer.no_editor_reason is not None:
+def _make_editor(name: str, task: Task, rows: Sequence[Row], tokenizer: Any, sampler: CompletionSampler) -> Editor:
+    if sampler.no_editor_reason is not None:
         raise EditorError(
             f"--editor {name} deletes generated tokens, which only the fast rollout supports, and "
-            f"{writer.no_editor_reason}; leave --editor out"
+            f"{sampler.no_editor_reason}; leave --editor out"
         )
     return task.editor(name, rows, tokenizer)

@@ -1,5 +1,8 @@
-"""Completions of rows by any language model: from our rollouts where they are known to be right, from transformers
-elsewhere, and from masked models by filling."""
+"""Sampling of completions from any language model.
+
+Supported causal models use the fast rollouts of this package, other causal models use transformers' `generate`, and
+masked models fill the mask tokens of the prompt.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from ..rollout.support import without_adapter
 from ..task import Row
 
 
-class Writer:
-    """Writes with `model`, which is in evaluation mode; the likeliest tokens where the temperature is 0.
+class CompletionSampler:
+    """Samples completions from `model`, which must be in evaluation mode. Temperature 0 means greedy decoding.
 
-    Nothing of the model's own `generation_config` is used but its end-of-sequence tokens, as in training."""
+    As in training, only the end-of-sequence tokens are taken from the model's `generation_config`.
+    """
 
     def __init__(
         self,
@@ -38,37 +42,38 @@ class Writer:
             check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])
         self._temperature, self._max_length = temperature, max_length
         self._filters = filters if temperature > 0 else NO_FILTERS
-        self.no_editor_reason = unsupported_reason(without_adapter(model))  # None: `write` can take one
+        # Why `sample` cannot take an editor: only our own rollouts support editors. None: it can.
+        self.no_editor_reason = unsupported_reason(without_adapter(model))
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
         self._policy: MaskedPolicy | None = None
         if is_masked_lm(model):
             self._policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
 
-    def write(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
-        """The text and the number of tokens of a completion of each row."""
+    def sample(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
+        """Sample one completion per row; return the text and the number of tokens of each."""
         prompts = [row["prompt"] for row in rows]
         if self._policy is not None:
             fills = self._policy.fill(self._model, self._policy.prompt_ids(prompts)).ids
             return [(self._policy.text_of(ids), len(ids)) for ids in fills]
-        ids, ends = self._prompt_ids(prompts), self._ends()
+        ids, eos_ids = self._prompt_ids(prompts), self._eos_ids()
         table = MaskTable(self._model.get_output_embeddings().weight.shape[0])
         sampling = {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
         if self._decoder is not None:
-            written = rollout(
+            completion_ids = rollout(
                 self._model,
                 ids,
                 max_new_tokens=self._max_length,
-                eos_token_ids=sorted(ends),
+                eos_token_ids=sorted(eos_ids),
                 temperature=self._temperature,
                 decoder=self._decoder,
                 editor=editor,
                 **sampling,
             ).completion_ids
         else:
-            written = self._with_transformers(ids, sampling)
+            completion_ids = self._generate_with_transformers(ids, sampling)
         completions = []
-        for tokens in written:
-            length = next((t + 1 for t, token in enumerate(tokens) if token in ends), len(tokens))
+        for tokens in completion_ids:
+            length = next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))
             completions.append((self._tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
         return completions
 
@@ -79,12 +84,12 @@ class Writer:
             prompts, add_generation_prompt=True, tokenize=True, return_dict=True
         )["input_ids"]
 
-    def _ends(self) -> set[int]:
+    def _eos_ids(self) -> set[int]:
         """The tokens that end a completion."""
-        ends = self._model.generation_config.eos_token_id
-        return {self._tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        configured = self._model.generation_config.eos_token_id
+        return {self._tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
 
-    def _with_transformers(self, ids: Sequence[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
+    def _generate_with_transformers(self, ids: Sequence[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
         device, width = self._model.device, max(map(len, ids))
         pad = self._tokenizer.pad_token_id
         pad = self._tokenizer.eos_token_id if pad is None else pad

@@ -1,4 +1,4 @@
-"""The samples of an evaluation and what they add up to, as results.json keeps them."""
+"""Data classes for the samples and the metrics of an evaluation, as stored in results.json."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 
 @dataclass
 class Sample:
-    """One completion of a held-out row, and what the task said of it. `counts` of what was done while decoding; `form`
-    is the same for completions that the task takes for the same answer. Of a completion that somebody else wrote the
-    number of tokens may be unknown."""
+    """One completion of a held-out row with its score.
+
+    Attributes:
+        row: The row of the dataset.
+        completion: The generated text.
+        tokens: The number of generated tokens; None if unknown (completions read from a file).
+        score: `Score.as_dict()`, or None if the completion could not be scored.
+        reason: Why the completion failed or could not be scored.
+        counts: Counters of the editor during decoding, by name.
+        form: A hash of the task's normal form; equal for completions that the task considers the same answer.
+    """
 
     row: dict[str, Any]
     completion: str
@@ -23,7 +31,10 @@ class Sample:
 
 @dataclass
 class Evaluation:
-    """`metrics` by name, their 95% `intervals`, and the samples behind them: row after row, as many of each."""
+    """The metrics of one model, their 95% confidence intervals, and the samples they were computed from.
+
+    Samples are ordered by row, with the same number of samples for each row.
+    """
 
     name: str
     metrics: dict[str, float]

@@ -1,4 +1,4 @@
-"""What samples add up to: means, pass@k, max@k and diversity with bootstrap intervals; as text and as Markdown."""
+"""Metrics of evaluation samples (means, pass@k, max@k, diversity) with bootstrap intervals, and tables of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..report.run_folder import shown_metrics
 from ..training.advantages import doublings, expected_best
 from .samples import Evaluation, Sample
 
-MARKS = ("success", "valid")
+FLAGS = ("success", "valid")
 NGRAM = 3  # words
 RESAMPLES = 2000
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 def summarise(
@@ -25,13 +25,14 @@ def summarise(
     max_completion_length: int,
     facts: Sequence[str] = (),
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Metrics by name, and their intervals, of samples that stand row after row, `num_samples` of each.
+    """Compute metrics and their 95% intervals from samples ordered by row, `num_samples` of each row.
 
-    Means leave out samples that could not be scored; `facts` are keys of the scores' info that are averaged too. Where
-    rows are of several levels, success is there for each.
-    pass@k and max@k are unbiased, for k = 1, 2, 4, ... and `num_samples`. `distinct_answers` is how many different
-    valid answers a row has, as a share of its samples; `distinct_ngrams` the share of a row's word triples that
-    differ. Rows are what is resampled for the intervals: samples of one row are not independent.
+    - Means leave out samples that could not be scored. `facts` are keys of the scores' info that are averaged too.
+    - `success/LEVEL` is added for each level if the rows are of several levels.
+    - pass@k and max@k are unbiased estimates, for k = 1, 2, 4, ... and `num_samples`.
+    - `distinct_answers` is the number of different valid answers to a row divided by its number of samples.
+    - `distinct_ngrams` is the share of distinct word trigrams among all word trigrams of a row.
+    - Intervals come from a bootstrap over rows, because samples of the same row are not independent.
     """
     rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
     measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples))
@@ -44,7 +45,7 @@ def summarise(
 
 
 def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
-    """The metrics of several evaluations side by side, with the intervals that they have."""
+    """Format the metrics of several evaluations as a table with one column each, with intervals where known."""
     names = shown_metrics([evaluation.metrics for evaluation in evaluations])
     first_column = ["", *names]
     columns = [[evaluation.name, *(_cell(evaluation, name) for name in names)] for evaluation in evaluations]
@@ -63,15 +64,16 @@ def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
 def _measured(
     rows_P: Sequence[Sequence[Sample]], max_completion_length: int, facts: Sequence[str], ks: Sequence[int]
 ) -> dict[str, list[tuple[float, int]]]:
-    """The sum and the count of each metric in each row."""
+    """Return the sum and the count of each metric in each row."""
     scores_P = [[sample.score for sample in row if sample.score is not None] for row in rows_P]
-    measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in MARKS}
+    measured = {name: [_sum_and_count(score[name] for score in scores) for scores in scores_P] for name in FLAGS}
     for fact in facts:
         measured[fact] = [_sum_and_count(score["info"].get(fact) for score in scores) for scores in scores_P]
     levels_P = [row[0].row.get("level") for row in rows_P]
     for level in dict.fromkeys(levels_P) if len(set(levels_P)) > 1 else ():
         measured[f"success/{level}"] = [
-            of_row if its == level else (0.0, 0) for of_row, its in zip(measured["success"], levels_P, strict=True)
+            value if row_level == level else (0.0, 0)
+            for value, row_level in zip(measured["success"], levels_P, strict=True)
         ]
     measured["reward"] = [_sum_and_count(score["total"] for score in scores) for scores in scores_P]
     for part in sorted({part for scores in scores_P for score in scores for part in score["components"]}):
@@ -112,7 +114,7 @@ def _distinct_answers(row: Sequence[Sample]) -> int:
 def _distinct_ngrams(row: Sequence[Sample]) -> tuple[int, int]:
     found = []
     for words in (sample.completion.split() for sample in row):
-        # A shorter text is one n-gram by itself, so that repeating a single word counts as repetition.
+        # A text shorter than an n-gram counts as one n-gram, so that repeating a single word counts as repetition.
         found += [tuple(words[i : i + NGRAM]) for i in range(max(1, len(words) - NGRAM + 1))]
     return len(set(found)), len(found)
 
@@ -122,13 +124,13 @@ def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _intervals(sums_M_P: np.ndarray, counts_M_P: np.ndarray) -> list[list[float]]:
-    """Percentile bootstrap over rows. The same resamples for every metric and, of as many rows, every model."""
+    """Percentile bootstrap over rows. All metrics, and all models with equally many rows, share the resamples."""
     rows = sums_M_P.shape[1]
     weights_R_P = np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES).astype(float)
     values_R_M = _ratio(weights_R_P @ sums_M_P.T, weights_R_P @ counts_M_P.T)
     ends = []
     for values in values_R_M.T:
         known = values[~np.isnan(values)]
-        tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
         ends.append(np.quantile(known, tails).tolist() if len(known) else [float("nan")] * 2)
     return ends

@@ -1,4 +1,4 @@
-"""The model card of a run: README.md with the header the Hub reads, numbers, pictures, and how to use the model."""
+"""The model card of a run: README.md with the metadata header for the Hub, results, samples and usage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .run_folder import RunFolder, duration, is_number, shown_metrics
 
 CARD_FILE = "README.md"
 PICTURE_FILE = "samples.png"
-COLUMNS = 4  # of the picture: rows of the data set
-SIDE = 320  # pixels of each sample in it
+COLUMNS = 4  # prompts in the picture
+SIDE = 320  # pixels of a sample in the picture
 SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "advantage_estimator", "pass_k", "constrain", "component_weights",
@@ -26,16 +26,17 @@ SETTINGS = (
 
 
 def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pictures: Pictures | None = None) -> Path:
-    """Write README.md and, where the task draws pictures, samples.png into a run's folder; returns the card's path.
+    """Write README.md and, if the task renders PNG pictures, samples.png into a run folder; return the card's path.
 
-    `name` is the repository on the Hub, if there is or will be one; `pictures` may have been drawn for the report.
+    `name` is the model's repository on the Hub, if it has or will have one. `pictures` may be those of the report, so
+    that they are not drawn again.
     """
     from huggingface_hub import ModelCard
 
     run = RunFolder.read(run_dir)
     name = name or run.path.absolute().name
     model = run.settings.get("model", {})
-    # At a checkpoint the adapter is not in the run's own folder yet.
+    # While the run has only saved checkpoints, its folder does not contain the adapter yet.
     adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
     base = adapter or model.get("name")
     picture = _write_picture(run, Pictures(task) if pictures is None else pictures)
@@ -43,8 +44,9 @@ def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pict
         f"---\n{_header(run, task, name, base, adapter is not None).to_yaml()}\n---\n",
         f"# {name.split('/')[-1]}\n",
         f"{_kind(base, adapter is not None)}, trained with GRPO on the task **{task.name}** (version {task.version}): "
-        f"{task.description.rstrip('.')}. Made with trl_grpo_tasks, on top of "
-        "[TRL](https://github.com/huggingface/trl); `report.html` in this repository has curves and more samples.\n",
+        f"{task.description.rstrip('.')}. It was made with trl_grpo_tasks, which builds on "
+        "[TRL](https://github.com/huggingface/trl). The file `report.html` in this repository shows training curves "
+        "and more samples.\n",
         _results(run),
         _samples(run, picture),
         _usage(run, task, name, adapter),
@@ -65,7 +67,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
         EvalResult(
             task_type="text-generation",
             dataset_type=task.name,
-            dataset_name=f"{task.name} {task.version}, held-out rows",
+            dataset_name=f"{task.name} {task.version}, held-out prompts",
             metric_type=metric.replace("@", "_at_"),
             metric_name=metric,
             metric_value=round(value, 4),
@@ -77,7 +79,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
         base_model=base if _is_on_hub(base) else None,
         pipeline_tag="text-generation",
         tags=["trl", "grpo", "trl-grpo-tasks", task.name, *(["lora"] if is_adapter else [])],
-        model_name=name.split("/")[-1],  # of the model index, which the Hub wants beside results
+        model_name=name.split("/")[-1],  # the Hub requires it together with results
         eval_results=results or None,
         ignore_metadata_errors=False,
     )
@@ -85,9 +87,9 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
 
 def _kind(base: str | None, is_adapter: bool) -> str:
     if base == "tiny":
-        return "A small Llama, made on the spot"
+        return "A tiny Llama model, created from scratch for this task"
     shown = f"[{base}](https://huggingface.co/{base})" if _is_on_hub(base) else "a local model"
-    return f"An adapter for {shown}" if is_adapter else f"Fine-tuned from {shown}"
+    return f"An adapter for {shown}" if is_adapter else f"A model fine-tuned from {shown}"
 
 
 def _results(run: RunFolder) -> str:
@@ -101,25 +103,27 @@ def _results(run: RunFolder) -> str:
         lines.append(f"| {name} | {' | '.join(values)} |")
     latest = run.evaluations[-1]
     rows, made = len(rows_of(latest)), len(latest["samples"])
-    how = "under the task's constraint" if run.settings.get("training", {}).get("constrain") else "freely"
+    constrained = run.settings.get("training", {}).get("constrain")
+    how = "under the task's constraint" if constrained else "without a constraint"
     if editor := run.settings.get("run", {}).get("editor"):
         how += f", with `--editor {editor}`"
+    columns = f" Columns: {run.evaluation_names}." if run.evaluation_names else ""
     return (
-        f"## Results\n\n{made} samples of {rows} rows that were not trained on, written {how}; one run. In "
-        "brackets: 95% intervals, by bootstrap over rows.\n\n" + "\n".join(lines) + "\n"
+        f"## Results\n\n{made} samples of {rows} held-out prompts, sampled {how}; results of one training run. "
+        f"Brackets: 95% confidence intervals (bootstrap over prompts).{columns}\n\n" + "\n".join(lines) + "\n"
     )
 
 
 def _fenced(text: str, language: str = "text") -> str:
-    """A code block that nothing in `text` can end: its fence is longer than any row of tildes there."""
-    fence = "~" * max([4, *(len(row) + 1 for row in re.findall("~+", text))])
+    """Format text as a code block whose fence is longer than any run of tildes in `text`, which thus cannot end it."""
+    fence = "~" * max([4, *(len(tildes) + 1 for tildes in re.findall("~+", text))])
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _code(text: str) -> str:
-    """Text in a line as a code span, in which Markdown and HTML mean nothing and which nothing in it can end."""
+    """Format text as a code span in one line; Markdown and HTML in it have no effect, and it cannot end the span."""
     text = " ".join(text.split())
-    ticks = "`" * max([1, *(len(row) + 1 for row in re.findall("`+", text))])
+    ticks = "`" * max([1, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
     space = " " if "`" in text else ""
     return f"{ticks}{space}{text}{space}{ticks}"
 
@@ -138,8 +142,8 @@ def _samples(run: RunFolder, has_picture: bool) -> str:
     latest = _latest(run)
     if has_picture:
         both = all(run.before_and_after)
-        what = "The same held-out rows before (above) and after (below)" if both else "Held-out rows"
-        return f"## Samples\n\n![{what}]({PICTURE_FILE})\n\n{what}: of each row the sample in the middle by reward.\n"
+        what = "The same held-out prompts before (top) and after training (bottom)" if both else "Held-out prompts"
+        return f"## Samples\n\n![{what}]({PICTURE_FILE})\n\n{what}. For each prompt, the median sample by reward.\n"
     if latest is None or not latest["samples"]:
         return ""
     shown = []
@@ -148,9 +152,9 @@ def _samples(run: RunFolder, has_picture: bool) -> str:
         verdict = _code(reason[:400]) if reason.strip() else "*no success*"
         if (sample["score"] or {}).get("success"):
             verdict = "*success*"
-        written = _fenced(sample["completion"][:1500])
-        shown.append(f"Prompt:\n\n{_fenced(prompt_of(sample, 400))}\n\nAnswer:\n\n{written}\n\n{verdict}\n")
-    return "## Samples\n\nOf three held-out rows, the sample in the middle by reward.\n\n" + "\n".join(shown)
+        completion = _fenced(sample["completion"][:1500])
+        shown.append(f"Prompt:\n\n{_fenced(prompt_of(sample, 400))}\n\nAnswer:\n\n{completion}\n\n{verdict}\n")
+    return "## Samples\n\nThe median samples by reward of some held-out prompts.\n\n" + "\n".join(shown)
 
 
 def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
@@ -170,18 +174,18 @@ def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
     notes = []
     if run.settings.get("training", {}).get("constrain"):
         notes.append(
-            "It was trained and evaluated under the task's constraint, which this snippet does not apply; "
-            f"`trl-grpo-tasks eval --task {task.name} --model_name_or_path {name} --constrain` does."
+            "The model was trained and evaluated under the task's constraint. The code above does not apply the "
+            f"constraint; `trl-grpo-tasks eval {task.name} --model {name} --constrain` does."
         )
     if adapter and (run.path / MERGED_FOLDER).is_dir():
         notes.append(
-            "The same weights as a whole model, with nothing else needed: "
+            "The adapter merged with its base model, which needs neither peft nor the base model: "
             f'`AutoModelForCausalLM.from_pretrained("{name}", subfolder="{MERGED_FOLDER}")`.'
         )
     elif adapter and not _is_on_hub(adapter):
         notes.append(
-            f"The adapter stands on a model that is not on the Hub (`{Path(adapter).name}`, which the run made or was "
-            "given): whoever uses it needs that folder too, and its path in `adapter_config.json`."
+            f"The adapter needs a base model that is not on the Hub (the local folder `{Path(adapter).name}`). To use "
+            "it elsewhere, copy that folder too and set its path in `adapter_config.json`."
         )
     code = "\n".join(
         [
@@ -192,8 +196,8 @@ def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
             f'model = {kind}.from_pretrained("{name}")',
             f"prompt = {json.dumps(prompt, ensure_ascii=False)}",
             f"inputs = {inputs}",
-            f"written = model.generate(**inputs, do_sample=True, max_new_tokens={length})",
-            'print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+            f"output = model.generate(**inputs, do_sample=True, max_new_tokens={length})",
+            'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
         ]
     )
     return f"## How to use it\n\n```python\n{code}\n```\n" + "".join(f"\n{note}\n" for note in notes)
@@ -207,8 +211,8 @@ def _training(run: RunFolder, task: Task) -> str:
     lines = {
         "cold start": f"{n} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "steps": run.last_step or None,
-        "time": duration(run.seconds) if run.seconds is not None else None,
-        "machine": settings.get("machine"),
+        "training time": duration(run.seconds) if run.seconds is not None else None,
+        "hardware": settings.get("machine"),
         **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
         **{f"`{name}`": _in_table(json.dumps(value)) for name, value in options.items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
@@ -220,22 +224,25 @@ def _training(run: RunFolder, task: Task) -> str:
 
 def _licence(base: str | None) -> str:
     if base == "tiny":
-        text = "The weights were made from nothing but the task's own rows; no other model's licence applies to them."
+        text = "The weights were trained from scratch on the task's own data, so no other model's licence applies."
     elif _is_on_hub(base):
-        text = f"Weights made from [{base}](https://huggingface.co/{base}) are under its licence: see its card."
+        text = f"The weights are derived from [{base}](https://huggingface.co/{base}) and under its licence."
     else:
-        text = "Weights are under the licence of the model they were made from."
-    return f"## Licence\n\n{text} trl_grpo_tasks itself is under Apache-2.0; data of your own has its own terms.\n"
+        text = "The weights are under the licence of the model from which they were derived."
+    return (
+        f"## Licence\n\n{text} The training code, trl_grpo_tasks, is under Apache-2.0. Training data of your own is "
+        "under its own terms.\n"
+    )
 
 
 def _write_picture(run: RunFolder, pictures: Pictures) -> bool:
-    """Draw samples.png; whether there is one. Tasks that draw HTML, or cannot draw, have none."""
+    """Write samples.png and return whether it was written. Tasks that render HTML or cannot render have none."""
     before, after = run.before_and_after
     latest = after or before
     if latest is None or not latest["samples"]:
         return False
     if before is not None and after is not None and (found := pairs(before, after)):
-        chosen = choose(choose(found, ROWS_SHOWN), COLUMNS)  # of those in the report
+        chosen = choose(choose(found, ROWS_SHOWN), COLUMNS)  # among those in the report
         shown = [[pair.before for pair in chosen], [pair.after for pair in chosen]]
     else:
         shown = [spread(typical_samples(latest, ROWS_SHOWN), COLUMNS)]
@@ -246,9 +253,10 @@ def _write_picture(run: RunFolder, pictures: Pictures) -> bool:
 
 
 def _sheet(drawn: Sequence[Sequence[Any]], path: Path) -> bool:
+    """Write PNG pictures as a grid into one file; return whether it was written."""
     try:
         from PIL import Image, ImageOps
-    except ImportError:  # whoever draws PNG without it does so for the report alone
+    except ImportError:  # a task may render PNG without Pillow; the card then has no picture
         return False
     page = Image.new("RGB", (SIDE * max(map(len, drawn)), SIDE * len(drawn)), "white")
     for y, line in enumerate(drawn):
@@ -274,7 +282,7 @@ def _adapter_base(folder: Path) -> str | None:
 
 
 def _is_on_hub(model: str | None) -> bool:
-    """Whether it can be a Hub id: not a folder or file here, nor the embedded model."""
+    """Tell whether `model` can be a Hub id: neither a local path nor the tiny model."""
     if not model or model == "tiny" or model.endswith(".gguf") or Path(model).exists():
         return False
     return model.count("/") <= 1 and not model.startswith(("/", ".", "~"))

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that opens from disk. What was trained, what came of it, and how to repeat it."""
+"""The HTML report of a run: one self-contained page with results, samples, training curves and settings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from ..files import write_atomically
 from ..task import TASKS, Task, find_task_class, get_task, printable
 from .gallery import Pictures
 from .run_folder import SETTINGS_FILE, RunFolder
-from .sections import best_of_k, curves, evaluation_table, headline, reproduce, samples, times
+from .sections import best_of_k, curves, evaluation_table, glossary, headline, reproduce, samples, times
 from .style import SCRIPT, page
 
 REPORT_FILE = "report.html"
-# For drawing, at most. While a run goes on it waits for us: a few pictures a time, which are kept.
+# Limits on the time for drawing pictures. Training waits while the report is written, so the limit is lower then; the
+# pictures drawn are kept for the next version of the page.
 SECONDS, SECONDS_WHILE_RUNNING = 60.0, 2.0
 
 
 def write_report(
     run_dir: str | Path, task: Task, *, pictures: Pictures | None = None, running_to: int | None = None
 ) -> Path:
-    """Write report.html into a run's folder from what the run left there so far, and return its path.
+    """Write report.html into a run folder from the files that are there so far, and return its path.
 
-    `running_to` is the last step of a run that goes on now. `pictures` can be kept from one call to the next.
+    `running_to` is the last planned step of a run that is still training. `pictures` can be passed to repeated calls,
+    so that each picture is drawn only once.
     """
     run = RunFolder.read(run_dir)
     pictures = Pictures(task) if pictures is None else pictures
@@ -34,12 +36,13 @@ def write_report(
     body = [
         headline(run, task, running_to),
         _section(
-            "Held-out rows", f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>"
+            "Evaluation on held-out prompts",
+            f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>{glossary(run)}",
         ),
         samples(run, pictures),
         curves(run),
         _section("Time", times(run)),
-        _section("How to repeat it", reproduce(run)),
+        _section("Command and versions", reproduce(run)),
         _settings(run.settings),
         "<dialog id=large><button autofocus>close</button><div></div></dialog>",
     ]
@@ -50,41 +53,42 @@ def write_report(
 
 
 def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
-    """The built-in task of a run, with its options, from what is in the run's folder.
+    """Load the built-in task of a run, with its options, from the files in the run folder.
 
-    A run folder may come from someone else, so no code that it names is imported or permitted to run. ValueError for
-    those, with what the user adds to `command` to name the code, and for a folder that does not say.
+    A run folder may come from somebody else, so code that it names is neither imported nor run. In that case a
+    ValueError shows what the user must add to `command` to name the code. A folder that names no task is a ValueError.
     """
     run = RunFolder.read(run_dir)
     if run.is_empty:
         raise ValueError(
-            f"{run_dir} is not the folder of a run: it has none of settings.json, results.json, evaluation.json and "
+            f"{run_dir} is not a run folder: it contains none of settings.json, results.json, evaluation.json and "
             "training_metrics.jsonl"
         )
     if run.task_spec is None:
-        raise ValueError(f"{run_dir} does not say which task was trained (it has no settings.json): give --task")
+        raise ValueError(f"{run_dir} does not name the task that was trained (it has no settings.json); pass --task")
     options = run.settings.get("task", {}).get("options") or {}
     if run.task_spec in TASKS:
         code = [f"--{name}" for name in find_task_class(run.task_spec).code_options(options)]
     else:
         code = ["the task"]
     if code:
-        words = [*(command or ["trl-grpo-tasks", "report", str(run_dir)]), "--task", run.task_spec, *_flags(options)]
+        start = command or ["trl-grpo-tasks", "report", str(run_dir)]
+        words = [*start, "--task", run.task_spec, *option_words(options)]
         raise ValueError(
-            f"{run_dir} names code to run ({', '.join(code)}), which is not imported from a run folder; if you trust "
-            f"it, name it yourself: {printable(shlex.join(words))}"
+            f"{run_dir} names code to run ({', '.join(code)}), which for safety is not imported from a run folder; "
+            f"if you trust it, name it yourself: {printable(shlex.join(words))}"
         )
     try:
         return get_task(run.task_spec, options)
     except TypeError as error:
         raise ValueError(
-            f"{run.path / SETTINGS_FILE} has options that task {run.task_spec!r} does not have now ({error}): give "
+            f"{run.path / SETTINGS_FILE} contains options that task {run.task_spec!r} no longer has ({error}); pass "
             "--task and its options"
         ) from error
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Options of a task as the words of a command line."""
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options by name as the words of a command line. Options that are None or an empty list are left out."""
     words: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: axes, a line or several, and a tooltip on every point. Colours come from the page's style."""
+"""Line charts as inline SVG with axes, a legend and a tooltip on every point. Colours come from the page's style."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 Points = Sequence[tuple[float, float]]
 Scale = Callable[[float], float]
 
-MOST_POINTS = 150  # of a line; longer ones are averaged in stretches
-SMOOTHED_FROM = 30  # points: from here on a running mean is drawn over the raw line
-COLOURS = 6  # classes s0 to s5 of the style
+MOST_POINTS = 150  # per line; longer lines are averaged in segments
+SMOOTHED_FROM = 30  # from this number of points on, a running mean is drawn over the raw line
+COLOURS = 6  # CSS classes s0 to s5 of the style
 
 
 def chart(
@@ -26,9 +26,19 @@ def chart(
     size: tuple[int, int] = (340, 200),
     joined: Collection[str] | None = None,
 ) -> str:
-    """A figure with a chart of `lines` by their labels; `name` is how the metric is called in the files. `limits` of
-    the vertical axis are widened to what there is to show; `log2` spaces the horizontal one in doublings. `bands` are
-    (place, low, high) of lines, drawn under them. Points of labels that are not in `joined` stay apart."""
+    """Return a figure with a line chart, or "" if there are no points.
+
+    Args:
+        title: The caption.
+        lines: Label -> points (x, y).
+        bands: Label -> (x, low, high), drawn as a shaded area behind the line of that label.
+        name: The metric's name in the log files, shown below the title.
+        x_label: Title of the horizontal axis.
+        limits: Minimal range of the vertical axis; it is widened to contain all points.
+        log2: Whether the horizontal axis is logarithmic, with a tick at every point.
+        size: Width and height.
+        joined: Labels whose points are joined by a line; None means all.
+    """
     lines = {label: _thinned(points) for label, points in lines.items() if points}
     if not lines:
         return ""
@@ -67,8 +77,8 @@ def chart(
         if around:
             parts.append(f"<polygon class='band f{place % COLOURS}' points='{_path(around, x, y)}' />")
     for place, (label, points) in enumerate(lines.items()):
-        said = f"{label}, {x_label}" if len(lines) > 1 else x_label
-        parts.append(_line(points, x, y, place % COLOURS, said, joined is None or label in joined))
+        tooltip = f"{label}, {x_label}" if len(lines) > 1 else x_label
+        parts.append(_line(points, x, y, place % COLOURS, tooltip, joined is None or label in joined))
     legend = ""
     if len(lines) > 1:
         keys = (f"<span><i class=k{i % COLOURS}></i>{html.escape(label)}</span>" for i, label in enumerate(lines))
@@ -77,16 +87,16 @@ def chart(
     if len(lines) == 1 and joined is None:
         (points,) = lines.values()
         change = f"<span>{_number(points[0][1])} &rarr; {_number(points[-1][1])}</span>"
-    called = f"<code>{html.escape(name)}</code>" if name else ""
+    metric = f"<code>{html.escape(name)}</code>" if name else ""
     return (
-        f"<figure class=chart><figcaption><b>{html.escape(title)}</b>{change}{called}</figcaption>"
+        f"<figure class=chart><figcaption><b>{html.escape(title)}</b>{change}{metric}</figcaption>"
         f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{html.escape(title)}'>{''.join(parts)}</svg>"
         f"{legend}</figure>"
     )
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` round numbers around what is between `low` and `high`."""
+    """Return about `count` round numbers whose range contains `low` and `high`."""
     rough = (high - low) / count or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -94,7 +104,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(n * step, 12) for n in range(first, last + 1)]
 
 
-def _line(points: Points, x: Scale, y: Scale, colour: int, said: str, joined: bool) -> str:
+def _line(points: Points, x: Scale, y: Scale, colour: int, tooltip: str, joined: bool) -> str:
     smooth = joined and len(points) >= SMOOTHED_FROM
     drawn, size = [], 2 if joined else 4
     if joined:
@@ -104,7 +114,7 @@ def _line(points: Points, x: Scale, y: Scale, colour: int, said: str, joined: bo
     for step, value in points:
         dot = f"<circle class='dot f{colour}' r={size} cx={x(step):.1f} cy={y(value):.1f} />" if not smooth else ""
         target = f"<circle class=hit r=7 cx={x(step):.1f} cy={y(value):.1f} />"
-        drawn.append(f"<g>{dot}{target}<title>{html.escape(said)} {_number(step)}: {_number(value)}</title></g>")
+        drawn.append(f"<g>{dot}{target}<title>{html.escape(tooltip)} {_number(step)}: {_number(value)}</title></g>")
     return "".join(drawn)
 
 
@@ -119,8 +129,9 @@ def _running_mean(points: Points) -> Points:
 
 
 def _thinned(points: Points) -> Points:
-    stretch = math.ceil(len(points) / MOST_POINTS)
-    parts = [points[i : i + stretch] for i in range(0, len(points), stretch)]
+    """Average segments of consecutive points so that at most MOST_POINTS remain."""
+    length = math.ceil(len(points) / MOST_POINTS)
+    parts = [points[i : i + length] for i in range(0, len(points), length)]
     return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
 
 

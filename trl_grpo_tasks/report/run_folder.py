@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, read back: settings, evaluations, metrics, times. Any of them may be missing."""
+"""Reading of a run folder: settings, evaluations, metrics and timings. Any of its files may be missing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import Any
 
 SETTINGS_FILE = "settings.json"
 RESULTS_FILE = "results.json"
-EVAL_ONLY_FILE = "evaluation.json"  # of --eval_only, which may be given the folder of a training run
+EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the folder of a training run
 METRICS_FILE = "training_metrics.jsonl"
 PERFORMANCE_FILE = "performance.jsonl"
+# The names of the evaluations of a training run, explained below the tables of results.
+EVALUATION_NAMES = {
+    "before": "the model before training",
+    "cold start": "after supervised fine-tuning on gold answers, before GRPO",
+    "GRPO": "the trained model",
+}
 
 
 @dataclass
 class RunFolder:
-    """`evaluations` are in the order in which they were made; the first is what the run started from."""
+    """The contents of a run folder.
+
+    `evaluations` are in the order in which they were made; the first one is that of the initial model.
+    """
 
     path: Path
     settings: dict[str, Any]
@@ -27,10 +36,13 @@ class RunFolder:
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunFolder:
-        """ValueError in words for a file that cannot be read. The last line of a running run may be half written."""
+        """Read a run folder; ValueError if it does not exist or a JSON file is damaged.
+
+        Incomplete lines of log files are skipped, because a running process may be writing them.
+        """
         path = Path(run_dir)
         if not path.is_dir():
-            raise ValueError(f"{run_dir}: there is no such folder; give the --output_dir of a run")
+            raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
         return cls(path, _read_json(path / SETTINGS_FILE) or {}, evaluations, metrics, performance)
@@ -41,14 +53,14 @@ class RunFolder:
 
     @property
     def task_spec(self) -> str | None:
-        """What --task was, or the name that the results give."""
-        named = self.settings.get("run", {}).get("task") or self.settings.get("task", {}).get("name")
-        named = named or next((one["task"] for one in self.evaluations if one.get("task")), None)
-        return None if named is None else str(named)
+        """The value of --task, or else the task's name in the results."""
+        spec = self.settings.get("run", {}).get("task") or self.settings.get("task", {}).get("name")
+        spec = spec or next((one["task"] for one in self.evaluations if one.get("task")), None)
+        return None if spec is None else str(spec)
 
     @property
     def is_finished(self) -> bool:
-        """Transformers logs `train_runtime` once, when training is over."""
+        """Whether training has finished: only then does transformers log `train_runtime`."""
         return any("train_runtime" in line for line in self.performance)
 
     @property
@@ -57,7 +69,7 @@ class RunFolder:
 
     @property
     def seconds(self) -> float | None:
-        """How long training took, or has taken so far, as far as steps were logged."""
+        """The training time so far, as far as steps were logged; None if unknown."""
         ends = [line["train_runtime"] for line in self.performance if "train_runtime" in line]
         if ends:
             return ends[-1]
@@ -68,21 +80,31 @@ class RunFolder:
 
     @property
     def before_and_after(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """The evaluation of what the run started from, and of what it made; None for what there is not. Of models that
-        were only evaluated: the first and the last."""
+        """The evaluations of the initial and of the trained model, None if missing.
+
+        If models were only evaluated, these are the first and the last evaluation.
+        """
         made = [one for one in self.evaluations if one["file"] == RESULTS_FILE] or self.evaluations
         after = next((one for one in made if one["name"] == "GRPO"), made[-1] if len(made) > 1 else None)
         return next((one for one in made if one is not after), None), after
 
+    @property
+    def evaluation_names(self) -> str:
+        """An explanation of the names of the training run's evaluations, "" if there are none."""
+        names = [one["name"] for one in self.evaluations if one["file"] == RESULTS_FILE]
+        return "; ".join(f"{name}: {EVALUATION_NAMES[name]}" for name in names if name in EVALUATION_NAMES)
+
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric, or of a time."""
+        """Return (step, value) for each logged number of a metric or timing."""
         lines = [*self.metrics, *self.performance]
         return [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
 
 
 def shown_metrics(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of metrics of evaluations, without those that repeat another (pass@1 is success, max@1 the reward) or
-    say nothing."""
+    """Return the names of the metrics to show, without redundant ones.
+
+    pass@1 equals success, max@1 equals the reward, and `unscored` is hidden if it is 0.
+    """
     hidden = {"pass@1", "max@1"}
     if not any(metrics.get("unscored") for metrics in evaluations):
         hidden.add("unscored")
@@ -90,11 +112,12 @@ def shown_metrics(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """A number that can be drawn and averaged: not a truth value, not NaN, not infinite."""
+    """Tell whether `value` is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def duration(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -111,7 +134,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); move it away to have a report without it") from error
+        raise ValueError(f"{path} is not valid JSON ({error}); move it away to get a report without it") from error
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -119,7 +142,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             entry = json.loads(line)
-        except ValueError:  # the line that was being written when the run was killed, or is being written now
+        except ValueError:  # a line that is being written now, or that was cut off when the run was killed
             continue
         if isinstance(entry, dict) and is_number(entry.get("step")):
             lines.append(entry)

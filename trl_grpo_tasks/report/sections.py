@@ -1,4 +1,4 @@
-"""The parts of the page, from top to bottom. Each is empty where the run has nothing to show for it."""
+"""The sections of the report from top to bottom. Each function returns HTML, "" if the run has no data for it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from .gallery import (
 from .plots import chart
 from .run_folder import RunFolder, duration, is_number, shown_metrics
 
-EXTREMES_SHOWN = 4  # best, and as many worst
-SHARES = ("success", "valid", "unscored", "cut_off")  # metrics that are parts of one
-LEARNED = {"reward": "Reward", "rewards/success/mean": "Success", "rewards/valid/mean": "Valid"}
+EXTREMES_SHOWN = 4  # best samples, and as many worst samples
+SHARES = ("success", "valid", "unscored", "cut_off")  # metrics between 0 and 1, shown as percentages
+REWARDS = {"reward": "Reward", "rewards/success/mean": "Success", "rewards/valid/mean": "Valid"}
 TRAINING = {
     "kl": "KL divergence from the reference",
     "entropy": "Entropy",
-    "completions/clipped_ratio": "Cut off at the longest length",
-    "constraint/allowed_mass": "Probability of allowed tokens",
-    "constraint/forced_fraction": "Tokens that were forced",
-    "groups_without_signal": "Groups without signal",
-    "reward_std": "Spread of rewards",
+    "completions/clipped_ratio": "Share cut off at the length limit",
+    "constraint/allowed_mass": "Probability mass of allowed tokens",
+    "constraint/forced_fraction": "Share of forced tokens",
+    "groups_without_signal": "Share of groups with zero advantages",
+    "reward_std": "Standard deviation of rewards",
     "reward_failures": "Completions that could not be scored",
-    "beta": "Beta",
+    "beta": "KL coefficient (beta)",
     "curriculum/level": "Curriculum level",
-    "replay/replaced_groups": "Groups from the replay",
-    "grad_norm": "Norm of the gradient",
+    "replay/replaced_groups": "Groups from the replay buffer",
+    "grad_norm": "Gradient norm",
     "learning_rate": "Learning rate",
 }
 LENGTHS = {
@@ -47,12 +47,29 @@ LENGTHS = {
     "longest": "completions/max_length",
     "shortest": "completions/min_length",
 }
-TIMES = {"step_time": "Seconds a step", "perf/reward_seconds": "Seconds to score a completion",
-         "perf/reward_cache_hit_rate": "Scores found in the cache"}  # fmt: skip
+TIMES = {
+    "step_time": "Seconds per step",
+    "perf/reward_seconds": "Seconds to score a completion",
+    "perf/reward_cache_hit_rate": "Share of scores from the cache",
+}
+# The metrics of the evaluation table, explained below it.
+GLOSSARY = {
+    "success": "share of samples that solve the task",
+    "valid": "share of well-formed samples",
+    "reward": "mean reward",
+    "pass@k": "probability that at least one of k samples succeeds",
+    "max@k": "expected reward of the best of k samples",
+    "distinct_answers": "different valid answers per prompt, divided by its number of samples",
+    "distinct_ngrams": "share of distinct word trigrams among the samples of a prompt",
+    "unscored": "share of samples that could not be scored",
+    "tokens": "mean length of a sample in tokens",
+    "cut_off": "share of samples that reached the length limit",
+    "seconds": "duration of the evaluation",
+}
 
 
 def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
-    """What was trained, on what, how long, and the numbers that matter."""
+    """Return the state of the run, the task and model, the training time, and tiles with the main results."""
     settings, model = run.settings, run.settings.get("model", {})
     steps = running_to or settings.get("training", {}).get("max_steps")
     of_steps = f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
@@ -63,22 +80,25 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
     elif run.metrics:
         state = f"<span class=state>not finished: step {run.last_step:,}{of_steps}</span>"
     else:
-        state = "<span class=state>no step logged yet</span>" if settings else "<span class=state>evaluation</span>"
+        state = f"<span class=state>{'no step logged yet' if settings else 'evaluation only'}</span>"
     facts = {
         "task": f"{task.name}, version {settings.get('task', {}).get('version', task.version)}",
         "model": model.get("name"),
-        "weights": None if not model else "an adapter (LoRA)" if model.get("use_peft") else "all of them",
+        "trained weights": None if not model else "LoRA adapter" if model.get("use_peft") else "all",
         "parameters": f"{model['parameters']:,}" if is_number(model.get("parameters")) else None,
-        "cold start": f"{n:,} steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
+        "cold start": f"{n:,} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "hardware": settings.get("machine"),
-        "training": duration(run.seconds) if run.seconds is not None else None,
-        "decoding": "under the task's constraint" if settings.get("training", {}).get("constrain") else None,
+        "training time": duration(run.seconds) if run.seconds is not None else None,
+        "sampling": "under the task's constraint" if settings.get("training", {}).get("constrain") else None,
     }
     listed = "".join(f"<li><span class=soft>{k}</span> {html.escape(str(v))}</li>" for k, v in facts.items() if v)
     version = settings.get("task", {}).get("version")
     stale = ""
     if version is not None and version != task.version:
-        stale = f"<p class=note>Scored by version {html.escape(version)} of the task; drawn by {task.version}.</p>"
+        stale = (
+            f"<p class=note>The samples were scored with version {html.escape(version)} of the task; the pictures are "
+            f"drawn with version {task.version}.</p>"
+        )
     return (
         f"<header>{state}<h1>{html.escape(task.name)}: {html.escape(task.description)}</h1>"
         f"<ul class=facts>{listed}</ul>{stale}{_tiles(run, task)}</header>"
@@ -86,8 +106,9 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
 
 
 def evaluation_table(run: RunFolder) -> str:
+    """Return a table of all metrics with one column per evaluation."""
     if not run.evaluations:
-        return "<p class=note>No evaluation so far.</p>"
+        return "<p class=note>There is no evaluation yet.</p>"
     names = shown_metrics([one["metrics"] for one in run.evaluations])
     head = "".join(f"<th>{html.escape(one['name'])}</th>" for one in run.evaluations)
     lines = []
@@ -96,15 +117,25 @@ def evaluation_table(run: RunFolder) -> str:
         lines.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     counts = {(len({prompt_of(s, 10**6) for s in one["samples"]}), len(one["samples"])) for one in run.evaluations}
     size = "; ".join(f"{made:,} samples of {rows:,} prompts" for rows, made in sorted(counts))
+    columns = f" Columns: {run.evaluation_names}." if run.evaluation_names else ""
     return (
-        f"<p class=soft>{size}, none of them trained on; "
-        "in small print 95% intervals, by bootstrap over rows.</p>"
+        f"<p class=soft>{size}; none of these prompts was used for training. "
+        f"Small print: 95% confidence intervals (bootstrap over prompts).{columns}</p>"
         f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
     )
 
 
+def glossary(run: RunFolder) -> str:
+    """Explain the metrics that the evaluation table shows."""
+    shown = {re.sub(r"@\d+$", "@k", name) for name in shown_metrics([one["metrics"] for one in run.evaluations])}
+    terms = [f"<b>{name}</b>: {meaning}" for name, meaning in GLOSSARY.items() if name in shown]
+    if any(name not in GLOSSARY for name in shown):
+        terms.append("other rows: components of the reward and further measures of the task")
+    return f"<p class=soft>{'; '.join(terms)}.</p>" if terms else ""
+
+
 def best_of_k(run: RunFolder) -> str:
-    """pass@k and max@k of all evaluations, with their intervals."""
+    """Return charts of pass@k and max@k of all evaluations, with their intervals."""
     drawn = []
     for kind, limits in (("pass", (0.0, 1.0)), ("max", None)):
         lines, bands = {}, {}
@@ -116,17 +147,14 @@ def best_of_k(run: RunFolder) -> str:
                 ends = one.get("intervals", {})
                 bands[one["name"]] = [(float(k), *ends[name]) for k, name in curve if name in ends]
         drawn.append(chart(f"{kind}@k", lines, bands=bands, x_label="k", limits=limits, log2=True))
-    if not any(drawn):
-        return ""
-    return (
-        f"<div class=charts>{''.join(drawn)}</div><p class=soft>pass@k: how often at least one of k samples succeeds. "
-        "max@k: the reward of the best of k. distinct_answers: different valid answers of a row, as a share of its "
-        "samples. cut_off: samples that met the longest length.</p>"
-    )
+    return f"<div class=charts>{''.join(drawn)}</div>" if any(drawn) else ""
 
 
 def samples(run: RunFolder, pictures: Pictures) -> str:
-    """Before and after for the same rows, then the best and the worst; of one evaluation, typical ones."""
+    """Return samples before and after training for the same prompts, then those with the highest and lowest rewards.
+
+    If there is only one evaluation, typical samples are shown instead of pairs.
+    """
     before, after = run.before_and_after
     latest = after or before
     if latest is None or not latest["samples"]:
@@ -138,51 +166,55 @@ def samples(run: RunFolder, pictures: Pictures) -> str:
         counts = {kind: sum(pair.verdict == kind for pair in found) for kind in ("better", "same", "worse")}
         names = tuple(html.escape(one["name"]) for one in (before, after))
         parts.append(
-            f"<h2>Before and after</h2><p>Of {len(found):,} held-out rows <b class=better>{counts['better']:,} got "
-            f"better</b>, {counts['same']:,} stayed as they were, <b class=worse>{counts['worse']:,} got worse</b>, "
-            "by success and then by reward. Shown are some of each, about as many as there are; of each row the "
-            "sample in the middle by reward. Click to see one large.</p>"
+            f"<h2>Before and after</h2><p>Of {len(found):,} held-out prompts, <b class=better>{counts['better']:,} "
+            f"improved</b>, {counts['same']:,} did not change, and <b class=worse>{counts['worse']:,} got worse</b> "
+            "(by success rate, then by mean reward over the samples of the prompt). The examples are not "
+            "cherry-picked: improved, unchanged and worse prompts appear in proportion, and each prompt is shown with "
+            "its median sample by reward. Click on a sample to enlarge it.</p>"
         )
         parts.append(_grid("pairs", [_pair(pair, names, pictures) for pair in chosen]))
     else:
         chosen_samples = typical_samples(latest, ROWS_SHOWN)
         shown = {key_of(sample) for sample in chosen_samples}
         parts.append(
-            f"<h2>Samples: {html.escape(latest['name'])}</h2><p>Of each row the sample in the middle by reward. "
-            f"Click to see one large.</p>{_samples(chosen_samples, pictures)}"
+            f"<h2>Samples: {html.escape(latest['name'])}</h2><p>For each prompt, the median sample by reward. "
+            f"Click on a sample to enlarge it.</p>{_samples(chosen_samples, pictures)}"
         )
-    for title, extremes in zip(("Best", "Worst"), best_and_worst(latest, EXTREMES_SHOWN, shown), strict=True):
+    titles = ("Highest rewards", "Lowest rewards")
+    for title, extremes in zip(titles, best_and_worst(latest, EXTREMES_SHOWN, shown), strict=True):
         if extremes:
             parts.append(f"<h2>{title}: {html.escape(latest['name'])}</h2>{_samples(extremes, pictures)}")
     return f"<section>{''.join(parts)}</section>"
 
 
 def curves(run: RunFolder) -> str:
-    """Small charts of what was logged; what never changed is said in a line."""
+    """Return small charts of the logged metrics; constant metrics are listed in one line."""
     components = {
         name: name.split("/")[1].replace("_", " ").capitalize()
         for line in run.metrics
         for name in line
-        if name.startswith("rewards/") and name.endswith("/mean") and name not in LEARNED
+        if name.startswith("rewards/") and name.endswith("/mean") and name not in REWARDS
     }
     ks = [int(m[1]) for line in run.metrics for name in line if (m := re.fullmatch(r"pass@(\d+)", name))]
-    learned = {**LEARNED, **({f"pass@{max(ks)}": f"Any of {max(ks)} succeeds"} if max(ks, default=1) > 1 else {})}
+    k = max(ks, default=1)
+    best = {f"pass@{k}": f"At least one of {k} succeeds"} if k > 1 else {}
     lengths = {label: points for label, name in LENGTHS.items() if (points := run.curve(name))}
-    first, first_flat = _charts(run, {**learned, **components})
-    second, second_flat = _charts(run, TRAINING)
+    rewards, constant_rewards = _charts(run, {**REWARDS, **best, **components})
+    others, constant_others = _charts(run, TRAINING)
     if len(lengths.get("mean", ())) > 1:
-        second.insert(min(2, len(second)), chart("Length in tokens", lengths, name=LENGTHS["mean"]))
-    if not (first or second):
-        return "<section><h2>Training</h2><p class=note>Fewer than two steps were logged so far.</p></section>"
-    flat = [*first_flat, *second_flat]
-    constant = f"<p class=soft>Never changed: {', '.join(flat)}.</p>" if flat else ""
+        others.insert(min(2, len(others)), chart("Length in tokens", lengths, name=LENGTHS["mean"]))
+    if not (rewards or others):
+        return "<section><h2>Training</h2><p class=note>Fewer than two steps have been logged.</p></section>"
+    constant = [*constant_rewards, *constant_others]
+    listed = f"<p class=soft>Constant during training: {', '.join(constant)}.</p>" if constant else ""
     return (
-        f"<section><h2>What it learned</h2><div class=charts>{''.join(first)}</div>"
-        f"<h2>How training went</h2><div class=charts>{''.join(second)}</div>{constant}</section>"
+        f"<section><h2>Rewards during training</h2><div class=charts>{''.join(rewards)}</div>"
+        f"<h2>Other training metrics</h2><div class=charts>{''.join(others)}</div>{listed}</section>"
     )
 
 
 def times(run: RunFolder) -> str:
+    """Return charts and a table of the timings, and the training time."""
     names = [*TIMES, *sorted({n for line in run.performance for n in line if n.startswith("perf/")} - set(TIMES))]
     titles = {name: TIMES.get(name, name.removeprefix("perf/").replace("_", " ")) for name in names}
     lines = []
@@ -192,23 +224,22 @@ def times(run: RunFolder) -> str:
             lines.append(f"<tr><td>{html.escape(title)}</td>{''.join(f'<td>{v:.3g}</td>' for v in cells)}</tr>")
     if not lines:
         return ""
-    head = "<tr><th></th><th>first</th><th>median</th><th>most</th><th>last</th></tr>"
+    head = "<tr><th></th><th>first</th><th>median</th><th>max</th><th>last</th></tr>"
     drawn, _ = _charts(run, titles)
-    whole = f"<p>Training took {duration(run.seconds)}.</p>" if run.is_finished and run.seconds is not None else ""
+    total = f"<p>Training took {duration(run.seconds)}.</p>" if run.is_finished and run.seconds is not None else ""
     return (
-        f"{whole}<div class=charts>{''.join(drawn)}</div><div class=scroll><table>{head}{''.join(lines)}</table></div>"
+        f"{total}<div class=charts>{''.join(drawn)}</div><div class=scroll><table>{head}{''.join(lines)}</table></div>"
     )
 
 
 def reproduce(run: RunFolder) -> str:
+    """Return the command of the run and the versions of the libraries."""
     command = run.settings.get("command")
     if not command:
         return ""
-    versions = run.settings.get("versions", {})
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"<pre class=block>{html.escape(command)}</pre>" + (
-        f"<p class=soft>{html.escape(told)}</p>" if told else ""
-    )
+    versions = ", ".join(f"{name} {version}" for name, version in run.settings.get("versions", {}).items())
+    listed = f"<p class=soft>{html.escape(versions)}</p>" if versions else ""
+    return f"<pre class=block>{html.escape(command)}</pre>{listed}"
 
 
 def _cell(value: Any, interval: Any) -> str:
@@ -222,15 +253,15 @@ def _tiles(run: RunFolder, task: Task) -> str:
     if before is None and after is None:
         return _training_tiles(run)
     measured = [one["metrics"] for one in (before, after) if one is not None]
-    best_of = [n for n in measured[-1] if re.fullmatch(r"pass@\d+", n)]
-    main = ("success", "reward", *task.watched)  # what is wanted, what is trained, and what should rise with it
-    names = ["success", "valid", "reward", *task.watched, *best_of[-1:], "tokens"]
+    pass_at = [n for n in measured[-1] if re.fullmatch(r"pass@\d+", n)]
+    main = ("success", "reward", *task.watched)  # the goal, the training signal, and independent measures
+    names = ["success", "valid", "reward", *task.watched, *pass_at[-1:], "tokens"]
     tiles = []
     for name in names:
         values = [metrics[name] for metrics in measured if is_number(metrics.get(name))]
         if not values or (name == "valid" and set(values) == {1.0}):
             continue
-        label = {"success": "success on held-out rows", "tokens": "tokens a sample"}.get(name, name)
+        label = {"success": "success on held-out prompts", "tokens": "tokens per sample"}.get(name, name)
         label += ", not trained on" if name in task.watched else ""
         is_share = name in SHARES or "@" in name
         tiles.append(_tile(label, values, is_share, judged=name != "tokens", main=name in main))
@@ -239,7 +270,7 @@ def _tiles(run: RunFolder, task: Task) -> str:
 
 def _training_tiles(run: RunFolder) -> str:
     tiles = []
-    for name, label in LEARNED.items():
+    for name, label in REWARDS.items():
         if points := run.curve(name):
             values = [points[0][1], points[-1][1]] if len(points) > 1 else [points[0][1]]
             tiles.append(_tile(f"{label.lower()} in training", values, name != "reward", True, "success" in name))
@@ -257,8 +288,8 @@ def _tile(label: str, values: Sequence[float], share: bool, judged: bool, main: 
 
 
 def _charts(run: RunFolder, names: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Charts of metrics, and 'name value' for each that never changed."""
-    drawn, flat = [], []
+    """Return charts of the metrics in `names`, and "name value" for each that is constant."""
+    drawn, constant = [], []
     for name, title in names.items():
         points = run.curve(name)
         values = {value for _, value in points}
@@ -266,19 +297,19 @@ def _charts(run: RunFolder, names: dict[str, str]) -> tuple[list[str], list[str]
             limits = (0.0, 1.0) if "success" in name or "valid" in name or "pass@" in name else None
             drawn.append(chart(title, {title: points}, name=name, limits=limits))
         elif points:
-            flat.append(f"<code>{html.escape(name)}</code> {points[0][1]:.3g}")
-    return drawn, flat
+            constant.append(f"<code>{html.escape(name)}</code> {points[0][1]:.3g}")
+    return drawn, constant
 
 
 def _pair(pair: Pair, names: Sequence[str], pictures: Pictures) -> str:
-    said = {"better": "better", "worse": "worse", "same": "as before"}[pair.verdict]
+    verdict = {"better": "improved", "worse": "worse", "same": "unchanged"}[pair.verdict]
     rates = f"success {pair.successes[0]:.0%} &rarr; {pair.successes[1]:.0%}, reward {pair.rewards[0]:.2f} &rarr; "
     head = (
-        f"<header><b class={pair.verdict}>{said}</b> <span class=soft>{rates}{pair.rewards[1]:.2f}</span><br>"
+        f"<header><b class={pair.verdict}>{verdict}</b> <span class=soft>{rates}{pair.rewards[1]:.2f}</span><br>"
         f"{html.escape(prompt_of(pair.before))}</header>"
     )
     if key_of(pair.before) == key_of(pair.after):
-        sides = _sample(pair.after, pictures, f"{names[0]} and {names[1]}, the same: ")
+        sides = _sample(pair.after, pictures, f"{names[0]} and {names[1]} (identical): ")
         return f"<div class=pair>{head}<div class='sides one'>{sides}</div></div>"
     sides = "".join(_sample(s, pictures, f"{n}: ") for s, n in zip((pair.before, pair.after), names, strict=True))
     return f"<div class=pair>{head}<div class=sides>{sides}</div></div>"
@@ -289,7 +320,7 @@ def _samples(shown: Sequence[Sample], pictures: Pictures) -> str:
 
 
 def _grid(kind: str, figures: Sequence[str]) -> str:
-    # Pictures stand side by side on a phone too; text does not.
+    # On a phone, pictures are placed side by side, but text is not.
     text = "" if any("<img " in figure for figure in figures) else " text"
     return f"<div class='{kind}{text}'>{''.join(figures)}</div>"
 

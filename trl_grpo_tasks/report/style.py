@@ -1,8 +1,8 @@
-"""How the page looks, light and dark, and the few lines that let a picture open large."""
+"""The style of report pages (light and dark), the script that enlarges samples, and the HTML around a page."""
 
 import html
 
-RELOADED_EVERY = 60  # seconds
+RELOAD_SECONDS = 60
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2430;--soft:#5d6878;--line:#dfe3e9;--paper:#fff;--back:#f6f7f9;--good:#16835a;
@@ -70,7 +70,7 @@ background:none;color:inherit;cursor:pointer}
 .pair{padding:.5rem}.samples{grid-template-columns:1fr 1fr}.text .sides,.text.samples{grid-template-columns:1fr}}
 """
 
-# A sample that is clicked is copied into the dialog; arrow keys go on to its neighbours, Escape closes it.
+# A click on a sample copies it into the dialog; arrow keys show its neighbours, Escape closes the dialog.
 SCRIPT = """
 const large=document.getElementById('large'),samples=[...document.querySelectorAll('.sample')];let at=0;
 function show(i){at=(i+samples.length)%samples.length;const s=samples[at],pair=s.closest('.pair'),
@@ -85,8 +85,8 @@ large.addEventListener('keydown',e=>{if(e.key==='ArrowRight')show(at+1);if(e.key
 
 
 def page(title: str, body: str, script: str = "", reloads: bool = False) -> str:
-    """A whole page, which a browser loads again by itself while what it shows goes on."""
-    reload = f"<meta http-equiv=refresh content={RELOADED_EVERY}>" if reloads else ""
+    """Return a complete HTML page. With `reloads`, the browser reloads it every minute, to follow a running job."""
+    reload = f"<meta http-equiv=refresh content={RELOAD_SECONDS}>" if reloads else ""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f"<meta name=viewport content='width=device-width,initial-scale=1'>{reload}"

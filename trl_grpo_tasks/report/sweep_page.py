@@ -1,4 +1,4 @@
-"""The page of a sweep: what was tried, what came of it, and how each option mattered."""
+"""The HTML report of a hyperparameter sweep: its trials, the best one, and the effect of each option."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ SWEEP_FILE = "sweep.json"
 
 
 def write_sweep_report(folder: str | Path) -> Path:
-    """Write report.html into the folder of a sweep, which may still be going on, and return its path."""
+    """Write report.html into the folder of a sweep, which may still be running, and return its path."""
     folder = Path(folder)
     sweep = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
     metric, trials = sweep["metric"], sweep["trials"]
     done = [trial for trial in trials if is_number(trial["value"])]
     best = max(done, key=lambda trial: trial["value"], default=None)
-    over = sum(trial["state"] != "running" for trial in trials)
-    title = f"{sweep['task']}: a search for more {metric}"
+    finished = sum(trial["state"] != "running" for trial in trials)
+    title = f"{sweep['task']}: hyperparameter sweep to maximise {metric}"
+    state = f"{finished} of {sweep['wanted']} trials finished"
     body = [
-        f"<header><span class=state>{over} of {sweep['wanted']} trials</span><h1>{html.escape(title)}</h1></header>",
+        f"<header><span class=state>{state}</span><h1>{html.escape(title)}</h1></header>",
         "<p class=note>No trial is finished yet.</p>" if best is None else _best(best, metric),
         _charts(done, metric, sweep["log"]),
         f"<section><h2>Trials</h2>{_table(trials, metric, folder)}</section>",
     ]
     path = folder / "report.html"
-    write_atomically(path, page(title, "".join(body), reloads=over < sweep["wanted"]))
+    write_atomically(path, page(title, "".join(body), reloads=finished < sweep["wanted"]))
     return path
 
 
 def _best(best: dict[str, Any], metric: str) -> str:
     return (
         f"<div class=tiles><div class='tile main'><small>best {html.escape(metric)}, trial {best['number']}</small>"
-        f"<b>{best['value']:.3f}</b></div></div><p>It is the largest of several measured values, so a fresh run of it "
-        f"will do a little worse on average.</p><pre class=block>{html.escape(best['command'])}</pre>"
+        f"<b>{best['value']:.3f}</b></div></div><p>This is the maximum of several noisy measurements, so a new run "
+        "with these settings will score slightly lower on average. The command of this trial:</p>"
+        f"<pre class=block>{html.escape(best['command'])}</pre>"
     )
 
 
@@ -49,19 +51,24 @@ def _charts(done: list[dict[str, Any]], metric: str, log: list[str]) -> str:
         return ""
     so_far = [(trial["number"], max(t["value"] for t in done[: n + 1])) for n, trial in enumerate(done)]
     each = [(trial["number"], trial["value"]) for trial in done]
-    drawn = [chart(metric, {"best so far": so_far, "each trial": each}, x_label="trial", joined=("best so far",))]
+    drawn = [
+        chart(
+            f"{metric} by trial", {"best so far": so_far, "each trial": each}, x_label="trial", joined=("best so far",)
+        )
+    ]
     for name in done[0]["params"]:
         values = [(trial["params"][name], trial["value"]) for trial in done]
         if not all(is_number(value) for value, _ in values):
-            drawn.append(_choices(name, values))
+            drawn.append(_choices(f"{metric} by {name}", values))
             continue
         label = f"log10 {name}" if name in log else name
         points = sorted((math.log10(x) if name in log else x, y) for x, y in values)
-        drawn.append(chart(name, {name: points}, x_label=label, joined=()))
-    return f"<section><h2>What mattered</h2><div class=charts>{''.join(drawn)}</div></section>"
+        drawn.append(chart(f"{metric} by {name}", {name: points}, x_label=label, joined=()))
+    return f"<section><h2>Effect of each option</h2><div class=charts>{''.join(drawn)}</div></section>"
 
 
-def _choices(name: str, values: list[tuple[Any, float]]) -> str:
+def _choices(title: str, values: list[tuple[Any, float]]) -> str:
+    """Return a table with the results for each value of an option whose values are not numbers."""
     lines = []
     for choice in sorted({str(x) for x, _ in values}):
         of_choice = [y for x, y in values if str(x) == choice]
@@ -69,7 +76,9 @@ def _choices(name: str, values: list[tuple[Any, float]]) -> str:
         lines.append(f"<tr><td>{html.escape(choice)}</td><td>{len(of_choice)}</td><td>{mean:.3f}</td>"
                      f"<td>{max(of_choice):.3f}</td></tr>")  # fmt: skip
     head = "<tr><th></th><th>trials</th><th>mean</th><th>best</th></tr>"
-    return f"<figure><figcaption><b>{html.escape(name)}</b></figcaption><table>{head}{''.join(lines)}</table></figure>"
+    return (
+        f"<figure><figcaption><b>{html.escape(title)}</b></figcaption><table>{head}{''.join(lines)}</table></figure>"
+    )
 
 
 def _table(trials: list[dict[str, Any]], metric: str, folder: Path) -> str:

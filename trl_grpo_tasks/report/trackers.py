@@ -1,4 +1,4 @@
-"""What trackers get beside numbers: completions as a table, and pictures of a few of them."""
+"""Experiment trackers: default tracker, project name, and logging of completions and pictures beside the metrics."""
 
 from __future__ import annotations
 
@@ -21,48 +21,52 @@ from .gallery import Pictures, prompt_of
 
 TRACKERS = ("trackio", "wandb", "tensorboard")
 DEFAULT_PROJECT = "trl_grpo_tasks"
-# Where trackers other than trackio look for --project, through transformers or themselves.
+# The environment variables from which trackers other than trackio, or their callbacks, read the project name.
 PROJECT_VARIABLES = (
     "WANDB_PROJECT", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJECT",
 )  # fmt: skip
-MOST_LINES = 32  # of the table of a log step
-MOST_PICTURES = 4
+MOST_LINES = 32  # completions in the table of a logging step
+MOST_PICTURES = 4  # per logging step
 COLUMNS = ("step", "prompt", "completion", "reward", "success", "valid", "reason")
-Captioned = tuple[Any, str]  # an image of PIL, and what is said of it
+Captioned = tuple[Any, str]  # a PIL image and its caption
 
 
 def default_tracker() -> str:
-    """trackio writes to this machine and asks nobody, so it is used wherever it is installed."""
+    """Return "trackio" if it is installed, else "none". trackio needs no account and writes to the local disk."""
     return "trackio" if importlib.util.find_spec("trackio") else "none"
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """ValueError for a tracker that is unknown or not installed, before anything slow starts."""
+    """Raise ValueError if a tracker is unknown or not installed. Called before anything slow starts."""
     for name in names:
         check_choice("report_to", name, ("none", "all", *TRACKERS, *INTEGRATION_TO_CALLBACK))
         if name in TRACKERS and importlib.util.find_spec(name) is None:
-            raise ValueError(f"--report_to {name}: it is not installed; pip install {name}, or give --report_to none")
+            raise ValueError(
+                f"--report_to {name}: the package is not installed; run pip install {name}, or pass --report_to none"
+            )
 
 
 def use_project(project: str) -> None:
-    """Tell every tracker the project. What stands in the environment is kept unless the user chose another."""
+    """Set the project for every tracker. Existing environment variables are kept unless the user chose a project."""
     for name in PROJECT_VARIABLES:
         if project != DEFAULT_PROJECT or name not in os.environ:
             os.environ[name] = project
 
 
 class TrackedSamples(TrainerCallback):
-    """At a log step: the latest completions to every tracker of `--report_to`. Pictures never take more than a
-    fiftieth of the time."""
+    """Sends the latest completions to every tracker of `--report_to` at each logging step.
+
+    Pictures are drawn rarely enough to take at most 2% of the time.
+    """
 
     def __init__(self, trainer: Any, say: Any = tqdm.write):
         self._trainer, self._say = trainer, say
         self._next_pictures = 0.0
         use_project(trainer.args.project)
         for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, TrackioCallback):  # which has half a screen to say of itself
+            if isinstance(callback, TrackioCallback):  # it prints half a screen of its own messages
                 for name in ("setup", "on_train_end"):
-                    setattr(callback, name, _quietly(getattr(callback, name)))
+                    setattr(callback, name, _without_output(getattr(callback, name)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and "trackio" in args.report_to:
@@ -73,17 +77,20 @@ class TrackedSamples(TrainerCallback):
             return
         try:
             samples = self._trainer.latest_samples()
-            # TRL has a table of its own, which stands in the same place.
+            # With log_completions, TRL logs its own table under the same name.
             lines = [] if args.log_completions else [_line(state.global_step, *one) for one in samples[:MOST_LINES]]
             pictures = self._pictures(samples)
             for name in set(args.report_to) & set(TRACKERS):
                 _SEND[name](self._trainer, state.global_step, lines, pictures)
-        except Exception as error:  # noqa: BLE001 - whatever ails a tracker, training goes on
-            self._say(f"samples could not be tracked ({type(error).__name__}: {error}); training goes on")
+        except Exception as error:  # noqa: BLE001 - no error of a tracker may stop training
+            self._say(
+                f"samples could not be sent to the tracker ({type(error).__name__}: {error}); "
+                "training continues without them"
+            )
             self._next_pictures = math.inf
 
     def _pictures(self, samples: Sequence[tuple[dict, str, Any]]) -> list[Captioned]:
-        """The first completion of each of the first few prompts, where the task draws PNG."""
+        """Draw the first completion of each of the first few prompts, if the task renders PNG and it is time to."""
         start = time.monotonic()
         if start < self._next_pictures or importlib.util.find_spec("PIL") is None:
             return []
@@ -96,23 +103,24 @@ class TrackedSamples(TrainerCallback):
             if isinstance(drawn, bytes):
                 images.append((Image.open(io.BytesIO(drawn)).convert("RGB"), prompt[:200]))
         end = time.monotonic()
-        self._next_pictures = end + 50 * (end - start)
+        self._next_pictures = end + 50 * (end - start)  # wait 50 times as long as drawing took
         return images
 
 
 def _line(step: int, row: dict, text: str, outcome: Any) -> list[Any]:
+    """Return a line of the table of completions; see COLUMNS."""
     score = outcome.score
-    judged = [None, None, None, outcome.reason]
+    verdict = [None, None, None, outcome.reason]
     if score is not None:
-        judged = [score.total, score.success, score.valid, score.reason]
-    return [step, prompt_of({"row": row}, 400), text, *judged]
+        verdict = [score.total, score.success, score.valid, score.reason]
+    return [step, prompt_of({"row": row}, 400), text, *verdict]
 
 
 def _to_wandb(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
     import wandb
 
     logged: dict[str, Any] = {"completions": wandb.Table(columns=[*COLUMNS], data=lines)} if lines else {}
-    logged |= {f"samples/{n}": wandb.Image(image, caption=said) for n, (image, said) in enumerate(pictures, 1)}
+    logged |= {f"samples/{n}": wandb.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
     wandb.log(logged | {"train/global_step": step})
 
 
@@ -121,7 +129,7 @@ def _to_trackio(trainer: Any, step: int, lines: list[list[Any]], pictures: Seque
     import trackio
 
     logged: dict[str, Any] = {
-        f"samples/{n}": trackio.Image(i, caption=said) for n, (i, said) in enumerate(pictures, 1)
+        f"samples/{n}": trackio.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)
     }
     if lines:
         logged["completions"] = trackio.Table(dataframe=pandas.DataFrame(lines, columns=[*COLUMNS]))
@@ -143,7 +151,9 @@ def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: S
 _SEND: dict[str, Callable[..., None]] = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tensorboard}
 
 
-def _quietly(method: Callable[..., Any]) -> Callable[..., Any]:
+def _without_output(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method so that what it prints to standard output is discarded."""
+
     def quiet(*args: Any, **kwargs: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             return method(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A task's score as TRL sees it: one reward function a component, each logged by name, all fed by one executor."""
+"""Adapter from a task's score to TRL's reward functions: one function per component, all fed by one executor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
 from .judge import FrozenJudge, frozen_of
 
-# Facts about a completion that can be weighted and are logged like components, but weigh nothing unless asked.
+# Flags of every score. They are logged like components and can be weighted; their default weight is 0.
 FACTS = ("valid", "success")
 
 
 class TaskRewards:
-    """Scores a batch as soon as `begin` is called; the reward functions that TRL calls later wait for the result."""
+    """The rewards of a task during training.
+
+    `begin` starts scoring a batch in the background and `finish` waits for it. The reward functions, which TRL calls
+    afterwards, return the components of `outcomes`.
+    """
 
     def __init__(self, task: Task, args: Any, local_processes: int = 1):
         self.task = task
@@ -48,15 +52,15 @@ class TaskRewards:
         return frozen_of(self._judges)
 
     def functions(self) -> list[Any]:
-        """The reward functions for TRL, in the order of `names`: judges are models, which TRL scores in batches, or
-        score in batches themselves."""
+        """Return the reward functions for TRL in the order of `names`. Judges, which score in batches, stay as is."""
         return [self._judges.get(name) or _component(name, self) for name in self.names]
 
     def begin(self, rows: Sequence[str], completions: Sequence[str]) -> None:
+        """Start scoring a batch and return without waiting; `rows` are JSON texts."""
         self._pending = self.executor.submit(rows, completions)
 
     def finish(self) -> list[Outcome]:
-        """Wait for the scores of the batch that `begin` started."""
+        """Wait for the batch that `begin` started, and store and return its outcomes."""
         assert self._pending is not None, "finish() without begin()"
         self.outcomes = self._pending.result()
         self._pending = None
@@ -74,7 +78,7 @@ class TaskRewards:
         scores: Sequence[Score | None],
         group_size: int,
     ) -> None:
-        """Components of whole groups (novelty, say), for the completions of all processes."""
+        """Write the components that depend on whole groups, such as novelty, into the rewards of all processes."""
         for start in range(0, len(rows), group_size):
             group = slice(start, start + group_size)
             parsed = [json.loads(row) for row in rows[group]]
@@ -83,17 +87,18 @@ class TaskRewards:
                 rewards_N_F[group, self.names.index(name)] = column.to(rewards_N_F)
 
     def unscored_to_nan(self, rewards_N_F: torch.Tensor) -> torch.Tensor:
-        """A completion the task could not score counts as unscored, whatever a judge said of it."""
+        """Set all rewards of completions that the task could not score to NaN, including those from judges."""
         unscored = torch.isnan(rewards_N_F[:, self.names.index("success")])
         return rewards_N_F.masked_fill(unscored[:, None], float("nan"))
 
 
 def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str, float]:
-    """The task's weights with those that the user asked for, facts included."""
+    """Return the weight of every component and flag: the task's weights, overridden by those in `asked`."""
     taken = sorted(set(FACTS) & set(task.weights))
     if taken:
         raise ValueError(
-            f"task {task.name!r}: a component cannot be called {taken[0]!r}, which every score has anyway"
+            f"task {task.name!r}: no component may be named {taken[0]!r}, because every score already has a flag of "
+            "that name; rename the component"
         )
     weights = dict.fromkeys(FACTS, 0.0) | {name: float(weight) for name, weight in task.weights.items()}
     unknown = sorted(set(asked or {}) - set(weights))
@@ -104,20 +109,22 @@ def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"component_weights: the weight of {name!r} must be a number, got {weight!r}")
         if weight and name in task.watched:
-            raise ValueError(f"component_weights: {name!r} is only watched, so that it stays an independent measure; "
+            raise ValueError(f"component_weights: {name!r} is only logged, so that it stays an independent measure; "
                              "leave its weight at 0")  # fmt: skip
         weights[name] = float(weight)
     return weights
 
 
 def worker_count(asked: int | None, local_processes: int) -> int:
-    """What the user asked for, or this process's share of the cores, at most 16."""
+    """Return the number of reward workers: `asked` if given, else this process's share of the cores, at most 16."""
     if asked is not None:
         return asked
     return max(1, min(16, (os.cpu_count() or 1) // local_processes))
 
 
 def _component(name: str, rewards: TaskRewards) -> Any:
+    """Make the reward function of one component or flag."""
+
     def component(completions: Sequence[Any], **_: Any) -> list[float | None]:
         scores = [outcome.score for outcome in rewards.outcomes]
         if name in FACTS:

@@ -1,4 +1,6 @@
-"""RewardExecutor: scores completions in parallel, in order, with a time limit each, while the GPU does something else.
+"""Parallel scoring of completions in worker processes, with a time limit per completion.
+
+Results come back in order, and scoring overlaps with other work, such as GPU computations:
 
 with RewardExecutor(get_task("brick"), workers=4, timeout=10) as executor:
     pending = executor.submit(rows, completions)  # returns at once
@@ -31,22 +33,22 @@ BACKENDS = ("process", "ray")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The score of one completion, or None and the reason. `cached` says that it was not computed for this one."""
+    """The score of one completion, or None and the reason why there is no score."""
 
     score: Score | None
     reason: str
-    seconds: float
-    cached: bool
+    seconds: float  # spent on scoring this completion; 0 if cached
+    cached: bool  # the score was already known, or is shared with an equal completion
 
 
 @dataclass
 class RewardStats:
-    """Counts since the start of training: completions answered from the cache, scored, and scored without success."""
+    """Counters since the start of training."""
 
-    hits: int = 0
-    misses: int = 0
-    failures: int = 0
-    seconds: float = 0.0  # spent in `score`, all workers together
+    hits: int = 0  # completions whose score came from the cache
+    misses: int = 0  # completions that had to be scored
+    failures: int = 0  # completions that could not be scored
+    seconds: float = 0.0  # time spent in `score`, summed over all workers
 
     @property
     def hit_rate(self) -> float:
@@ -61,15 +63,18 @@ class RewardStats:
 
 
 class Pending:
-    """The scores of one batch, some of them still on their way."""
+    """The outcomes of one batch, some of which may still be computed."""
 
-    def __init__(self, parts: Sequence[Outcome | Future[Outcome] | _Twin], drain: Callable[[], None]):
+    def __init__(self, parts: Sequence[Outcome | Future[Outcome] | _Duplicate], drain: Callable[[], None]):
         self._parts = parts
         self._drain = drain
 
     def result(self) -> list[Outcome]:
-        """Wait for every score. Nothing that a model wrote raises here; a task that cannot be loaded in a worker does
-        (RewardWorkerError), as it would give None for every completion."""
+        """Wait for all outcomes and return them in order.
+
+        No completion makes this raise. A task that cannot be loaded in a worker raises RewardWorkerError, because
+        every completion would get None.
+        """
         self._drain()
         return [part if isinstance(part, Outcome) else part.result() for part in self._parts]
 
@@ -77,10 +82,12 @@ class Pending:
 class RewardExecutor:
     """Scores completions of one task.
 
-    `workers=0` scores in this process, when the result is asked for; `timeout` and `memory_mb` need workers. With
-    workers, a completion that takes longer than `timeout` seconds, kills its worker, or needs more than `memory_mb`
-    on top of the loaded task costs that worker, and gets None with a reason; the others are not affected.
-    Equal (row, completion) pairs are scored once and remembered, `cache_size` of them; failures are not remembered.
+    With `workers=0`, completions are scored in this process when the result is requested; `timeout` and `memory_mb`
+    then have no effect. With workers, a completion that takes longer than `timeout` seconds, crashes its worker, or
+    needs more than `memory_mb` on top of the loaded task gets None with a reason, and its worker is replaced; other
+    completions are not affected.
+
+    Equal (row, completion) pairs are scored once. Up to `cache_size` scores are cached; failures are not cached.
     """
 
     def __init__(
@@ -107,7 +114,7 @@ class RewardExecutor:
         self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, Score] = OrderedDict()
         self._cache_size = cache_size
-        self._open: dict[bytes, Future[Outcome]] = {}
+        self._in_progress: dict[bytes, Future[Outcome]] = {}
         self._identity = repr((task.name, task.version, task.options))
         self._pool: InlinePool | ProcessPool | RayPool
         if workers == 0:
@@ -118,21 +125,21 @@ class RewardExecutor:
             from .ray_backend import RayPool
 
             self._pool = RayPool(TaskRecipe.of(task), workers, timeout, memory_mb)
-        # Runs at close, when the executor is garbage, or at the end of the interpreter, whichever comes first.
-        self._end = weakref.finalize(self, self._pool.close)
+        # Runs on close, on garbage collection or at interpreter exit, whichever comes first.
+        self._finalizer = weakref.finalize(self, self._pool.close)
 
     def submit(self, rows: Sequence[str], completions: Sequence[str]) -> Pending:
         """Start scoring `completions[i]` against `rows[i]` (a row as JSON text) and return without waiting."""
         if len(rows) != len(completions):
-            raise ValueError(f"{len(rows)} rows for {len(completions)} completions; they go in pairs")
-        if not self._end.alive:
+            raise ValueError(f"got {len(rows)} rows and {len(completions)} completions; pass one row per completion")
+        if not self._finalizer.alive:
             raise RuntimeError("the reward executor is closed")
         parts = [self._submit_one(row, text) for row, text in zip(rows, completions, strict=True)]
         return Pending(parts, self._pool.drain)
 
     def close(self) -> None:
-        """Stop the workers. Called again it does nothing; it also runs at the end of the interpreter."""
-        self._end()
+        """Stop the workers. Further calls do nothing. It is also called at interpreter exit."""
+        self._finalizer()
 
     def state_dict(self) -> dict[str, Any]:
         return self.stats.state_dict()
@@ -147,7 +154,7 @@ class RewardExecutor:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _submit_one(self, row: str, completion: str) -> Outcome | Future[Outcome] | _Twin:
+    def _submit_one(self, row: str, completion: str) -> Outcome | Future[Outcome] | _Duplicate:
         key = self._key(row, completion)
         with self._lock:
             known = self._cache.get(key)
@@ -155,21 +162,21 @@ class RewardExecutor:
                 self._cache.move_to_end(key)
                 self.stats.hits += 1
                 return Outcome(known, "", 0.0, cached=True)
-            twin = self._open.get(key)
-            if twin is not None:
+            original = self._in_progress.get(key)
+            if original is not None:
                 self.stats.hits += 1
             else:
                 self.stats.misses += 1
                 future: Future[Outcome] = Future()
-                self._open[key] = future
-        if twin is not None:
-            return _Twin(twin)
+                self._in_progress[key] = future
+        if original is not None:
+            return _Duplicate(original)
         self._pool.submit(Job(row, completion, lambda reply: self._finish(key, future, reply)))
         return future
 
     def _finish(self, key: bytes, future: Future[Outcome], reply: Reply | RewardWorkerError) -> None:
         with self._lock:
-            self._open.pop(key, None)
+            self._in_progress.pop(key, None)
             if isinstance(reply, Reply):
                 self.stats.seconds += reply.seconds
                 if reply.score is None:
@@ -191,11 +198,11 @@ class RewardExecutor:
         return digest.digest()
 
 
-class _Twin:
-    """The outcome of a completion that is being scored already, for an equal one."""
+class _Duplicate:
+    """The outcome of a completion that equals another one which is still being scored."""
 
-    def __init__(self, scored: Future[Outcome]):
-        self._scored = scored
+    def __init__(self, original: Future[Outcome]):
+        self._original = original
 
     def result(self) -> Outcome:
-        return replace(self._scored.result(), seconds=0.0, cached=True)
+        return replace(self._original.result(), seconds=0.0, cached=True)

@@ -1,6 +1,6 @@
-"""A frozen judge: a sequence-classification model that says how real a text looks, from 0 to 1.
+"""Frozen judges: sequence-classification models that rate how real a text looks, from 0 to 1.
 
-It scores in batches, on the accelerator where there is one, remembers what it said, and is never trained.
+A judge scores in batches, on the accelerator if there is one, caches its scores, and is never trained.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import torch
 from ..files import looks_local
 from ..task import Row
 
-REAL = "real"  # the name of the label that stands for real text, where a model has two
+REAL = "real"  # the label for real text in judges with two labels
 BATCH_SIZE = 128
 CACHE_SIZE = 20_000
 
 
 class FrozenJudge:
-    """The judge at `source`, a folder or a Hub id. `text_of(row, completion)` is the text it judges; None is worth 0.
+    """A judge loaded from `source`, a folder or a Hub id, on first use.
 
-    Loaded when it is first asked. As a reward function of TRL it takes the rows from the column `row`. What it said is
-    part of a checkpoint: a text judged again in another batch could differ in the last bit.
+    `text_of(row, completion)` returns the text to judge, or None for a score of 0. An instance is also a reward
+    function for TRL, which passes the rows in the column `row`. The cached scores are part of a checkpoint, because a
+    text that is judged again in another batch may differ in the last bit.
     """
 
     def __init__(self, name: str, source: str, text_of: Callable[[Row, str], str | None]):
@@ -33,36 +34,38 @@ class FrozenJudge:
         self._source, self._text_of = source, text_of
         self._model: Any = None
         self._tokenizer: Any = None
-        self._said: dict[str, float] = {}
+        self._cache: dict[str, float] = {}  # hash of the text -> score
 
     def __call__(self, completions: Sequence[Any], row: Sequence[str], **_: Any) -> list[float]:
         return self.score([json.loads(text) for text in row], [text_of(completion) for completion in completions])
 
     def score(self, rows: Sequence[Row], completions: Sequence[str]) -> list[float]:
-        """How real each completion looks in its row."""
+        """Rate how real each completion looks in its row."""
         texts = [self._text_of(row, completion) for row, completion in zip(rows, completions, strict=True)]
         return self.judge(texts)
 
     def judge(self, texts: Sequence[str | None]) -> list[float]:
-        """How real each text looks; 0 for None."""
+        """Rate how real each text looks; 0 for None."""
         keys = ["" if text is None else hashlib.sha256(text.encode(errors="replace")).hexdigest() for text in texts]
-        new = {key: text for key, text in zip(keys, texts, strict=True) if text is not None and key not in self._said}
-        known = {key: self._said[key] for key in keys if key in self._said}
-        known |= dict(zip(new, self._ask(list(new.values())), strict=True))
-        self._said |= known
-        while len(self._said) > CACHE_SIZE:
-            del self._said[next(iter(self._said))]
+        new = {key: text for key, text in zip(keys, texts, strict=True) if text is not None and key not in self._cache}
+        known = {key: self._cache[key] for key in keys if key in self._cache}
+        known |= dict(zip(new, self._predict(list(new.values())), strict=True))
+        self._cache |= known
+        while len(self._cache) > CACHE_SIZE:
+            del self._cache[next(iter(self._cache))]
         return [known.get(key, 0.0) for key in keys]
 
     @torch.inference_mode()
-    def _ask(self, texts: Sequence[str]) -> list[float]:
+    def _predict(self, texts: Sequence[str]) -> list[float]:
         if not texts:
             return []
         if self._model is None:
             self._model, self._tokenizer = load_judge(self._source)
         model = self._model
         if model.training or any(p.requires_grad for p in model.parameters()):
-            raise RuntimeError(f"the judge {self._source!r} is being trained; a judge must stay frozen")
+            raise RuntimeError(
+                f"judge {self._source!r} is in training mode or has trainable weights; a judge must stay frozen"
+            )
         scores: list[float] = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = self._tokenizer(
@@ -78,19 +81,19 @@ class FrozenJudge:
         return scores
 
     def state_dict(self) -> dict[str, Any]:
-        return {"said": dict(self._said)}
+        return {"scores": dict(self._cache)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._said = dict(state["said"])
+        self._cache = dict(state["scores"])
 
 
 def frozen_of(judges: Mapping[str, Any]) -> dict[str, FrozenJudge]:
-    """Those of a task's judges that score in batches themselves; the others are models that TRL asks."""
+    """Select the FrozenJudges among a task's judges; the others are models that TRL evaluates."""
     return {name: judge for name, judge in judges.items() if isinstance(judge, FrozenJudge)}
 
 
 def text_of(completion: Any) -> str:
-    """The text of a completion as TRL hands it over: a string, or a list with one assistant message."""
+    """Return the text of a completion in TRL's format: a string, or a list with one assistant message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else ""
@@ -98,14 +101,14 @@ def text_of(completion: Any) -> str:
 
 
 def check_judge(source: str) -> None:
-    """ValueError, from its configuration alone, where `source` can be no judge."""
+    """Raise ValueError if the configuration of `source` shows that it cannot be a judge. Loads no weights."""
     from transformers import AutoConfig
 
     path = Path(source).expanduser()
     if (looks_local(source) or path.is_dir()) and not (path / "config.json").is_file():
         raise ValueError(
-            f"judge {source!r}: there is no model in that folder; make one with trl-grpo-tasks task infill "
-            f"prepare-judge --output_dir {source}, or leave the option out to have one made"
+            f"judge {source!r}: the folder contains no model; create one with trl-grpo-tasks task infill "
+            f"prepare-judge --output_dir {source}, or omit the option to have one created"
         )
     try:
         config = AutoConfig.from_pretrained(source)
@@ -114,15 +117,18 @@ def check_judge(source: str) -> None:
     name = (config.architectures or ["a model without a head"])[0]
     if not name.endswith("ForSequenceClassification"):
         raise ValueError(
-            f"judge {source!r} is {name}, which classifies no texts; give a ...ForSequenceClassification, such as "
-            "trl-grpo-tasks task infill prepare-judge makes"
+            f"judge {source!r} is {name}, which does not classify text; pass a ...ForSequenceClassification model, "
+            "such as one made by trl-grpo-tasks task infill prepare-judge"
         )
     if config.num_labels > 2:
-        raise ValueError(f"judge {source!r} has {config.num_labels} labels; a judge has one score, or real and not")
+        raise ValueError(
+            f"judge {source!r} has {config.num_labels} labels; use a model with one output (a score) or two labels "
+            "(real and not real)"
+        )
 
 
 def load_judge(source: str) -> tuple[Any, Any]:
-    """A judge's model, frozen and on the accelerator where there is one, and its tokenizer."""
+    """Load a judge's model, frozen and on the accelerator if there is one, and its tokenizer."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     check_judge(source)

@@ -1,4 +1,4 @@
-"""A pool of reward workers that may hang, crash or be killed: one thread feeds, times and replaces them."""
+"""Pools of reward workers. Workers may hang, crash or be killed; a thread feeds, times and replaces them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ..task import Task
 from .processes import MARK, kill_descendants
 from .worker import COMMAND, HEADER, Reply, TaskRecipe, frame, score_one
 
-START_SECONDS = 300.0  # to import a task; heavy simulators on a slow disk need a while
-START_ATTEMPTS = 3  # in a row, before a worker that dies while starting is taken for a broken task
+START_SECONDS = 300.0  # time limit for importing a task; large simulators on a slow disk need long
+START_ATTEMPTS = 3  # after this many failed starts in a row the task is considered broken
 
 CLOSED = "the reward executor was closed before this completion was scored"
 
 
 class RewardWorkerError(RuntimeError):
-    """The task cannot be loaded in a reward worker: an error of the set-up, not of a completion."""
+    """The task cannot be loaded in a reward worker, or the pool was closed. Not caused by a completion."""
 
 
 @dataclass
 class Job:
-    """One completion on its way through the pool; `done` is called once, with a reply or with a RewardWorkerError."""
+    """One completion to score; `done` is called exactly once, with a reply or with a RewardWorkerError."""
 
     row: str
     completion: str
@@ -41,7 +41,7 @@ class Job:
 
 
 class InlinePool:
-    """No workers: jobs wait until somebody asks for a result, and are then scored in that thread."""
+    """A pool without workers: jobs are scored in the thread that requests a result."""
 
     def __init__(self, task: Task):
         self._task = task
@@ -61,7 +61,7 @@ class InlinePool:
 
 
 class ProcessPool:
-    """Scores jobs in `workers` processes. Only the feeding thread touches workers; others hand it jobs and wake it."""
+    """Scores jobs in `workers` processes. Only the pool's thread touches workers; other threads queue jobs for it."""
 
     def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
         self._setup = frame((recipe, memory_mb))
@@ -79,7 +79,7 @@ class ProcessPool:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        # Workers are started by this thread and no other: Linux kills them when the *thread* that started them ends.
+        # Only this thread may start workers: Linux kills them when the *thread* that started them ends.
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
         self._thread.start()
 
@@ -94,10 +94,10 @@ class ProcessPool:
             self._wake()
 
     def drain(self) -> None:
-        """Nothing to do: the workers are at it already."""
+        """Do nothing: the workers score jobs without being asked."""
 
     def close(self) -> None:
-        """Kill every worker and wait for it; jobs still open end with an error. Safe to call twice or after a fork."""
+        """Kill every worker and wait for it; unfinished jobs get an error. Safe to call twice or after a fork."""
         if self._owner != os.getpid():
             return
         with self._lock:
@@ -106,7 +106,7 @@ class ProcessPool:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    # The rest runs in the feeding thread.
+    # All methods below except _wake run in the pool's thread.
 
     def _run(self) -> None:
         try:
@@ -119,13 +119,13 @@ class ProcessPool:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_read, 4096)
                     elif key.data in self._workers:
-                        self._hear(key.data)
-                self._end_overdue()
+                        self._receive(key.data)
+                self._replace_overdue()
         except BaseException as error:
-            self._give_up(RewardWorkerError(f"the reward pool failed: {type(error).__name__}: {error}"))
+            self._fail_all(RewardWorkerError(f"the reward pool failed: {type(error).__name__}: {error}"))
             raise
         finally:
-            self._give_up(RewardWorkerError(CLOSED))
+            self._fail_all(RewardWorkerError(CLOSED))
             for worker in self._workers:
                 self._selector.unregister(worker.replies)
                 worker.kill()
@@ -135,14 +135,14 @@ class ProcessPool:
                 os.close(end)
 
     def _wake(self) -> None:
-        # A full pipe wakes as well; a closed one means that the thread has already ended.
+        # A full pipe also wakes the thread; a closed one means that the thread has already ended.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"!")
 
     def _start_worker(self) -> _Worker:
         worker = _Worker.start(time.monotonic() + START_SECONDS)
         self._selector.register(worker.replies, selectors.EVENT_READ, worker)
-        with contextlib.suppress(BrokenPipeError):  # it died at once: reading from it will tell
+        with contextlib.suppress(BrokenPipeError):  # it died at once; reading from it will report that
             worker.send(self._setup)
         return worker
 
@@ -164,18 +164,18 @@ class ProcessPool:
                 worker.job = job
                 worker.deadline = time.monotonic() + self._timeout
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         try:
             messages, alive = worker.receive()
         except Exception as error:  # noqa: BLE001 - unpickling runs user code
-            self._replace(worker, f"the worker's answer cannot be read: {type(error).__name__}: {error}")
+            self._replace(worker, f"the worker's reply cannot be decoded: {type(error).__name__}: {error}")
             return
         for number, message in messages:
             if number != worker.number:
-                continue  # an answer to an earlier job: not written by the worker itself, which answers once
+                continue  # not from the worker itself, which replies once per job; the task may have forked
             if not worker.loaded:
                 if message is not None:
-                    self._give_up(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
+                    self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
                     return
                 worker.loaded = worker.ready = True
                 worker.deadline = None
@@ -184,9 +184,9 @@ class ProcessPool:
                 worker.ready = not message.retire
                 self._finish(worker, message)
         if not alive:
-            self._replace(worker, f"the worker {worker.last_words()}")
+            self._replace(worker, f"the worker {worker.describe_exit()}")
 
-    def _end_overdue(self) -> None:
+    def _replace_overdue(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers):
             if worker.deadline is not None and worker.deadline <= now:
@@ -202,7 +202,7 @@ class ProcessPool:
         if not worker.loaded:
             self._failed_starts += 1
             if self._failed_starts >= START_ATTEMPTS:
-                self._give_up(RewardWorkerError(f"reward workers end while loading the task: {reason}"))
+                self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
         if self._broken is None:
             self._workers.append(self._start_worker())
 
@@ -211,7 +211,8 @@ class ProcessPool:
         if job is not None:
             job.done(reply)
 
-    def _give_up(self, error: RewardWorkerError) -> None:
+    def _fail_all(self, error: RewardWorkerError) -> None:
+        """Mark the pool as broken and give `error` to every unfinished job."""
         with self._lock:
             self._broken = self._broken or error
             abandoned = list(self._queue)
@@ -232,18 +233,18 @@ class _Worker:
     process: subprocess.Popen[bytes]
     requests: IO[bytes]
     replies: IO[bytes]
-    mark: str  # in its environment, and in that of what it starts
-    deadline: float | None  # of the start, then of the job in hand
+    mark: str  # identifies the worker and its descendants through their environment
+    deadline: float | None  # of the start, then of the current job
     since: float = field(default_factory=time.monotonic)
     job: Job | None = None
-    number: int = 0  # of the job in hand or the last one; an answer carries it
+    number: int = 0  # number of the current or last job, which its reply repeats
     loaded: bool = False
     ready: bool = False
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)  # bytes of messages that are not complete yet
 
     @classmethod
     def start(cls, deadline: float) -> _Worker:
-        # In a session of its own: Ctrl-C does not reach it, and its process group can be killed as one.
+        # It gets its own session, so that Ctrl-C does not reach it and its process group can be killed at once.
         mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         process = subprocess.Popen(
             [*COMMAND, "\n".join(sys.path)],
@@ -262,21 +263,21 @@ class _Worker:
             rest = rest[self.requests.write(rest) :]
 
     def receive(self) -> tuple[list[Any], bool]:
-        """The complete messages that have arrived, as (number, message), and whether the worker's end is open."""
+        """Return the complete messages received, as (number, message), and whether the pipe is still open."""
         piece = os.read(self.replies.fileno(), 1 << 20)
-        self.heard += piece
+        self.received += piece
         messages = []
-        while len(self.heard) >= HEADER.size:
-            (size,) = HEADER.unpack_from(self.heard)
+        while len(self.received) >= HEADER.size:
+            (size,) = HEADER.unpack_from(self.received)
             end = HEADER.size + size
-            if len(self.heard) < end:
+            if len(self.received) < end:
                 break
-            messages.append(pickle.loads(self.heard[HEADER.size : end]))
-            del self.heard[:end]
+            messages.append(pickle.loads(self.received[HEADER.size : end]))
+            del self.received[:end]
         return messages, bool(piece)
 
-    def last_words(self) -> str:
-        """How a worker whose pipe has closed ended."""
+    def describe_exit(self) -> str:
+        """Describe how a worker whose pipe has closed ended."""
         try:
             code = self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -286,10 +287,10 @@ class _Worker:
         return f"exited with status {code}"
 
     def kill(self) -> None:
-        """End the worker with everything it started, and leave no zombie."""
+        """Kill the worker and all its descendants, and leave no zombie."""
         alive = self.process.poll() is None
         if alive:
-            os.kill(self.process.pid, signal.SIGSTOP)  # it starts nothing more, and its children stay its own
+            os.kill(self.process.pid, signal.SIGSTOP)  # so that it starts nothing more and keeps its children
         kill_descendants(self.mark, self.process.pid if alive else None)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Reward workers on a Ray cluster: the same promises as the process pool, for physics that needs many machines.
+"""Reward workers on a Ray cluster, with the same guarantees as the process pool, for rewards that need many machines.
 
-Joins the cluster of RAY_ADDRESS, or the one running on this machine, or starts a local one. Every node needs this
-package and the task installed.
+The pool joins the cluster at RAY_ADDRESS or the one running on this machine, or else starts a local one. This package
+and the task must be installed on every node.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from .pool import CLOSED, START_ATTEMPTS, Job, RewardWorkerError
 from .worker import Reply, TaskRecipe, limit_memory, score_one
 
-POLL_SECONDS = 0.05  # how soon a new job is seen while every actor is busy
+POLL_SECONDS = 0.05  # how often the queue is checked for new jobs while actors are busy
 
 
 class RayPool:
-    """Scores jobs in `workers` Ray actors, one job at a time each; an overdue actor is killed and made anew."""
+    """Scores jobs in `workers` Ray actors, one job at a time each; an actor that times out is killed and replaced."""
 
     def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
         self._ray = _import_ray()
@@ -39,7 +39,7 @@ class RayPool:
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="reward-ray", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # after Ray's own hook was registered, so it runs before it
+        atexit.register(self.close)  # registered after Ray's own hook, so it runs before it
 
     def submit(self, job: Job) -> None:
         with self._changed:
@@ -51,10 +51,10 @@ class RayPool:
             job.done(broken)
 
     def drain(self) -> None:
-        """Nothing to do: the actors are at it already."""
+        """Do nothing: the actors score jobs without being asked."""
 
     def close(self) -> None:
-        """Kill every actor, and Ray too where this pool started it."""
+        """Kill every actor, and shut Ray down if this pool started it."""
         if self._owner != os.getpid() or self._closing:
             return
         with self._changed:
@@ -75,22 +75,22 @@ class RayPool:
                 if waited_for:
                     done, _ = self._ray.wait(list(waited_for), num_returns=1, timeout=POLL_SECONDS)
                     for answer in done:
-                        self._hear(waited_for[answer])
-                    self._end_overdue()
+                        self._receive(waited_for[answer])
+                    self._replace_overdue()
                 else:
                     with self._changed:
                         self._changed.wait_for(lambda: bool(self._queue) or self._closing)
         except BaseException as error:
-            self._give_up(RewardWorkerError(f"the Ray reward pool failed: {type(error).__name__}: {error}"))
+            self._fail_all(RewardWorkerError(f"the Ray reward pool failed: {type(error).__name__}: {error}"))
             raise
         finally:
-            self._give_up(RewardWorkerError(CLOSED))
+            self._fail_all(RewardWorkerError(CLOSED))
             for actor in self._actors:
                 self._ray.kill(actor.handle, no_restart=True)
 
     def _start_actor(self) -> _Actor:
         handle = self._actor_class.remote(*self._setup)
-        # No deadline yet: an actor may wait for a free CPU of the cluster as long as it must.
+        # No deadline yet: an actor may wait for a free CPU of the cluster for any length of time.
         return _Actor(handle, handle.ready.remote(), deadline=None)
 
     def _feed(self) -> None:
@@ -104,7 +104,7 @@ class RayPool:
                 actor.since = time.monotonic()
                 actor.deadline = actor.since + self._timeout
 
-    def _hear(self, actor: _Actor) -> None:
+    def _receive(self, actor: _Actor) -> None:
         try:
             reply = self._ray.get(actor.answer)
         except self._ray.exceptions.RayError as error:
@@ -113,18 +113,18 @@ class RayPool:
         actor.answer = actor.deadline = None
         if not actor.loaded:
             if reply is not None:
-                self._give_up(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{reply}"))
+                self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{reply}"))
                 return
             actor.loaded = True
             self._failed_starts = 0
             return
         job, actor.job = actor.job, None
-        assert job is not None  # an answer of a loaded actor is to a job
+        assert job is not None  # a loaded actor only replies to jobs
         job.done(reply)
         if reply.retire:
             self._replace(actor, "over the memory limit")
 
-    def _end_overdue(self) -> None:
+    def _replace_overdue(self) -> None:
         now = time.monotonic()
         for actor in list(self._actors):
             if actor.deadline is not None and actor.deadline <= now:
@@ -138,11 +138,12 @@ class RayPool:
         if not actor.loaded:
             self._failed_starts += 1
             if self._failed_starts >= START_ATTEMPTS:
-                self._give_up(RewardWorkerError(f"reward workers end while loading the task: {reason}"))
+                self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
         if self._broken is None:
             self._actors.append(self._start_actor())
 
-    def _give_up(self, error: RewardWorkerError) -> None:
+    def _fail_all(self, error: RewardWorkerError) -> None:
+        """Mark the pool as broken and give `error` to every unfinished job."""
         with self._changed:
             self._broken = self._broken or error
             abandoned = list(self._queue)
@@ -157,7 +158,7 @@ class RayPool:
 @dataclass(eq=False)
 class _Actor:
     handle: Any
-    answer: Any  # the reference that is waited for; None when idle
+    answer: Any  # the Ray object reference to wait for; None when idle
     deadline: float | None
     since: float = 0.0
     job: Job | None = None
@@ -165,7 +166,7 @@ class _Actor:
 
 
 class _Scorer:
-    """What runs in the actor. A task that does not load is told by `ready`, so that its traceback gets through."""
+    """The class of the Ray actors. `ready` returns the traceback if the task could not be loaded, else None."""
 
     def __init__(self, recipe: TaskRecipe, memory_mb: int | None):
         import traceback
@@ -174,7 +175,7 @@ class _Scorer:
         try:
             self._task = recipe.build()
             limit_memory(memory_mb)
-        except (Exception, SystemExit):  # noqa: BLE001 - told to the driver, which raises it there
+        except (Exception, SystemExit):  # noqa: BLE001 - reported to the driver, which raises it there
             self._problem = traceback.format_exc()
 
     def ready(self) -> str | None:
@@ -196,7 +197,7 @@ def _import_ray() -> Any:
 
 
 def _join_cluster(ray: Any, workers: int) -> bool:
-    """Connect to Ray; True where this call is what started or joined it, and close must leave it again."""
+    """Connect to Ray; return whether this call started or joined it, so that `close` must disconnect."""
     if ray.is_initialized():
         return False
     try:

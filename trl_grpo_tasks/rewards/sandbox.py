@@ -1,30 +1,36 @@
-"""run_python: model-written Python in a fresh interpreter, kept away from the machine as far as the kernel allows.
+"""A sandbox for model-written Python: `run_python` runs a program, `run_tests` runs unit tests against it.
 
-What it does everywhere on Linux: a new interpreter without site-packages and with a scrubbed environment, in an empty
-temporary folder; limits on CPU time, wall clock, memory of a process, number of processes, size of a file, number of
-open files, and output; everything the program started is ended with it. Where the kernel allows (`sandbox_layers()`
-tells, and a warning names what is missing): no network, its own process tree, a file system that shows only the
-interpreter and the system libraries (read only), a user id of its own when started as root, no capabilities, Landlock,
-and a seccomp filter without sockets, tracing, mounts or namespaces.
+The program runs in a fresh interpreter, isolated from the machine as far as the kernel allows.
 
-What it does not stop:
-- a bug in the kernel: this is not a virtual machine. Against code that is written to attack, use one.
-- use of the machine within the limits: `processes` x `memory_mb` of memory for `timeout` seconds, 64 MB of files.
-  Without a file system of its own: as many files of 16 MB as it can write; without seccomp: memory of no process.
-- learning about the machine: kernel version, CPU, time, the contents of the system's library folders.
-- where a layer is refused, what that layer is for. With no layer at all, the program can read and write what the user
-  can (these files and the interpreter's included, so that it could change later verdicts), reach the network, and
-  signal the user's processes. It cannot open the descriptors or the memory of this process, of the launcher or of the
-  judge, through which the tests and the verdicts go: they refuse to be traced, and a verdict carries a key. Those of a
-  sandbox that another process is just starting it can, for some milliseconds.
-- with Landlock but no file system of its own: asking whether a file is there, and changing the permissions and times
-  of those that the user owns.
-- as root without a user id of its own (the container forbids to change it): it is root, without capabilities. Files of
-  root's are its own, and for some milliseconds it can have more processes than it may, before it is ended.
-- as root, with an interpreter in a closed folder (`/root`) and no file system of its own: it has a user id of its own,
-  but keeps the capability to enter such folders. Landlock confines that to the interpreter and the system; without
-  Landlock it can read every file, and in a container that leaves root only CAP_DAC_OVERRIDE write them.
-- side channels: timing, load.
+Protections that are always active (Linux only): a new interpreter without site-packages, with a clean environment, in
+an empty temporary folder; limits on CPU time, wall-clock time, memory per process, number of processes, file size,
+number of open files, and output; every process that the program started is killed with it.
+
+Protections that depend on the kernel (`sandbox_layers()` reports them, and a warning names the missing ones): no
+network; a separate process tree; a file system that contains only the interpreter and the system libraries, read
+only; a separate user id if started as root; no capabilities; Landlock; and a seccomp filter against sockets, tracing,
+mounts and namespaces.
+
+What the sandbox does not protect against:
+- Kernel bugs. This is not a virtual machine; use one for code that is written to attack.
+- Use of resources within the limits: `processes` x `memory_mb` of memory for `timeout` seconds, and 64 MB of files.
+  Without the layer `files`, the program can write any number of 16 MB files. Without `seccomp`, it can allocate memory
+  that belongs to no process (shared segments, files in memory).
+- Information about the machine: kernel version, CPU, time, the contents of the system's library folders.
+- What a missing layer is for. Without any layer, the program can read and write all files of the user (including this
+  package and the interpreter, so that it could change later verdicts), reach the network, and signal the user's
+  processes. It still cannot open the descriptors or the memory of this process, the launcher or the judge, through
+  which tests and verdicts pass: these processes cannot be traced, and each verdict carries a secret key. For some
+  milliseconds, however, it can open those of a sandbox that another process is just starting.
+- With `landlock` but without `files`: it can check whether a file exists, and change the permissions and times of the
+  user's files.
+- As root without `uid` (the container forbids changing the user id): the program runs as root without capabilities.
+  It owns root's files, and for some milliseconds it can exceed the limit on processes before it is killed.
+- As root, with an interpreter inside a closed folder such as `/root`, and without `files`: the program has a separate
+  user id but keeps the capability to enter such folders. Landlock limits this to the interpreter and the system
+  folders. Without Landlock it can read every file, and also write every file in a container where root only has
+  CAP_DAC_OVERRIDE.
+- Side channels, such as timing and load.
 """
 
 from __future__ import annotations
@@ -59,14 +65,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 NOT_NEEDED = "not needed"
-FILE_MB = 16  # the largest single file that the program may write
+FILE_MB = 16  # size limit of a file that the program writes
 
 
 @dataclass(frozen=True)
 class TestsResult:
-    """How many tests passed; `failures` has one line for each that did not, with its text."""
+    """The result of `run_tests`; `failures` contains "TEST: REASON" for each test that did not pass."""
 
-    __test__ = False  # pytest: not a class of tests
+    __test__ = False  # tells pytest that this is not a test class
 
     passed: int
     total: int
@@ -83,10 +89,11 @@ def run_python(
     max_output: int = 64_000,
     processes: int = 8,
 ) -> SandboxResult:
-    """Run `code` as a program. Never raises for what the code does.
+    """Run `code` as a program. Nothing that the code does makes this raise.
 
-    `memory_mb` is for each process, `max_output` bytes for each of stdout and stderr (more ends the program),
-    `processes` counts threads too. The hash seed is fixed, so the same program writes the same text.
+    The limits: `timeout` in seconds; `memory_mb` per process; `max_output` bytes each for stdout and stderr, beyond
+    which the program is killed; `processes` counts processes and threads. The hash seed is fixed, so that the same
+    program prints the same text.
 
     >>> run_python("print(6 * 7)").stdout
     '42\\n'
@@ -105,26 +112,30 @@ def run_tests(
     max_output: int = 64_000,
     processes: int = 8,
 ) -> TestsResult:
-    """Run `code`, then each test (such as `assert add(1, 2) == 3`) in one sandbox; a test that raises fails.
+    """Run `code` and then each test (such as `assert add(1, 2) == 3`) in one sandbox. A test that raises has failed.
 
-    The tests run in a process that the code cannot reach. Calls to what the code defines are passed over as values:
-    numbers, text, lists and the like, and those of the standard library in `jail/values.py` (Fraction, Decimal, date,
-    deque, ...). Objects of the code's own classes stay there and are referred to; one that is also a number, a text or
-    a tuple counts as that in a comparison. What is asserted is decided on the tests' side. So printing a result,
-    ending the interpreter, patching builtins or returning an object that equals everything gains nothing: a test
-    passes only if the right values come back. The code does not see the tests, nor the tests' side of a comparison.
+    The tests run in a separate process, which the code cannot reach. Calls to the code's functions go through a pipe.
+    Arguments and results are copied if they are plain values: numbers, strings, lists and the like, and the classes of
+    the standard library in `jail/values.py` (Fraction, Decimal, date, deque, ...). Objects of the code's own classes
+    stay in the code's process, and the tests hold references to them; one that is also a number, a string or a tuple
+    is compared as such. Assertions are evaluated in the tests' process. So printing a result, ending the interpreter,
+    patching builtins or returning an object that equals everything does not help: a test passes only if the right
+    values come back. The code sees neither the tests nor the values it is compared with.
 
-    What a test uses without defining or importing it:
-    - builtins are the real ones, even if the code redefines them; `eval` and `exec` run a text on the code's side,
-      with the variables of the test that it names;
-    - `math.isclose` is that of the standard library, as is any other name of a module that is used like this;
-    - every other name is the code's, which may have written an `isclose` that is always true: import it in the test.
+    How names are resolved that a test uses without defining or importing them:
+    - Builtins are the real ones, even if the code redefines them. `eval` and `exec` run their text in the code's
+      process, with the variables of the test that the text mentions.
+    - `math.isclose`, and any other attribute of a standard-library module, is that of the standard library.
+    - Every other name is the code's. The code may define an `isclose` that is always true; import it in the test.
 
-    Limits of this: an operator between two objects of the code's own classes is the code's affair, and so is what one
-    such object answers by itself (`in`, its truth, its methods) and what an exception class of the code's catches
-    (`Empty = Exception` catches the assertion too); values are passed as copies (lists, dicts, sets, deques and
-    bytearrays given as arguments are updated afterwards); a test that runs what the code returns in another way than
-    by `eval` and `exec` (`pickle.loads(f())`, `timeit.timeit(f())`) hands the verdicts over to it.
+    Limitations:
+    - Operators between two objects of the code's own classes are evaluated by the code, and so are the methods, the
+      truth value and `in` of one such object.
+    - An exception class of the code decides what it catches: with `Empty = Exception`, it also catches a failed
+      assertion.
+    - Values are passed as copies. Lists, dicts, sets, deques and bytearrays given as arguments are updated afterwards.
+    - A test must not execute what the code returns other than with `eval` or `exec`: `pickle.loads(f())` or
+      `timeit.timeit(f())` would let the code decide the verdicts.
 
     >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
     1
@@ -140,7 +151,10 @@ def run_tests(
 
 
 def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[str]:
-    """A reason per test ("" for a pass). Tests fail from the first line on that is no verdict with this run's key."""
+    """Return the reason for failure of each test, "" for a pass.
+
+    From the first line that is not a verdict with this run's key, all tests count as failed.
+    """
     reasons: list[str] = []
     for line in written.split(b"\n")[:-1]:  # a half-written last line is not a verdict
         found, _, text = line.partition(b" ")
@@ -149,7 +163,7 @@ def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[s
         except (ValueError, RecursionError):
             reason = None
         if not isinstance(reason, str):
-            missing = "what was written in place of its verdict is none"
+            missing = "invalid output in place of its verdict"
             break
         reasons.append(reason)
     return [*reasons, *[missing] * count][:count]
@@ -157,7 +171,7 @@ def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[s
 
 @functools.lru_cache(maxsize=1)
 def _judge_files() -> dict[str, bytes]:
-    """What runs the tests, compiled: the sandbox's interpreter is this one, and would compile it for every program."""
+    """Return the files of the judge, compiled once here, because the sandbox would compile them for every program."""
     start = b"import sys\nsys.path.insert(0, '')\nfrom jail.judge import main\ndel sys.path[0]\nmain()\n"
     files = {"main.py": start}
     for name in ("__init__", "judge", "channel", "remote", "values"):
@@ -168,23 +182,29 @@ def _judge_files() -> dict[str, bytes]:
 
 
 def sandbox_layers() -> Mapping[str, str]:
-    """Which protections are active on this machine: name -> "" where active, or why not. Found out once, with a
-    warning if one is missing.
+    """Return which protections work on this machine: name -> "" if active, else the reason why not.
 
-    userns: a user namespace, for a normal user to make the next three. network: no interfaces. pids: a process tree of
-    its own. files: a file system of its own. landlock: file, TCP and signal rules. uid: an unused user id instead of
-    root. capabilities: that user has none of root's; otherwise the one to enter closed folders. seccomp: dangerous
-    system calls refused. Limits and the clean environment are always active.
+    The layers are probed once per process, with a warning if one is missing:
+    - userns: a user namespace, which a user other than root needs for the next three;
+    - network: no network interfaces;
+    - pids: a separate process tree;
+    - files: a separate file system;
+    - landlock: rules for files, TCP and signals;
+    - uid: an unused user id instead of root;
+    - capabilities: that user has no capabilities; without this layer, it has the one to enter closed folders;
+    - seccomp: dangerous system calls fail.
+
+    Resource limits and the clean environment are always active.
     """
     return _probed_layers()
 
 
 def missing_layers() -> str:
-    """Which protections this machine lacks and why, in one line; "" if none."""
-    return _in_a_line(sandbox_layers())
+    """Return in one line which protections this machine lacks and why; "" if none are missing."""
+    return _describe_missing(sandbox_layers())
 
 
-def _in_a_line(layers: Mapping[str, str]) -> str:
+def _describe_missing(layers: Mapping[str, str]) -> str:
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in layers.items():
         if reason and not reason.startswith(NOT_NEEDED):
@@ -195,12 +215,13 @@ def _in_a_line(layers: Mapping[str, str]) -> str:
 @functools.lru_cache(maxsize=1)
 def _probed_layers() -> dict[str, str]:
     layers = _probe_layers()
-    if missing := _in_a_line(layers):
-        logger.warning("the sandbox lacks these layers on this machine: %s", missing)
+    if missing := _describe_missing(layers):
+        logger.warning("the sandbox lacks these protections on this machine: %s", missing)
     return layers
 
 
 def _probe_layers() -> dict[str, str]:
+    """Find the layers that work by starting a small program with all of them and dropping those that fail."""
     refused = {"userns": f"{NOT_NEEDED} by root"} if os.geteuid() == 0 else {"uid": f"{NOT_NEEDED}: not root"}
     while True:
         wanted = [name for name in LAYERS if name not in refused]
@@ -209,22 +230,24 @@ def _probe_layers() -> dict[str, str]:
             return {name: refused.get(name, "") for name in LAYERS}
         layer, reason = problem.layer, problem.reason
         if layer not in wanted:
-            # The interpreter does not start: some layer hides a file from it. Give up one, the right one if it is one.
+            # The interpreter does not start because some layer hides a file from it. Drop a layer, preferably one
+            # without which it starts.
             hiding: list[str] = [name for name in ("files", "landlock", "uid", "seccomp") if name in wanted]
             if not hiding:
                 raise problem
-            if "uid" in wanted and "capabilities" in wanted:  # the mildest: it may enter the interpreter's folders
+            if "uid" in wanted and "capabilities" in wanted:  # the smallest loss: lets it enter closed folders
                 hiding.insert(0, "capabilities")
-            alone = [name for name in hiding if _problem_with([one for one in wanted if one != name]) is None]
-            layer = (alone or hiding)[0]
+            enough = [name for name in hiding if _problem_with([one for one in wanted if one != name]) is None]
+            layer = (enough or hiding)[0]
         refused[layer] = reason
         if layer == "userns":
             refused.update(dict.fromkeys(("network", "pids", "files"), reason))
         if layer == "uid":
-            refused.pop("capabilities", None)  # without another user there is none to keep
+            refused.pop("capabilities", None)  # capabilities are only kept for a separate user id
 
 
 def _problem_with(layers: list[str]) -> SandboxError | None:
+    """Try to run a small program with these layers; return the error, or None if it ran."""
     order = _order({"main.py": "import ctypes, json; print(1)"}, 30, 512, 8)
     try:
         result, _ = run_launcher(order, dict.fromkeys(layers, ""), "", 1000)
@@ -232,13 +255,14 @@ def _problem_with(layers: list[str]) -> SandboxError | None:
         return error
     if result.stdout == "1\n":
         return None
-    return SandboxError("interpreter", f"it did not start: {result.stderr[-500:]}{result.killed_reason}")
+    return SandboxError("interpreter", f"Python did not start: {result.stderr[-500:]}{result.killed_reason}")
 
 
 def _order(files: Mapping[str, str | bytes], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
+    """Return the instructions for the launcher: files to write, command, environment and limits."""
     executable = os.path.realpath(sys.executable)
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    if "LD_LIBRARY_PATH" in os.environ:  # some clusters' interpreters do not start without it
+    if "LD_LIBRARY_PATH" in os.environ:  # on some clusters the interpreter does not start without it
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     return {
         "files": {

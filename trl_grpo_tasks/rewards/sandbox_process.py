@@ -1,4 +1,4 @@
-"""One run of the sandbox, seen from the host: start the launcher, collect what comes out, leave nothing behind."""
+"""The host's side of one sandbox run: starts the launcher, collects the output, and cleans up."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from typing import IO, Any, cast
 
 from .jail.layers import LAYERS, PR_SET_DUMPABLE, prctl
 
-# Each of these keeps the program from looking into the processes of this one's user.
+# Each of these layers keeps the program from inspecting other processes of this user.
 HIDING_LAYERS = ("uid", "pids", "files", "landlock")
-GRACE_SECONDS = 20.0  # for the launcher to set up and clean up, on a machine with too much to do
+GRACE_SECONDS = 20.0  # for the launcher to set up and clean up on an overloaded machine
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended. `exit_code` is negative for a signal, None where the sandbox ended it; `killed_reason` says
-    why it was ended from outside ("" where it ended by itself)."""
+    """The output of a program and how it ended."""
 
     stdout: str
     stderr: str
-    exit_code: int | None
+    exit_code: int | None  # negative for a signal; None if the sandbox killed the program
     timed_out: bool
-    killed_reason: str
+    killed_reason: str  # why the program was killed; "" if it ended by itself
     seconds: float
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself could not be set up; nothing was run."""
+    """The sandbox could not be set up, so the program was not run."""
 
     def __init__(self, layer: str, reason: str):
         super().__init__(f"the sandbox could not be set up ({layer}): {reason}")
@@ -48,11 +47,11 @@ class SandboxError(RuntimeError):
 def run_launcher(
     order: dict[str, Any], layers: Mapping[str, str], stdin: str, max_output: int, with_results: bool = False
 ) -> tuple[SandboxResult, bytes]:
-    """Start the launcher, feed it the order, and collect what comes out: the result, and what the judge wrote."""
+    """Start the launcher, send it the order, and return the program's result and the bytes that the judge wrote."""
     if sys.platform != "linux":
-        raise SandboxError("system", f"it needs Linux, and this is {sys.platform}")
+        raise SandboxError("system", f"it needs Linux, but this system is {sys.platform}")
     if not any(layers.get(name) == "" for name in HIDING_LAYERS):
-        # The tests and the verdicts go through descriptors of this process, which its user's programs could open.
+        # Tests and verdicts pass through descriptors of this process, which other programs of its user could open.
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     folder = tempfile.mkdtemp(prefix="sandbox-")
     try:
@@ -92,7 +91,7 @@ def _start_and_collect(
             orders.write(len(message).to_bytes(8, "big") + message)
         overflow = output.collect(time.monotonic() + order["timeout"] + GRACE_SECONDS, orders_write)
     finally:
-        os.close(orders_write)  # the launcher ends what is left, if an exception brought us here
+        os.close(orders_write)  # makes the launcher kill the program if it is still running
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=GRACE_SECONDS)
@@ -107,7 +106,7 @@ def _start_and_collect(
 
 
 class _Output:
-    """What a running sandbox writes, kept up to a limit."""
+    """Collects the output of a running sandbox, up to a limit for each stream."""
 
     def __init__(self, process: subprocess.Popen[bytes], report: int, results: int, max_output: int):
         self.stdout, self.stderr, self.report, self.results = bytearray(), bytearray(), bytearray(), bytearray()
@@ -123,7 +122,10 @@ class _Output:
                 self._selector.register(fd, selectors.EVENT_READ, (kept, limit))
 
     def collect(self, deadline: float, stop: int) -> bool:
-        """Read until everything has ended. Too much output: end the program (by hanging up `stop`) and return True."""
+        """Read until all streams end or the deadline passes. On too much output, kill the program and return True.
+
+        The program is killed by closing the pipe `stop`, whose end of file the launcher waits for.
+        """
         overflow = False
         while self._selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
@@ -143,7 +145,8 @@ class _Output:
 
 def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxResult:
     if not output.report:
-        raise SandboxError("launcher", f"it ended without a report: {output.stderr.decode(errors='replace')[-2000:]}")
+        text = output.stderr.decode(errors="replace")[-2000:]
+        raise SandboxError("launcher", f"it ended without a report: {text}")
     report = marshal.loads(output.report)
     if report["failed"] is not None:
         raise SandboxError(*report["failed"])
@@ -170,14 +173,14 @@ def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxRe
 
 def _remove(folder: str) -> None:
     try:
-        os.rmdir(folder)  # empty where the program had a file system of its own
+        os.rmdir(folder)  # it is empty if the program had its own file system
     except OSError:
         # The program may have left folders without permissions, or nested deeper than shutil.rmtree can follow.
-        subprocess.run(["chmod", "-R", "u+rwx", folder], check=False)  # if that fails, so does what follows
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=False)  # if this fails, so does the next command
         subprocess.run(["rm", "-rf", folder], check=True)
 
 
-# A bare interpreter that imports `jail` and nothing else of this package, which would take longer than the run itself.
+# A bare interpreter that imports only `jail`: importing the whole package would take longer than the run itself.
 _LAUNCHER = [
     os.path.realpath(sys.executable),
     "-I",

@@ -1,4 +1,4 @@
-"""A wall-clock limit on a piece of Python, which also interrupts a regular expression of the `re` module."""
+"""A wall-clock limit for a block of Python code, which also interrupts regular expressions of the `re` module."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the body of the `with` once it has run for `seconds`.
+    """Raise TimeoutError in the body of the `with` statement once it has run for `seconds`.
 
-    The limit is an alarm signal, and Python handles signals in the main thread. In another thread the body is not
-    limited here: reward workers score in their main thread, and `--reward_timeout` ends them from outside.
+    The limit uses the signal SIGALRM, which Python only handles in the main thread; in other threads the body is not
+    limited. Reward workers score in their main thread, and `--reward_timeout` ends them from outside in any case.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,7 +27,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, stop)
-    # Again every tenth of a second: an exception that is raised while an object is deleted is lost.
+    # The alarm repeats every 0.1 s, because an exception raised while an object is being deleted is lost.
     delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
     try:
         try:
@@ -37,5 +37,5 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
-        if delay:  # the alarm of somebody else, of which the time here is taken off
+        if delay:  # restore the alarm that other code had set, minus the time spent here
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, delay - (time.monotonic() - started)), interval)

@@ -1,7 +1,7 @@
-"""The far side of the reward executor: rebuilds a task in a fresh interpreter and scores one completion at a time.
+"""The worker process of the reward executor: loads a task in a fresh interpreter and scores one completion at a time.
 
-Frames (8 bytes of length, then a pickle) come in on what was standard input and go out on what was standard output; a
-score that prints goes to standard error instead. A reply carries the number of its job; that of the set-up is 0.
+Messages (8 bytes of length, then a pickle) arrive on the original standard input and leave on the original standard
+output; whatever the task prints goes to standard error. A reply carries the number of its job; the set-up is job 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..task import Score, Task, get_task
 
 HEADER = struct.Struct("!Q")
 
-# A fresh interpreter with the parent's import path: it needs no `__main__` guard in the user's script, works from a
-# notebook, and inherits nothing but the path.
+# A fresh interpreter with the parent's import path. Unlike multiprocessing, it needs no `__main__` guard in the user's
+# script and works from a notebook.
 COMMAND = [
     sys.executable,
     "-P",
@@ -38,7 +38,7 @@ COMMAND = [
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a worker says of one completion. After `retire` the worker leaves and a fresh one takes its place."""
+    """The result of scoring one completion. With `retire`, the worker exits and the pool starts a new one."""
 
     score: Score | None
     reason: str
@@ -48,11 +48,11 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecipe:
-    """How to have the same task in another interpreter."""
+    """Everything needed to build the same task in another interpreter."""
 
     sys_path: list[str]
     spec: str | None
-    payload: bytes  # the options of a task with a spec, or the whole task where it was made by hand
+    payload: bytes  # pickled: the options of a task with a spec, else the task itself
 
     @classmethod
     def of(cls, task: Task) -> TaskRecipe:
@@ -64,7 +64,7 @@ class TaskRecipe:
                 return cls(list(sys.path), None, dill.dumps(task, recurse=True))
             if spec.endswith(".py"):
                 spec = str(Path(spec).expanduser().resolve())
-            # By field: the class of the options may live in a task file, which only get_task can import.
+            # As a dictionary: the class of the options may be defined in a task file, which only get_task can import.
             options = {f.name: getattr(task.options, f.name) for f in dataclasses.fields(task.options)}
             return cls(list(sys.path), spec, dill.dumps(options))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -83,15 +83,17 @@ class TaskRecipe:
 
 
 def score_one(task: Task, row: str, completion: str) -> Reply:
-    """Score one completion; whatever goes wrong in the task becomes a reason. Where the task forks and returns in the
-    child as well, the child ends here."""
+    """Score one completion; an error in the task becomes the reason of the reply.
+
+    If the task forks and also returns in the child, the child exits here.
+    """
     started, process = time.perf_counter(), os.getpid()
     retire = False
     score: Score | None = None
     try:
         returned = task.score(json.loads(row), completion)
         if returned is None:
-            reason = "the task returned None: it could not judge this completion"
+            reason = "the task returned None: it could not score this completion"
         else:
             score, reason = check_score(task, returned)
     except MemoryError as error:
@@ -104,7 +106,7 @@ def score_one(task: Task, row: str, completion: str) -> Reply:
 
 
 def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
-    """The score with plain floats and bools, or None and what is wrong with it."""
+    """Return the score with plain floats and bools and "", or None and what is wrong with it."""
     if not isinstance(score, Score):
         return None, f"score must be a Score or None, got {type(score).__name__}"
     components: dict[str, float] = {}
@@ -112,7 +114,7 @@ def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
         if name not in task.weights:
             return (
                 None,
-                f"unknown component {name!r}; the weights of task {task.name!r} name: {', '.join(task.weights)}",
+                f"unknown component {name!r}; components of task {task.name!r} are: {', '.join(task.weights)}",
             )
         if not isinstance(value, numbers.Real):
             return None, f"component {name!r} must be a number, got {type(value).__name__}"
@@ -127,7 +129,7 @@ def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
     flags: dict[str, bool] = {}
     for name in ("valid", "success"):
         value = getattr(score, name)
-        value = value.item() if hasattr(value, "item") else value  # a comparison of NumPy numbers
+        value = value.item() if hasattr(value, "item") else value  # NumPy comparisons give numpy.bool
         if not isinstance(value, bool):
             return None, f"{name} must be a bool, got {type(value).__name__}"
         flags[name] = value
@@ -136,7 +138,7 @@ def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
 
 
 def limit_memory(memory_mb: int | None) -> None:
-    """Allow `memory_mb` on top of what the loaded task already takes."""
+    """Limit the address space to `memory_mb` on top of what the loaded task already uses; None means no limit."""
     if memory_mb is None:
         return
     with open("/proc/self/statm") as statm:
@@ -146,7 +148,7 @@ def limit_memory(memory_mb: int | None) -> None:
 
 
 def read_frame(stream: BinaryIO) -> Any:
-    """The next object, or EOFError when the other side has gone."""
+    """Read the next message; EOFError if the other side has closed the pipe."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         raise EOFError
@@ -158,14 +160,16 @@ def read_frame(stream: BinaryIO) -> Any:
 
 
 def frame(message: Any) -> bytes:
+    """Encode a message: 8 bytes of length, then the pickle."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
 
 def main() -> None:
+    """Run the worker until the parent closes the pipe."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _outlive_sigterm()
+    _survive_sigterm()
     _die_with_parent(parent)
     requests, replies = _take_over_pipes()
     try:
@@ -173,7 +177,7 @@ def main() -> None:
         try:
             task = recipe.build()
             limit_memory(memory_mb)
-        except (Exception, SystemExit):  # noqa: BLE001 - told to the parent, which raises it there
+        except (Exception, SystemExit):  # noqa: BLE001 - reported to the parent, which raises it there
             _send(replies, (0, traceback.format_exc()))
             return
         _send(replies, (0, None))
@@ -190,7 +194,7 @@ def main() -> None:
             if reply.retire:
                 return
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # the parent has gone; nobody is left to hear a traceback
+        os._exit(0)  # the parent has exited, so there is nobody to report to
 
 
 def _send(stream: BinaryIO, message: Any) -> None:
@@ -199,7 +203,7 @@ def _send(stream: BinaryIO, message: Any) -> None:
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the protocol away from descriptors 0 and 1, where user code reads and prints."""
+    """Move the messages away from descriptors 0 and 1, which the task's code may read from and print to."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -209,22 +213,27 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def _outlive_sigterm() -> None:
-    """Slurm sends SIGTERM to every process of a job, and a run finishes its step before it ends. It still ends the
-    processes that a task starts: a handler, unlike SIG_IGN, is not passed on by exec, and is put aside for a fork."""
+def _survive_sigterm() -> None:
+    """Make this process, but not its children, ignore SIGTERM.
 
-    def outlive() -> None:
+    Slurm sends SIGTERM to every process of a job, and a run finishes its current step before it exits, for which it
+    needs its workers. A handler is used because children inherit SIG_IGN: exec resets a handler, and the hooks below
+    reset it for a fork.
+    """
+
+    def ignore() -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
 
-    outlive()
-    os.register_at_fork(before=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL), after_in_parent=outlive)
+    ignore()
+    os.register_at_fork(before=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL), after_in_parent=ignore)
 
 
 def _die_with_parent(parent: int) -> None:
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above; end of file on the pipe covers the rest
+    # The parent may have died before the call above. Elsewhere than on Linux, end of file on the pipe ends the worker.
+    if os.getppid() != parent:
         os._exit(0)
 
 

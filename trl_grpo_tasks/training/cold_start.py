@@ -35,8 +35,8 @@ def cold_start(
     """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
     `peft_config` an adapter is trained and merged. A complete result of an earlier call with the same settings is
     reused."""
-    from transformers.trainer import TRAINING_ARGS_NAME
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINING_ARGS_NAME
+    from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     from .callbacks import Console
@@ -75,7 +75,7 @@ def cold_start(
         trainer = SFTTrainer(
             model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config
         )
-    for callback in (ProgressCallback, PrinterCallback):
+    for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
     trainer.train()

@@ -1,5 +1,4 @@
-"""The brick constraint against plain rules: which lines are legal is found by trying every brick at every place, and
-which tokens are allowed by trying every token."""
+"""The brick constraint is compared with brute force: every brick at every position, and every token."""
 
 import itertools
 import json
@@ -39,7 +38,7 @@ def cells(brick):
 
 
 def legal_bricks(bricks, world, attach, canonical):
-    """Every brick that may come next, by the rules as one would say them."""
+    """Return every legal next brick, by a direct implementation of the rules."""
     taken = {cell for brick in bricks for cell in cells(brick)}
     studs = {(x, y, z + step) for x, y, z in taken for step in (1, -1)}
     places = itertools.product(SIZES, range(world), range(world), range(world))
@@ -56,14 +55,14 @@ def legal_bricks(bricks, world, attach, canonical):
 
 
 class Oracle:
-    """What may be written, found out line by line."""
+    """Decides which texts are allowed by enumerating all legal lines."""
 
     def __init__(self, world, max_bricks, form, attach, canonical, max_offset):
         self.max_bricks = max_bricks
 
         @lru_cache(None)
         def lines(bricks):
-            """The lines that may come next, and the brick that each means."""
+            """Return the legal next lines with their bricks."""
             found = {}
             for brick in legal_bricks(bricks, world, attach, canonical) if len(bricks) < max_bricks else ():
                 if form == "absolute":
@@ -80,7 +79,7 @@ class Oracle:
         self._sorted = lru_cache(None)(lambda bricks: sorted(lines(bricks)))
 
     def allows(self, text, to_end=False):
-        """The text can still become a whole one; or, `to_end`, it is one."""
+        """Return whether the text is a prefix of a complete text or, with `to_end`, complete."""
         bricks = ()
         *whole, rest = text.split("\n")
         for line in whole:
@@ -100,7 +99,7 @@ def allowed_tokens(state, vocabulary):
 
 
 def walk(constraint, choose, oracle=None, row=None):
-    """Write a text token by token; every mask is compared with the oracle and with what must follow."""
+    """Generate a text token by token, comparing every mask with the oracle and with forced tokens."""
     vocabulary, state, written = constraint.vocabulary, constraint.start(row or {}), ""
     while not state.finished:
         allowed = allowed_tokens(state, vocabulary)
@@ -121,7 +120,7 @@ def walk(constraint, choose, oracle=None, row=None):
 
 
 def chooser(seed, end, patience=0.1):
-    """Chooses at random, but ends seldom."""
+    """Return a random chooser that seldom ends the text."""
     chance = random.Random(seed)
 
     def choose(allowed):
@@ -132,7 +131,7 @@ def chooser(seed, end, patience=0.1):
 
 
 def random_structure(world, count, seed, attach=True):
-    """Bricks thrown in at random and kept if the rules allow it: found without the code under test."""
+    """Return random bricks that follow the rules, found without the code under test."""
     chance = random.Random(seed)
     bricks, taken = [], set()
     for _ in range(count * 400):
@@ -149,7 +148,7 @@ def random_structure(world, count, seed, attach=True):
 
 
 def cut_at_random(text, vocabulary, chance):
-    """The text as tokens, any that fit."""
+    """Split the text into random matching tokens."""
     raw, spelled = text.encode(), [(token, spelling) for token, spelling in enumerate(vocabulary.bytes_of) if spelling]
     tokens, at = [], 0
     while at < len(raw):
@@ -188,11 +187,11 @@ def test_placements_equal_brute_force(world, count, every, attach, canonical):
     chance = random.Random(world)
     rules = Rules(world, max_bricks=1000, attach=attach, canonical=canonical)
     box = rules.everywhere
-    placed = Placements.none_yet(rules)
+    placed = Placements.empty(rules)
     for step in range(1, count + 1):
         size = chance.choice(placed.sizes())
         lowest = next(z for z in range(world) if placed.legal[size][z])
-        # In canonical order a brick far along leaves little to do: take one of the next.
+        # In canonical order a late brick leaves few choices: take one of the next.
         near = box._replace(low=lowest, high=lowest + 1) if canonical else box
         x = chance.choice(placed.xs(size, near)[-2 if canonical else 0 :])
         y = chance.choice(placed.ys(size, near, x)[-2 if canonical else 0 :])
@@ -212,7 +211,7 @@ def test_placements_equal_brute_force(world, count, every, attach, canonical):
     assert len(placed.bricks) == count or world < 20
 
 
-# What is written, and what can be written
+# Soundness and completeness
 
 
 @settings(max_examples=60, deadline=None)
@@ -220,7 +219,7 @@ def test_placements_equal_brute_force(world, count, every, attach, canonical):
     st.integers(1, 13), st.integers(1, 12), st.sampled_from(["absolute", "pivot"]), flags, flags, st.integers(0, 6),
     st.sampled_from(sorted(VOCABULARIES)), st.integers(0, 1 << 30),
 )  # fmt: skip
-def test_whatever_is_written_can_be_built(world, max_bricks, form, attach, canonical, max_offset, vocabulary, seed):
+def test_every_generated_text_is_buildable(world, max_bricks, form, attach, canonical, max_offset, vocabulary, seed):
     vocabulary = VOCABULARIES[vocabulary]
     constraint = brick_constraint(
         vocabulary, world=world, max_bricks=max_bricks, form=form, attach=attach, canonical=canonical,
@@ -237,7 +236,7 @@ def test_whatever_is_written_can_be_built(world, max_bricks, form, attach, canon
 
 
 def first_refused(constraint, tokens):
-    """How many lines were written when a token was refused; None if none was."""
+    """Return the number of complete lines before the first token refused, or None."""
     state, written = constraint.start({}), b""
     for token in tokens:
         if token not in allowed_tokens(state, constraint.vocabulary):
@@ -252,7 +251,7 @@ def first_refused(constraint, tokens):
 
 @pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])
 @pytest.mark.parametrize("attach", [True, False], ids=["attached", "loose"])
-def test_every_structure_can_be_written_however_it_is_cut_into_tokens(attach, canonical):
+def test_every_structure_is_accepted_in_any_tokenization(attach, canonical):
     constraints = {
         (form, name): brick_constraint(vocabulary, form=form, attach=attach, canonical=canonical)
         for form in ("absolute", "pivot")
@@ -271,7 +270,7 @@ def test_every_structure_can_be_written_however_it_is_cut_into_tokens(attach, ca
 
 
 def attached_in_this_order(structure):
-    """Without the bricks that nothing holds when their turn comes."""
+    """Return the structure without bricks that are unattached when placed."""
     kept = []
     for brick in structure.bricks:
         if brick.z == 0 or any(abs(brick.z - other.z) == 1 and brick.overlap(other) for other in kept):
@@ -280,7 +279,7 @@ def attached_in_this_order(structure):
 
 
 @pytest.mark.parametrize("make", MAKES)
-def test_every_structure_can_be_written_in_the_tokenizers_own_way(make):
+def test_every_structure_is_accepted_in_the_tokenizers_own_tokenization(make):
     tokenizer = MAKES[make]
     constraint = brick_constraint(tokenizer)
     for seed in range(3):
@@ -293,13 +292,13 @@ CASES = json.loads((DATA / "brick_structures.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_reference_structures_can_be_written(case):
+def test_reference_structures_are_accepted(case):
     structure = parse(case["bricks"], case["world"]).structure
     vocabulary = VOCABULARIES["spanning"]
     for attach, canonical in itertools.product([True, False], repeat=2):
         ordered = structure.canonical() if canonical else structure
         held = attached_in_this_order(ordered)
-        # Some have bricks that only hold on to one written later.
+        # Some have bricks that are attached only to a later brick.
         expected = None if not attach or held == ordered else next(
             n for n, brick in enumerate(ordered.bricks) if n == len(held) or brick != held.bricks[n]
         )  # fmt: skip
@@ -392,7 +391,7 @@ def test_a_row_may_have_a_world_and_a_limit_of_its_own():
         ({"max_offset": -1}, "max_offset is -1"),
     ],
 )
-def test_bad_options_are_named_at_once(options, message):
+def test_invalid_options_are_reported_immediately(options, message):
     with pytest.raises(ValueError, match=message):
         brick_constraint(VOCABULARIES["characters"], **options)
 
@@ -403,7 +402,7 @@ def test_a_full_world_must_end():
     assert parse(text, 2).structure.occupied.all()
 
 
-def test_placements_are_shared_forgotten_and_found_again(monkeypatch):
+def test_placements_are_cached_evicted_and_recomputed(monkeypatch):
     vocabulary = VOCABULARIES["characters"]
     structure = random_structure(8, 12, 0)
     assert len(structure) == 12

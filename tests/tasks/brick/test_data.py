@@ -1,4 +1,4 @@
-"""Rows of the brick task: what is asked for can be built, stands with its weights, and is never in both splits."""
+"""Rows of the brick task: requests are buildable, stable under their weights, and in one split only."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def few(level: str, category: str) -> list[Request]:
 
 
 @pytest.mark.parametrize(("level", "category"), [(name, c) for name, level in LEVELS.items() for c in level.grids])
-def test_gold_answers_are_the_target_can_be_built_and_stand(level, category):
+def test_gold_answers_fill_the_target_and_are_buildable_and_stable(level, category):
     fewest, most = {"stack": (4, 7), "small": (3, 14), "carry": (3, 14), "furniture": (28, 137)}.get(level, (4, 80))
     for request in few(level, category):
         made = design(request, LEVELS[level].world)
@@ -62,7 +62,7 @@ def test_gold_answers_are_the_target_can_be_built_and_stand(level, category):
         assert analyse(made.gold, loads=carried).load_factor < 0.9
 
 
-def test_there_are_the_levels_and_categories_that_were_asked_for():
+def test_levels_and_categories_are_complete():
     assert len(ALL) >= 5 and len(CATEGORIES) >= 16
     worlds = [level.world for level in LEVELS.values()]
     assert worlds == sorted(worlds) and worlds[0] == 8 and worlds[-1] == 20
@@ -86,7 +86,7 @@ boxes = st.tuples(*[st.integers(0, 5)] * 3, *[st.integers(1, 6)] * 3)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(boxes, min_size=1, max_size=5), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([-6, 3]))
-def test_what_overhangs_is_covered_exactly_or_refused(found, narrow, seed, joint):
+def test_overhangs_are_covered_exactly_or_rejected(found, narrow, seed, joint):
     voxels = np.zeros((8, 8, 8), dtype=bool)
     for x, y, z, length, width, height in found:
         voxels[x : x + length, y : y + width, z : z + height] = True
@@ -95,7 +95,7 @@ def test_what_overhangs_is_covered_exactly_or_refused(found, narrow, seed, joint
         assert fills(structure, voxels) and is_buildable(structure)
 
 
-def test_a_cell_that_no_brick_can_reach_is_refused():
+def test_an_unreachable_cell_gives_no_layout():
     voxels = np.zeros((12, 12, 2), dtype=bool)
     voxels[0, 0, 0] = voxels[:8, 0, 1] = True
     voxels = np.pad(voxels, ((0, 0), (0, 0), (0, 10)))
@@ -106,7 +106,7 @@ def test_a_cell_that_no_brick_can_reach_is_refused():
 
 @pytest.mark.parametrize("size", [(12, 1, 5), (12, 2, 5), (10, 7, 4), (20, 2, 6)])
 def test_seams_are_bridged(size):
-    """All bricks hang together by studs, even without the ground."""
+    """Studs connect all bricks with each other even without the ground."""
     voxels = np.zeros((20, 20, 20), dtype=bool)
     voxels[: size[0], : size[1], : size[2]] = True
     structure = lay_once(voxels)
@@ -145,7 +145,7 @@ def test_a_weight_comes_down_on_the_highest_brick_of_its_column():
 
 
 @pytest.mark.parametrize("level", LOADED)
-def test_what_takes_no_notice_of_the_weight_fails_by_its_leverage(level):
+def test_bad_answers_that_ignore_the_weight_are_overloaded(level):
     labels = Counter()
     for category in LEVELS[level].grids:
         for request in few(level, category):
@@ -153,7 +153,9 @@ def test_what_takes_no_notice_of_the_weight_fails_by_its_leverage(level):
             labels[made.bad_label] += 1
             if made.bad_label in ("thin support", "shallow joints"):
                 assert made.bad.problems() == [] and is_buildable(made.bad)
-                assert 1 <= load_factor(made.bad, made.loads) < float("inf")  # it is carried, but too much
+                assert (
+                    1 <= load_factor(made.bad, made.loads) < float("inf")
+                )  # the weight rests on a brick, but overloads the structure
                 assert load_factor(made.bad, []) < 0.9
             if made.bad_label == "shallow joints":
                 assert fills(made.bad, made.voxels)
@@ -173,12 +175,12 @@ def test_heavier_weights_get_thicker_supports(category):
         assert thickness == sorted(thickness) and thickness[0] < thickness[-1]
 
 
-def test_a_weight_that_nothing_carries_is_named():
-    with pytest.raises(ValueError, match=r"no design carries .*balcony.*99999.*; give it less weight"):
+def test_a_weight_that_no_design_can_carry_is_reported():
+    with pytest.raises(ValueError, match=r"no design can carry .*balcony.*99999.*; reduce its weight"):
         design(Request("balcony", (("reach", 3), ("width", 1), ("height", 3)), (99_999,)), 8)
 
 
-def test_without_a_solver_only_rows_with_weights_are_refused(monkeypatch):
+def test_without_a_solver_only_rows_with_weights_fail(monkeypatch):
     monkeypatch.setattr(designs, "analyse", lambda structure, loads: Analysis(not structure.floating, None))
     structure = structure_of("2x2 (0,0,0)", 8)
     assert load_factor(structure, []) == 0
@@ -190,7 +192,7 @@ def test_without_a_solver_only_rows_with_weights_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("level", ALL)
-def test_a_caption_means_one_thing(level):
+def test_captions_are_unique_within_a_level(level):
     meaning: dict[str, Request] = {}
     for request, detail in choices(level):
         for support in (2, 3) if detail == 3 and CATEGORIES[request.category].support else (2,):
@@ -213,7 +215,7 @@ def test_different_requests_have_different_targets(level):
         assert seen.setdefault(target, request) == request
 
 
-def test_captions_read_like_this():
+def test_caption_examples():
     request = Request("table", (("length", 6), ("width", 4), ("height", 3), ("leg", 1)))
     assert caption("small", request, 2, None) == "a table, 6 long, 4 wide, 3 high"
     assert caption("small", request, 3, None) == "a table, 6 long, 4 wide, 3 high, legs 1 thick"
@@ -243,7 +245,7 @@ def rows():
     return make_rows("train", 120, 0, workers=1)
 
 
-def test_rows_hold_what_they_should(rows):
+def test_columns_of_rows(rows):
     assert Counter(row["level"] for row in rows) == dict.fromkeys(ALL, 20)
     assert len({row["category"] for row in rows}) >= 16
     assert {row["detail"] for row in rows} == {1, 2, 3}
@@ -273,7 +275,7 @@ def test_bad_answers_are_labelled_and_bad(rows):
     assert {row["bad_label"] for row in rows} == {"floating", "colliding", "thin support", "shallow joints"}
 
 
-def test_spoilt_answers_of_a_structure_that_reaches_the_ceiling():
+def test_negatives_of_a_structure_as_high_as_the_world():
     tower = structure_of([(2, 2, 0, 0, z) for z in range(4)], 4)
     made = negatives(tower)
     assert made["floating"].floating and not made["floating"].problems()
@@ -289,7 +291,7 @@ def test_rows_depend_on_seed_and_split_only(rows):
     assert all(len(row["prompt"]) == 2 and len(json.dumps(row)) < 6_000 for row in full)
 
 
-def test_a_level_can_be_had_whole():
+def test_size_none_gives_every_row_once():
     train, test = (make_rows(split, None, 3, levels=["stack"]) for split in ("train", "test"))
     assert len(train) + len(test) == len(choices("stack"))
     prompts = {row["prompt"][0]["content"] for row in train + test}
@@ -304,7 +306,7 @@ def test_no_seed_mixes_the_splits():
 
 
 @pytest.mark.parametrize("level", ALL)
-def test_held_out_requests_combine_values_that_are_seen(level):
+def test_held_out_requests_recombine_training_values(level):
     requests = list(LEVELS[level].requests())
     train = [request for request in requests if not request.is_held_out]
     assert 0.12 < 1 - len(train) / len(requests) < 0.22
@@ -315,29 +317,29 @@ def test_held_out_requests_combine_values_that_are_seen(level):
         assert {(request.category, *param) for param in request.params} <= seen
 
 
-def test_what_is_wrong_with_a_call_is_said():
+def test_invalid_arguments_are_reported():
     with pytest.raises(ValueError, match="unknown split 'dev'; splits are: train, test"):
         make_rows("dev", 1, 0)
     with pytest.raises(ValueError, match="unknown level 'huge'; levels are: stack, small"):
         make_rows("train", 1, 0, levels=["stack", "huge"])
-    with pytest.raises(ValueError, match="no level is given"):
+    with pytest.raises(ValueError, match="no level was given"):
         make_rows("train", 1, 0, levels=[])
     with pytest.raises(ValueError, match="unknown prompt style 'long'; styles are: short, full"):
         make_rows("train", 1, 0, prompt_style="long")
 
 
-def test_a_process_that_dies_is_reported(monkeypatch):
+def test_a_crashed_worker_is_reported(monkeypatch):
     monkeypatch.setattr(data, "_WORKER", "raise SystemExit(3)")
     with pytest.raises(RuntimeError, match=r"status 3 after 0 of 6 rows.*workers=1"):
         make_rows("train", 12, 0, levels=["stack"], workers=2)
 
 
 @pytest.mark.parametrize("tty", [True, False])
-def test_progress_is_shown_to_people(monkeypatch, tty):
+def test_progress_bar_is_shown_only_on_a_terminal(monkeypatch, tty):
     screen = io.StringIO()
     screen.isatty = lambda: tty
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(data, "SLOW", 10)
+    monkeypatch.setattr(data, "PROGRESS_BAR_ROWS", 10)
     make_rows("train", 12, 0, levels=["stack"])
     assert ("making brick rows" in screen.getvalue() and "12/12" in screen.getvalue()) is tty
     assert bool(screen.getvalue()) is tty
@@ -345,5 +347,5 @@ def test_progress_is_shown_to_people(monkeypatch, tty):
 
 @settings(max_examples=25, deadline=None)
 @given(arrays(bool, (5, 5, 5)))
-def test_voxels_survive_as_text(voxels):
+def test_voxels_round_trip(voxels):
     assert (decode_voxels(encode_voxels(voxels), 5) == voxels).all()

@@ -1,4 +1,4 @@
-"""The published data set as rows: from files in its format, from folders, and by Hub id. The fixture is our own."""
+"""Rows from the published data set: from files in its format, from folders, and by Hub id. The fixture is our own."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_files_in_the_published_format_become_rows():
     assert from_hub(FIXTURE, "train", 1, prompt_style="short")[0]["prompt"][0]["content"] == train[0]["caption"]
 
 
-def test_a_hub_id_is_loaded_without_what_is_not_needed(monkeypatch):
+def test_loading_a_hub_id_skips_unneeded_columns(monkeypatch):
     datasets = pytest.importorskip("datasets")
     scores = np.zeros((20, 20, 20)).tolist()
     table = datasets.Dataset.from_list([{**entry, "stability_scores": scores} for entry in entries()])
@@ -64,25 +64,25 @@ def test_a_folder_and_other_formats(tmp_path):
     assert from_hub(str(tmp_path), "test")[0]["gold"] == first["bricks"]
 
 
-def test_what_is_wrong_with_a_source_is_said(tmp_path, monkeypatch):
+def test_errors_in_a_source_are_reported(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
 
     def no_network(name, split):
         raise ConnectionError("the Hub cannot be reached")
 
     monkeypatch.setattr(datasets, "load_dataset", no_network)
-    with pytest.raises(ValueError, match=r"'some/bricks' cannot be loaded.*cannot be reached.*made offline"):
+    with pytest.raises(ValueError, match=r"'some/bricks' cannot be loaded.*cannot be reached.*generate rows offline"):
         from_hub("some/bricks")
     with pytest.raises(ValueError, match="unknown split 'dev'"):
         from_hub(FIXTURE, "dev")
     with pytest.raises(ValueError, match="does not exist"):
         from_hub("missing.jsonl")
-    with pytest.raises(ValueError, match=r"holds no train\*\.jsonl"):
+    with pytest.raises(ValueError, match=r"contains no train\*\.jsonl"):
         from_hub(str(tmp_path))
     file = tmp_path / "train.jsonl"
     for text, complaint in {
-        "no json": "train.jsonl is not JSON",
-        "[1]": "must hold objects with the columns",
+        "no json": "train.jsonl is not valid JSON",
+        "[1]": "must contain a list of objects with the columns",
         '{"captions": ["a"], "text": "b"}': "row 1: column 'bricks' is missing or empty; columns are: captions, text",
         '{"captions": [], "bricks": "1x1 (0,0,0)"}': "column 'captions' is missing or empty",
         '{"captions": ["a"], "bricks": "3x3 (0,0,0)"}': "column 'bricks' is not a structure: .*there is no 3x3 brick",

@@ -1,4 +1,4 @@
-"""Pictures and LDraw files of bricks: what is seen against rays marched through the cells, files against hand-work."""
+"""Pictures are compared with ray marching through the cells, LDraw files with hand-written ones."""
 
 import doctest
 import io
@@ -75,7 +75,7 @@ def owners_seen(scene: Scene, camera: Camera, supersample: int = 2) -> np.ndarra
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_pixel_shows_what_a_ray_meets_first(seed):
+def test_every_pixel_shows_what_its_ray_hits_first(seed):
     structure = heap(seed)
     scene = Scene(dict(enumerate(structure.bricks)))
     camera = Camera(scene, SMALL)
@@ -192,16 +192,16 @@ def test_a_weight_is_dark_and_labelled():
     assert dark[0] < 50 and dark[1] > 1_000
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="unknown colours 'lod'; they are: brick, load"):
+def test_invalid_arguments_are_reported():
+    with pytest.raises(ValueError, match="unknown colours 'lod'; choose one of: brick, load"):
         picture("1x1 (0,0,0)", colours="lod")
-    with pytest.raises(ValueError, match="needs a load for each of the 1 bricks; there are none"):
+    with pytest.raises(ValueError, match="needs one load per brick: 1 bricks, but none given"):
         picture("1x1 (0,0,0)", colours="load")
     with pytest.raises(ValueError, match="at least one column"):
         sheet([], columns=0)
 
 
-def test_what_is_wrong_shows():
+def test_problems_are_visible_in_the_picture():
     sound = picture("2x4 (0,0,0)\n2x4 (0,0,1)", size=SMALL)
     for broken in ("2x4 (0,0,0)\n2x4 (1,0,0)", "2x4 (17,0,0)\n2x4 (19,0,1)", "2x4 (0,0,0)\n2x4 (0,0,1)\n3x3 (0,0,2)",
                    "2x4 (0,0,0)\n2x4 (0,0,1)\n1x1 (0,0,-1)", "", "no brick at all"):  # fmt: skip
@@ -288,7 +288,7 @@ def test_ldr_round_trip(bricks):
     assert sorted(again.bricks) == sorted(bricks) and again.world == 26
 
 
-def test_other_lines_of_an_ldr_are_passed_over_and_bad_places_are_not():
+def test_from_ldr_skips_other_lines_and_rejects_tilted_parts():
     text = "0 title\n1 4 0 0 0 1 0 0 0 1 0 0 0 1 3710.dat\n2 24 0 0 0 1 1 1\n\n1 4 junk\n"
     assert len(from_ldr(text)) == 0
     half_turn = "1 16 20.00 -24 10 -1 0 0 0 1 0 0 0 -1 3004.DAT"

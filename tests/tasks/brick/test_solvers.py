@@ -1,4 +1,4 @@
-"""Solvers that are absent or fail, and the prefixes of a structure against analysing each."""
+"""Missing and failing solvers; `prefix_stability` compared with a separate analysis of each prefix."""
 
 import random
 import subprocess
@@ -19,7 +19,7 @@ from trl_grpo_tasks.tasks.brick.solvers import SolverError
 from trl_grpo_tasks.tasks.brick.stability import Load, analyse, prefix_stability
 from trl_grpo_tasks.tasks.brick.structure import Structure
 
-# -- solvers that are not there, or fail
+# -- missing and failing solvers
 
 
 def absent(monkeypatch, *modules):
@@ -27,19 +27,21 @@ def absent(monkeypatch, *modules):
         monkeypatch.setitem(sys.modules, module, None)
 
 
-def test_without_any_solver_connections_decide_and_a_warning_says_so(monkeypatch):
+def test_without_any_solver_only_connectivity_is_checked_with_a_warning(monkeypatch):
     absent(monkeypatch, "highspy", "clarabel", "gurobipy")
-    with pytest.warns(RuntimeWarning, match=r'no solver is installed.*pip install "trl_grpo_tasks\[brick\]"'):
+    with pytest.warns(
+        RuntimeWarning, match=r'no linear-programming solver is installed.*pip install "trl_grpo_tasks\[brick\]"'
+    ):
         found = analyse(CANTILEVER, loads=[(5, 12, 1, 5.0)])
     assert found.stable and found.load_factor is None and found.solver is None
-    with pytest.warns(RuntimeWarning, match="no solver"):
+    with pytest.warns(RuntimeWarning, match="no linear-programming solver"):
         assert prefix_stability(CANTILEVER) == [None, None]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # what floats needs no solver
+        warnings.simplefilter("error")  # floating bricks need no solver
         assert not analyse("1x1 (0,0,1)").stable
 
 
-def test_gurobi_without_a_licence_is_as_good_as_absent(monkeypatch):
+def test_gurobi_without_a_licence_counts_as_missing(monkeypatch):
     gurobipy = pytest.importorskip("gurobipy", reason="gurobipy is not installed")
 
     def no_licence(**options):
@@ -49,11 +51,11 @@ def test_gurobi_without_a_licence_is_as_good_as_absent(monkeypatch):
     monkeypatch.setattr(solvers, "_gurobi", threading.local())
     assert analyse(CANTILEVER, backend="gurobi").solver == "highs"
     absent(monkeypatch, "highspy", "clarabel")
-    with pytest.warns(RuntimeWarning, match="no solver"):
+    with pytest.warns(RuntimeWarning, match="no linear-programming solver"):
         assert analyse(CANTILEVER).solver is None
 
 
-def test_an_absent_solver_is_named_if_it_was_asked_for(monkeypatch):
+def test_a_missing_solver_that_was_requested_is_reported(monkeypatch):
     expected = analyse(CANTILEVER).load_factor
     absent(monkeypatch, "highspy", "gurobipy")
     assert analyse(CANTILEVER).solver == "clarabel"
@@ -68,27 +70,27 @@ def test_a_solver_that_fails_is_replaced_by_another(monkeypatch):
     def dies(program):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setitem(solvers._ASK, "highs", dies)
+    monkeypatch.setitem(solvers._SOLVE_WITH, "highs", dies)
     found = analyse(CANTILEVER, backend="highs")
     assert found.solver == "clarabel" and found.load_factor == close(3.25 * W / T)
-    monkeypatch.setitem(solvers._ASK, "clarabel", dies)
-    monkeypatch.setitem(solvers._ASK, "gurobi", dies)
+    monkeypatch.setitem(solvers._SOLVE_WITH, "clarabel", dies)
+    monkeypatch.setitem(solvers._SOLVE_WITH, "gurobi", dies)
     with pytest.raises(SolverError, match="highs: out of luck; clarabel: out of luck"):
         analyse(CANTILEVER)
 
 
 @pytest.mark.parametrize("solver", ["highs", "clarabel", "gurobi"])
-def test_an_answer_that_is_not_optimal_is_no_answer(solver):
+def test_a_non_optimal_answer_is_an_error(solver):
     if not solvers.installed(solver):
         pytest.skip(f"{solver} is not installed")
     # x >= 0 and x = -1
     program = solvers.LinearProgram(sparse.csc_array(np.ones((1, 1))), -np.ones(1), np.ones(1), 0)
-    with pytest.raises(SolverError, match=f"no solver gave an answer; {solver}: "):
+    with pytest.raises(SolverError, match=f"no solver found a solution; {solver}: "):
         solvers.solve(program, [solver])
 
 
 def test_highs_works_after_others_have_started_its_threads():
-    """HiGHS refuses a number of threads other than the first of the process."""
+    """HiGHS rejects a thread count other than the first one used in the process."""
     code = f"""
 import highspy
 highs = highspy.Highs()
@@ -120,7 +122,7 @@ def cold(structure, masses=None, loads=()):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 16), st.sampled_from([0, 0.2, 1]), st.booleans())
-def test_prefixes_are_what_analysing_each_gives(seed, count, disorder, weighted):
+def test_prefixes_match_separate_analyses(seed, count, disorder, weighted):
     chance = random.Random(seed)
     structure = random_structure(count, seed, world=9)
     order = sorted(range(count), key=lambda i: i + disorder * chance.uniform(-8, 8))
@@ -141,7 +143,7 @@ def test_prefixes_of_a_long_structure_do_not_drift():
         assert found[count - 1] == close(analyse(Structure(structure.bricks[:count], 14)).load_factor)
 
 
-def test_prefixes_end_where_a_brick_cannot_be():
+def test_prefixes_are_none_from_the_first_unbuildable_brick():
     assert prefix_stability("") == [] and prefix_stability("1x1 (0,0,1)\n1x1 (0,0,2)\n") == [None, None]
     text = "2x4 (0,0,0)\n2x4 (0,0,2)\n2x2 (0,0,1)\n2x2 (1,1,1)\n1x1 (9,9,0)\n"
     found = prefix_stability(text)
@@ -151,7 +153,7 @@ def test_prefixes_end_where_a_brick_cannot_be():
     assert prefix_stability("1x8 (0,15,0)\n1x1 (0,0,0)\n") == [None, None]
 
 
-def test_prefixes_go_on_if_highs_fails(monkeypatch):
+def test_prefixes_continue_with_another_solver_if_highs_fails(monkeypatch):
     structure = random_structure(8, 4)
     expected = prefix_stability(structure)
     runs = []

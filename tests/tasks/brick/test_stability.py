@@ -1,4 +1,4 @@
-"""Stability against reference answers, stacks solved by hand, and a plain model with a force at every contact."""
+"""Stability is compared with reference answers, hand-solved stacks, and a model with all contact forces."""
 
 import itertools
 import json
@@ -24,8 +24,11 @@ PUBLIC = SHARED / "reference" / "brick_public.json"  # not ours to copy
 
 
 class PlainModel:
-    """Every contact point has a normal and a friction force, every stud four presses, every pair of cells side by side
-    a push, as the papers say; moments about the middle of each brick. Newtons and metres, times 1000."""
+    """The unreduced model of the papers.
+
+    Every contact point has a normal and a friction force, every stud has four horizontal forces, and every pair of
+    adjacent cells pushes apart. Moments are about the centre of each brick. Units are newtons and metres, times 1000.
+    """
 
     def __init__(self, structure: Structure, masses=None, loads=()):
         self.bricks = structure.bricks
@@ -82,8 +85,11 @@ class PlainModel:
         self.columns.append(column)
 
     def solve(self, relieved: int | None = None, limits=None):
-        """The least t with no friction above t T. With `limits`, for each brick a t, the least t for the brick
-        `relieved` while the others keep theirs; None if there is no balance."""
+        """Return the least t with no friction above t T.
+
+        With `limits`, one t per brick, return the least t of the brick `relieved` while the others keep theirs, or
+        None if there is no equilibrium.
+        """
         count = len(self.columns)
         entries = [(row, n, value) for n, column in enumerate(self.columns) for row, value in column.items()]
         rows, columns, values = zip(*entries, strict=True)
@@ -109,7 +115,7 @@ class PlainModel:
         return found.x[-1] if found.status == 0 else None
 
     def published(self):
-        """The least of the published objective, in newtons, and each brick's score in one of the solutions."""
+        """Return the minimum of the published objective, in newtons, and the bricks' scores in one solution."""
         count, rows, bricks = len(self.columns), len(self.needed), len(self.bricks)
         entries = [(row, n, value) for n, column in enumerate(self.columns) for row, value in column.items()]
         entries += [(row, count + row, 1) for row in range(rows)] + [
@@ -145,7 +151,7 @@ def check_reference(case):
     published = analyse(structure, "published", masses=case["masses_kg"])
     assert published.stable == case["upstream"]["stable"]
     assert max(published.loads) == pytest.approx(case["upstream"]["max_score"], abs=1e-6)
-    # where the two disagree it is the known artefact, and in this direction only
+    # where the two disagree, it is the known artefact, in this direction only
     if published.stable != found.stable:
         assert found.stable and "alpha artefact" in case["name"]
 
@@ -165,7 +171,7 @@ def test_public_structures():
 
 
 @pytest.mark.parametrize("text", ["2x4 (3,3,0)", "1x1 (0,0,0)", "2x2 (3,3,0)\n2x2 (3,3,1)\n2x2 (3,3,2)\n2x2 (3,3,3)"])
-def test_what_rests_on_its_middle_needs_no_friction(text):
+def test_bricks_supported_at_their_centre_need_no_friction(text):
     found = analyse(text, explain=True)
     assert found.stable and found.load_factor == close(0)
     assert found.loads == close((0.0,) * len(parse(text).structure)) and found.reasons == ()
@@ -185,7 +191,9 @@ def test_a_load_on_the_end_of_a_cantilever_by_hand(backend):
     load_factor = (3.25 * W + 6.75 * 0.02 * 9.8) / T
     assert found.load_factor == close(load_factor) and load_factor > 1
     assert not found.stable and found.failing == (1,)
-    assert found.reasons == ("brick 2, 1x8 (5,5,1), is held with 1.448 times what its studs can bear",)
+    assert found.reasons == (
+        "brick 2, 1x8 (5,5,1), is overloaded: it needs 1.448 times the friction that its studs can provide",
+    )
     # the load that is just too much: a balance with all of T exists, but nothing is left
     limit_kg = (T - 3.25 * W) / 6.75 / 9.8
     assert analyse(CANTILEVER, backend=backend, loads=[Load(5, 12, 1, limit_kg)]).load_factor == close(1)
@@ -205,10 +213,10 @@ def test_a_load_and_a_heavy_brick_are_the_same():
 def test_a_load_that_no_brick_carries(place):
     found = analyse(CANTILEVER, loads=[Load(*place, 0.2)])
     assert not found.stable and found.load_factor is None
-    assert found.reasons == (f"the load of 0.2 kg at {place} rests on no brick",)
+    assert found.reasons == (f"the load of 0.2 kg at {place} is not on a brick",)
 
 
-def test_reduced_program_is_the_plain_one():
+def test_reduced_program_matches_the_plain_model():
     chance = random.Random(7)
     stands = []
     for seed in range(60):
@@ -229,7 +237,7 @@ def test_reduced_program_is_the_plain_one():
 
 
 @pytest.mark.parametrize("backend", ["highs", "clarabel"])
-def test_published_mode_is_the_plain_model(backend, monkeypatch):
+def test_published_mode_matches_the_plain_model(backend, monkeypatch):
     values = []
 
     def keep_value(program, order):
@@ -247,15 +255,24 @@ def test_published_mode_is_the_plain_model(backend, monkeypatch):
         assert found.failing == tuple(np.flatnonzero(np.array(found.loads) == 1))
         differ_from_plain += found.stable != bool((scores < 1).all())
         factor = analyse(structure, masses=masses)
-        assert factor.stable or not found.stable  # it errs only in calling unstable what stands
+        assert factor.stable or not found.stable  # its only errors are stable structures called unstable
         differ_from_load_factor += factor.stable != found.stable
-    assert differ_from_plain <= 1  # solutions of the same value may differ in whom they overload
+    assert differ_from_plain <= 1  # optimal solutions may overload different bricks
     assert differ_from_load_factor < 5
 
 
 def test_explained_loads_are_a_balance_and_failing_bricks_cannot_be_relieved():
     overloaded = 0
-    for seed in (3, 5, 18, 21, 42, 46, 47, 61):  # where the least friction in all is above the load factor somewhere
+    for seed in (
+        3,
+        5,
+        18,
+        21,
+        42,
+        46,
+        47,
+        61,
+    ):  # cases where the least total friction exceeds the load factor somewhere
         structure = random_structure(14, seed, up=1, ground=0.1, world=8)
         masses = [brick.mass_kg * 40 for brick in structure.bricks]
         quick, full = analyse(structure, masses=masses), analyse(structure, masses=masses, explain=True)
@@ -293,7 +310,7 @@ def test_gurobi_agrees_and_is_silent(capfd):
         found = analyse(structure, backend="gurobi")
         used += found.solver == "gurobi"
         assert found.load_factor == close(analyse(structure, backend="highs").load_factor)
-    # more than the free licence allows: another solver answers, and nobody is told
+    # larger than the free licence allows: another solver answers silently
     large = random_structure(300, 0)
     assert analyse(large, backend="gurobi").load_factor == close(analyse(large).load_factor)
     assert capfd.readouterr() == ("", "")
@@ -323,8 +340,8 @@ def test_more_weight_at_the_end_of_a_bar_never_helps(height, length, data):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 10), st.data())
 def test_load_factor_is_convex_in_a_load(seed, bricks, data):
-    """More may help, as a counterweight does, but half way between two weights is no worse than the mean of both: the
-    mean of the two balances is a balance."""
+    """More weight may help, as a counterweight does. But the load factor at the mean of two weights is at most the
+    mean of their load factors, because the mean of two equilibria is an equilibrium."""
     structure = random_structure(bricks, seed)
     brick = data.draw(st.sampled_from(structure.bricks))
     light, heavy = data.draw(st.floats(0, 0.01)), data.draw(st.floats(0, 0.3))
@@ -344,7 +361,7 @@ def test_scaling_all_weights_scales_the_load_factor():
     assert analyse(structure, masses=[0] * 15).load_factor == 0
 
 
-def test_what_cannot_be_built_is_not_stable_and_says_why():
+def test_unbuildable_structures_are_unstable_with_a_reason():
     assert analyse("").reasons == ("there is no brick",)
     found = analyse("2x4 (0,0,0)\n2x4 (0,0,2)\n1x1 (9,9,5)\n")
     assert (found.stable, found.load_factor, found.failing, found.solver) == (False, None, (1, 2), None)
@@ -353,7 +370,7 @@ def test_what_cannot_be_built_is_not_stable_and_says_why():
     assert not found.stable and found.failing == (1, 2)
     assert "outside the world of 20" in found.reasons[0] and "collides with brick 1" in found.reasons[1]
     assert analyse("1x8 (0,15,0)\n", world=30).stable
-    assert analyse([(3, 3, 0, 0, 0)]).reasons == ("brick 1, 3x3 (0,0,0), is none of the parts",)
+    assert analyse([(3, 3, 0, 0, 0)]).reasons == ("brick 1, 3x3 (0,0,0), is not one of the parts",)
     said = analyse("1x1 (0,0,0)\noops\n9x9 (0,0,0)")
     assert not said.stable and [reason[:14] for reason in said.reasons] == ["line 2, 'oops'", "line 3, '9x9 ("]
     floating = analyse("1x1 (0,0,1)", "published")
@@ -365,10 +382,10 @@ def test_errors_name_the_value_and_the_options():
         analyse(CANTILEVER, "stable")
     with pytest.raises(ValueError, match="unknown backend 'cplex'; backends are: auto, highs, clarabel, gurobi"):
         analyse(CANTILEVER, backend="cplex")
-    with pytest.raises(ValueError, match="1 masses for 2 bricks"):
+    with pytest.raises(ValueError, match="got 1 masses for 2 bricks"):
         analyse(CANTILEVER, masses=[0.1])
     for bad in (-1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="masses are finite and at least 0"):
+        with pytest.raises(ValueError, match="masses must be finite and not negative"):
             analyse(CANTILEVER, loads=[(5, 5, 1, bad)])
 
 
@@ -379,7 +396,7 @@ BRICKS = st.tuples(st.sampled_from(SIZES), *[st.integers(-1, 7)] * 2, st.integer
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(BRICKS, max_size=8), st.sampled_from(["load_factor", "feasible", "published"]), st.booleans())
-def test_no_structure_is_an_error(bricks, mode, explain):
+def test_no_structure_raises_an_error(bricks, mode, explain):
     found = analyse(Structure(tuple(bricks), 8), mode, explain=explain, loads=[(2, 2, 0, 0.1)])
     assert found.stable == (not found.reasons)
     assert found.load_factor is None or found.load_factor >= 0

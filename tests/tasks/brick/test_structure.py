@@ -1,4 +1,4 @@
-"""Brick text both ways, and what touches what against a dictionary of cells."""
+"""Brick text in both formats; contacts and collisions compared with a dictionary of cells."""
 
 import pickle
 
@@ -38,7 +38,7 @@ def test_parts():
 
 
 @given(st.lists(anywhere, max_size=12), st.integers(1, 9))
-def test_absolute_text_comes_back(bricks, world):
+def test_absolute_text_round_trips(bricks, world):
     structure = Structure(tuple(bricks), world)
     reading = parse(structure.text, world)
     assert (reading.structure, reading.problems, reading.lines) == (structure, [], len(bricks))
@@ -46,7 +46,7 @@ def test_absolute_text_comes_back(bricks, world):
 
 
 @given(st.lists(anywhere, max_size=12), st.integers(0, 12))
-def test_pivot_text_comes_back_and_keeps_to_its_offsets(bricks, max_offset):
+def test_pivot_text_round_trips_within_its_offsets(bricks, max_offset):
     structure = Structure(tuple(bricks))
     text = structure.pivot_text(max_offset)
     reading = parse(text, max_offset=max_offset)
@@ -78,10 +78,10 @@ def test_forms_may_be_mixed():
         ("2x4(0,0,0)", "not of the form"),
         ("2x4 (0, 0, 0)", "not of the form"),
         ("2X4 (0,0,0)", "not of the form"),
-        ("２x4 (0,0,0)", "not of the form"),  # a digit, but not one of ours
+        ("２x4 (0,0,0)", "not of the form"),  # a non-ASCII digit
         ("2x4 (0,0,1000)", "not of the form"),
-        ("2x4 @2 (0,0,0)", "pivot 2 is not placed yet; there are 1 bricks"),
-        ("2x4 @1 (0,6,0)", "an offset from a brick is at most 5"),
+        ("2x4 @2 (0,0,0)", "pivot 2 does not exist yet; there are 1 bricks before this line"),
+        ("2x4 @1 (0,6,0)", "the offset from a brick must be at most 5 along each axis"),
     ],
 )
 def test_a_bad_line_is_a_problem_and_the_others_are_read(line, problem):
@@ -102,7 +102,7 @@ def test_any_text_is_read(text):
     assert parse(reading.structure.text).structure == reading.structure
 
 
-def test_long_text_is_cut_with_a_word():
+def test_long_text_is_truncated_with_a_message():
     reading = parse("1x1 (0,0,0)\n" * (READ_LIMIT + 5))
     assert reading.lines == READ_LIMIT == len(reading.structure)
     assert reading.problems == [f"only the first {READ_LIMIT} lines are read"]
@@ -120,7 +120,7 @@ def test_published_order():
     assert structure_of(text).canonical().text == "2x2 (4,2,0)\n2x2 (4,0,0)\n2x2 (0,4,0)\n2x2 (0,0,1)\n"
 
 
-# -- what touches what
+# -- contacts and collisions
 
 
 def cells(brick):
@@ -128,7 +128,7 @@ def cells(brick):
 
 
 class Oracle:
-    """The same facts from a dictionary of cells, brick against brick."""
+    """The same facts computed from a dictionary of cells, brick by brick."""
 
     def __init__(self, bricks, world):
         self.owner, self.collisions, self.outside, standing = {}, [], [], []
@@ -153,7 +153,7 @@ class Oracle:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(in_a_small_world, max_size=14), st.integers(4, 8))
-def test_facts_are_those_of_a_dictionary_of_cells(bricks, world):
+def test_facts_match_a_dictionary_of_cells(bricks, world):
     structure, oracle = Structure(tuple(bricks), world), Oracle(bricks, world)
     assert structure.outside == oracle.outside
     assert structure.collisions == oracle.collisions
@@ -175,17 +175,17 @@ def test_overlap_is_the_number_of_shared_cells(a, b):
     assert a.overlap(b) == b.overlap(a) == len(cells(a._replace(z=0)) & cells(b._replace(z=0)))
 
 
-def test_problems_are_told_in_words():
+def test_problem_messages():
     structure = Structure((Brick(2, 2, 0, 0, 0), Brick(2, 2, 1, 1, 0), Brick(1, 1, 20, 0, 0)))
     assert structure.problems(max_bricks=2) == [
-        "3 bricks are more than the 2 allowed",
+        "there are 3 bricks; at most 2 are allowed",
         "brick 3, 1x1 (20,0,0), is outside the world of 20",
         "brick 2, 2x2 (1,1,0), collides with brick 1",
     ]
     assert Structure(()).problems() == ["there is no brick"]
 
 
-def test_structures_compare_and_pickle_whatever_was_asked_of_them():
+def test_structures_compare_and_pickle_after_properties_were_computed():
     structure = Structure((Brick(2, 2, 0, 0, 0), Brick(2, 2, 1, 1, 1)))
     fresh = Structure(structure.bricks)
     assert structure.floating == [] and structure.links == [(GROUND, 0), (0, 1)]

@@ -1,4 +1,4 @@
-"""The brick task: its contract under many options, components worked out by hand, and answers that try to cheat."""
+"""The brick task: its contract under many options, components computed by hand, and reward hacks."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ def task_and_rows(level, size=6, **options):
     ids=lambda options: json.dumps(options) if options else "defaults",
 )
 def test_it_keeps_the_contract(options, monkeypatch):
-    if "attach" not in options:  # a picture takes longer than all else, and no option changes it
+    if "attach" not in options:  # pictures are slow and depend on no option
         monkeypatch.setattr(BrickTask, "render", lambda *_: b"")
     characters = make_tokenizer([*"0123456789x@(,)- \n"], 2000)
     check_task(BrickTask(BrickOptions(**options)), size=6, tokenizer=characters)
@@ -72,12 +72,12 @@ def test_levels_are_those_asked_for_that_fit_the_world():
         ({"max_brick_rejections": -2}, "--max_brick_rejections -2 must be at least 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, message):
+def test_invalid_options_are_reported(options, message):
     with pytest.raises(ValueError, match=message):
         BrickOptions(**options)
 
 
-def test_a_text_of_ones_own_is_a_row():
+def test_a_users_caption_gives_a_row():
     task = BrickTask()
     row = task.row_of("a castle for a cat")
     assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a castle for a cat", 20, None, [])
@@ -88,7 +88,7 @@ def test_a_text_of_ones_own_is_a_row():
         task.row_of("a castle, world 99")
 
 
-def test_without_a_target_physics_is_judged_and_nothing_is_a_success():
+def test_without_a_target_only_physics_is_scored_without_success():
     task = BrickTask()
     row = task.row_of("a red dragon")
     stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
@@ -102,14 +102,14 @@ def test_without_a_target_physics_is_judged_and_nothing_is_a_success():
 
 
 @pytest.mark.parametrize("level", ["stack", "small", "carry", "overhang"])
-def test_a_text_that_is_a_caption_of_a_level_is_its_row(level):
+def test_a_users_caption_that_a_level_generates_gives_that_row(level):
     task, rows = task_and_rows(level)
     for row in rows:
         assert task.row_of(row["prompt"][-1]["content"]) == row
         assert BrickTask().row_of(f"{row['caption']}, world {row['world']}")["loads"] == row["loads"]
 
 
-def test_what_is_taken_away_of_a_completion():
+def test_exported_files():
     task, rows = task_and_rows("small")
     files = task.exports(rows[0], task.gold(rows[0]))
     assert set(files) == {"sample.png", "sample.ldr"} and files["sample.png"].startswith(b"\x89PNG")
@@ -129,17 +129,17 @@ ROW = {"prompt": "", "caption": "two bricks", "world": WORLD, "voxels": encode_v
 @pytest.mark.parametrize(
     ("text", "expected", "valid"),
     [
-        # half of the cells; a brick on the ground needs no friction; one brick of two
+        # half of the cells; a brick on the ground needs no friction; one of two bricks
         ("2x2 (0,0,0)", {"stability": .5, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": 1},
          True),
-        # the same cells with a line that is no brick: nothing to analyse
+        # the same cells with an invalid line: not analysed
         ("2x2 (0,0,0)\nand so on",
          {"stability": 0, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": .5}, False),
-        # the second brick is where the first is: neither connected nor sound, and four cells too many
+        # the second brick coincides with the first: not connected, colliding, and four cells too many
         ("2x2 (0,0,0)\n2x2 (0,0,0)",
          {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
          False),
-        # the second floats: 4 of 12 cells are right
+        # the second brick floats: IoU is 4 of 12 cells
         ("2x2 (0,0,0)\n2x2 (0,0,2)",
          {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 3, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
          True),
@@ -158,8 +158,8 @@ def test_components_by_hand(text, expected, valid):
     assert (score.valid, score.success) == (valid, False) and score.reason
 
 
-def test_stability_is_what_is_left_of_what_studs_hold():
-    """A 1x8 that a 1x1 holds at its end: 0.098475, worked out in brick_structures.py."""
+def test_stability_is_one_minus_the_load_factor():
+    """A 1x8 held at its end by a 1x1 has a load factor of 0.098475, derived in brick_structures.py."""
     text = "1x1 (0,0,0)\n1x8 (0,0,1)\n"
     row = {**ROW, "world": 8, "voxels": encode_voxels(parse(text, 8).structure.occupied), "gold": text}
     score = BrickTask().score(row, text)
@@ -192,7 +192,7 @@ LINES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(LINES, max_size=12), st.booleans())
-def test_the_total_is_bounded_and_success_is_what_it_says(lines, has_target):
+def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_target):
     task = BrickTask()
     row = ROW if has_target else {**ROW, "voxels": None, "gold": None}
     score = task.score(row, "\n".join(lines))
@@ -245,7 +245,7 @@ def test_cheating_does_not_pay(hack):
 
 
 def test_no_box_pays_for_all_captions():
-    """A box may happen to be near a tower; what counts is that no box is an answer to everything."""
+    """A box may resemble a tower by chance, but no box may score well on all captions."""
     for level in ("small", "carry"):
         task, rows = task_and_rows(level, 16)
         gold = sum(task.score(row, task.gold(row)).total for row in rows)
@@ -257,7 +257,7 @@ def test_no_box_pays_for_all_captions():
 
 @pytest.mark.parametrize("level", ["carry", "overhang"])
 def test_success_needs_the_weights_to_be_carried(level):
-    """An answer that is careless of the weight has nearly the right shape and stands until the weight is on it."""
+    """An answer that ignores the weight has nearly the right shape and is stable until the weight is placed."""
     task, rows = task_and_rows(level, 24)
     careless = [row for row in rows if row["bad_label"] == "thin support"]
     assert len(careless) >= 4
@@ -271,18 +271,18 @@ def test_success_needs_the_weights_to_be_carried(level):
 # ---- solvers
 
 
-def test_a_solver_that_fails_is_no_verdict(monkeypatch):
+def test_a_solver_failure_gives_no_score(monkeypatch):
     def fail(*_, **__):
         raise SolverError("highs: it gave up")
 
     monkeypatch.setattr(reward, "analyse", fail)
     assert BrickTask().score(ROW, ROW["gold"]) is None
-    assert BrickTask().score(ROW, "nonsense").total == 0  # which no solver need be asked about
+    assert BrickTask().score(ROW, "nonsense").total == 0  # needs no solver
 
 
-def test_without_a_solver_it_is_judged_by_what_is_connected(monkeypatch):
+def test_without_a_solver_connectivity_decides(monkeypatch):
     monkeypatch.setattr(balance, "order_of", lambda *_: [])
-    with pytest.warns(RuntimeWarning, match="no solver is installed"):
+    with pytest.warns(RuntimeWarning, match="no linear-programming solver is installed"):
         score = BrickTask().score(ROW, ROW["gold"])
     assert score.success and score.components["stability"] == 1 and score.info["load_factor"] is None
     assert not BrickTask().score(ROW, "2x2 (0,0,0)\n2x2 (0,0,2)\n").info["stable"]

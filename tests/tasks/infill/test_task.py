@@ -1,4 +1,4 @@
-"""The infill pack: gaps, fills, corruption, judges and pictures, without training anything large."""
+"""The infill task: gaps, fills, corruption, judges and pictures, with small models only."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def judged(corpus, tmp_path_factory):
     ratio=st.floats(0.01, 1.0),
     seed=st.integers(0, 1000),
 )
-def test_schedules_choose_about_as_many_places_as_they_are_told(text, schedule, ratio, seed):
+def test_schedules_choose_about_the_requested_number_of_places(text, schedule, ratio, seed):
     places = masking.choose_places(text, schedule, ratio, random.Random(seed))
     wanted = min(len(text), max(1, round(ratio * len(text))))
     assert places == sorted(set(places)) and places[0] >= 0 and places[-1] < len(text)
@@ -86,8 +86,8 @@ def test_schedules_choose_about_as_many_places_as_they_are_told(text, schedule, 
     policy=st.sampled_from(["masked", "causal"]),
     letters=st.text(alphabet="xyz", min_size=40, max_size=40),
 )
-def test_fills_go_into_a_text_and_come_out_again(text, chosen, policy, letters):
-    """No gap is lost, whether all is masked or the ends are: the oracle puts letters into places one by one."""
+def test_fills_round_trip(text, chosen, policy, letters):
+    """Fills round-trip, also with everything or the ends masked; the oracle fills the places one by one."""
     places = sorted({place % len(text) for place in chosen})
     row = {"pieces": text, "places": places, "policy": policy, "slack": 0}
     oracle = "".join(letters[places.index(i)] if i in places else c for i, c in enumerate(text))
@@ -120,7 +120,7 @@ def test_the_built_in_corpus_is_small_and_names_its_source():
     ("content", "words"),
     [("", "no passage"), ("x\n\ny", "no passage"), ("a single passage, no more", "single passage")],
 )
-def test_a_file_without_enough_text_is_refused(tmp_path, content, words):
+def test_a_file_with_too_little_text_is_reported(tmp_path, content, words):
     (tmp_path / "text.txt").write_text(content)
     with pytest.raises(ValueError, match=words):
         get_task("infill", {"corpus": str(tmp_path / "text.txt")})
@@ -129,19 +129,19 @@ def test_a_file_without_enough_text_is_refused(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"corpus": "/no/such/file.txt"}, "neither a text file nor a Hub data set"),
+        ({"corpus": "/no/such/file.txt"}, "--corpus /no/such/file.txt: folder '/no' does not exist"),
         ({"policy": "diffusion"}, "choose from: causal, masked"),
         ({"masking": ["word"]}, r"did you mean 'words'\?"),
         ({"mask_ratios": [1.5]}, "at most 1"),
         ({"judge_width": 0}, "--judge_width 0 must be a multiple of 8"),
         ({"tiny_width": 18, "tiny_heads": 3, "judge_width": 20}, "--judge_width 20 must be a multiple of 8"),
-        ({"tiny_width": 20, "tiny_heads": 4}, "--tiny_width 20 must be a multiple of 8: twice the number of heads"),
+        ({"tiny_width": 20, "tiny_heads": 4}, "--tiny_width 20 must be a multiple of 8, twice the number of heads"),
         ({"tiny_heads": 0}, "--tiny_heads 0 must be at least 1"),
-        ({"gap_slack": 2}, "goes with --policy causal"),
-        ({"policy": "causal", "tokens_of": "bert"}, "goes with --policy masked"),
+        ({"gap_slack": 2}, "requires --policy causal"),
+        ({"policy": "causal", "tokens_of": "bert"}, "requires --policy masked"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, words):
+def test_invalid_options_are_reported(options, words):
     with pytest.raises(ValueError, match=words):
         get_task("infill", options)
 
@@ -153,19 +153,19 @@ def test_every_variant_keeps_the_contract(options):
     check_task(get_task("infill", options))
 
 
-def test_a_text_of_ones_own_needs_a_gap():
+def test_a_users_text_needs_a_gap():
     task = get_task("infill")
     row = task.row_of("the c__ sat _")
     assert row["prompt"] == "the c<mask><mask> sat <mask>" and row["places"] == [5, 6, 12]
     assert task.filled(row, "at.") == "the cat sat ."
-    assert task.filled(row, "at") is None and task.score(row, "at").reason == "2 fills for 3 masks"
+    assert task.filled(row, "at") is None and task.score(row, "at").reason == "there are 2 fills for 3 masks"
     with pytest.raises(ValueError, match="there is no gap"):
         task.row_of("the cat sat.")
     with pytest.raises(ValueError, match="there is no gap"):
         task.row_of("")
 
 
-# ---- tokens that are no characters
+# ---- gaps of tokens
 
 
 def test_gaps_can_be_tokens_of_a_model(tmp_path):
@@ -206,8 +206,7 @@ def test_gaps_can_be_tokens_of_a_model(tmp_path):
 
 @pytest.mark.parametrize("slack", [0, 1])
 def test_the_constraint_gives_each_gap_its_length(slack):
-    """Every completion that a random walk under the constraint can write is read as valid, and the gaps' lengths are
-    all reached; the oracle is a regular expression of Python's."""
+    """Random completions under the constraint are valid and reach all allowed lengths (oracle: Python's `re`)."""
     task = get_task("infill", {"policy": "causal", "gap_slack": slack})
     tokenizer = make_tokenizer([*"abc ", "ab", "\n"], 64)
     constraint = task.constraint(tokenizer)
@@ -238,7 +237,7 @@ def test_corruption_changes_a_text_and_keeps_its_length(text, seed):
     assert spoiled != text and len(spoiled) == len(text)
 
 
-def test_a_judge_tells_real_from_corrupted_text_and_stays_as_it_is(judged, capsys):
+def test_a_judge_distinguishes_real_from_corrupted_text_and_stays_frozen(judged, capsys):
     judge = judged.judges()["judge"]
     real, spoiled = judge.judge(["the red cat of the", "tqe rzd cxt oq tje"])
     assert real > 0.5 > spoiled
@@ -246,7 +245,7 @@ def test_a_judge_tells_real_from_corrupted_text_and_stays_as_it_is(judged, capsy
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     asked = []
     model.register_forward_hook(lambda *call: asked.append(1))
-    assert judge.judge(["the red cat of the", None]) == [real, 0.0] and not asked, "what it said was not remembered"
+    assert judge.judge(["the red cat of the", None]) == [real, 0.0] and not asked, "its scores were not cached"
     model.requires_grad_(True)
     with pytest.raises(RuntimeError, match="must stay frozen"):
         judge.judge(["something new"])
@@ -278,15 +277,15 @@ def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path,
     assert "the task needs a masked language model" in capsys.readouterr().err
 
 
-def test_a_judge_no_better_than_chance_is_refused(corpus, tmp_path, capsys):
+def test_a_judge_no_better_than_chance_is_not_saved(corpus, tmp_path, capsys):
     flags = ["--corpus", corpus, "--judge_steps", "1", "--judge_width", "16", "--text_length", "16"]
     assert command(["task", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
     said = capsys.readouterr()
-    assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "not handed over" in said.err
+    assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "it was not saved" in said.err
     assert not (tmp_path / "judge" / "config.json").exists()
 
 
-def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsys):
+def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsys):
     def prepare(folder, *flags):
         code = command(
             [
@@ -307,11 +306,11 @@ def test_a_judge_goes_nowhere_where_something_is(judged, corpus, tmp_path, capsy
     made = Path(judged.options.judge)
     before = {path.name: path.read_bytes() for path in made.iterdir()}
     code, said = prepare(made, "--judge_width", "16", "--judge_steps", "151")
-    assert code == 2 and "made with other settings (steps 150, not 151)" in said and "--output_dir" in said
+    assert code == 2 and "trained with other settings (steps 150, not 151)" in said and "--output_dir" in said
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     (tmp_path / "diary.txt").write_text("dear diary")
     code, said = prepare(tmp_path, "--judge_steps", "2")
-    assert code == 2 and "is no judge and not empty" in said
+    assert code == 2 and "is not empty and not a judge" in said
     assert (tmp_path / "diary.txt").read_text() == "dear diary"
 
 
@@ -327,19 +326,19 @@ def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
     assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
 
 
-def test_missing_and_wrong_judges_are_refused(judged, bert_path, tmp_path):
+def test_missing_and_unsuitable_judges_are_reported(judged, bert_path, tmp_path):
     given = judged.options.judge
     for source, words in (
-        (str(tmp_path / "none"), "no model in that folder; make one with trl-grpo-tasks task infill prepare-judge"),
-        (bert_path, "BertForMaskedLM, which classifies no texts"),
+        (str(tmp_path / "none"), "the folder contains no model; create one with trl-grpo-tasks task infill"),
+        (bert_path, "BertForMaskedLM, which does not classify text"),
     ):
         with pytest.raises(ValueError, match=words):
             check_judge(source)
         with pytest.raises(ValueError, match=words):
             get_task("infill", {"judge": source}).prepare(0)
-    with pytest.raises(ValueError, match="must be another one"):
+    with pytest.raises(ValueError, match="must be a different model"):
         get_task("infill", {"judge": given, "held_out_judge": given}).prepare(0)
-    with pytest.raises(ValueError, match="'held_out' is only watched"):
+    with pytest.raises(ValueError, match="'held_out' is only logged"):
         component_weights(judged, {"held_out": 1.0})
 
 
@@ -411,7 +410,7 @@ RUN = {"train_rows": 64, "eval_rows": 4, "num_samples": 2, "cold_start_steps": 3
 
 
 @pytest.mark.parametrize("policy", ["masked", "causal"])
-def test_a_whole_run_from_nothing(judged, tmp_path, policy, capsys):
+def test_a_complete_run(judged, tmp_path, policy, capsys):
     options = judged.options
     flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
              "judge": options.judge, "held_out_judge": options.held_out_judge, "policy": policy,
@@ -438,7 +437,7 @@ def test_a_whole_run_from_nothing(judged, tmp_path, policy, capsys):
     assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_prompt_longer_than_the_context_is_refused_before_anything_slow(judged, encoder_path, tmp_path, capsys):
+def test_a_prompt_longer_than_the_context_is_reported_immediately(judged, encoder_path, tmp_path, capsys):
     options = judged.options
     flags = ["--task", "infill", "--judge", options.judge, "--held_out_judge"]
     flags += [options.held_out_judge, "--text_length", "64", "--model_name_or_path", encoder_path]
@@ -464,11 +463,11 @@ def test_the_cold_start_learns_gold_fills(judged, tmp_path):
             model, asked = load_model(path, policy="masked"), {"num_samples": 1, "temperature": 0}
             shares.append(evaluate("x", model, tokenizer, task, rows[:64], executor=executor, **asked).metrics)
     assert shares[1]["agreement"] > shares[0]["agreement"] + 0.3
-    # Beside what sampling said: the judge's opinion is a component, and the total is what the weights make of it.
+    # The judge's score is a component, and the total is the weighted sum.
     assert shares[1]["reward"] == pytest.approx(shares[1]["judge"]) and shares[1]["judge"] > shares[0]["judge"]
 
 
-def test_a_judge_with_one_score_is_read_by_its_sigmoid(judged, tmp_path):
+def test_a_judge_with_one_output_uses_its_sigmoid(judged, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(

@@ -1,4 +1,4 @@
-"""The machine constraint against plain rules: what may come next is found by trying every block on every face."""
+"""The machine constraint is compared with brute force: every block on every face."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def walk(choose, choices, node):
 
 
 def legal_blocks(blocks, kinds):
-    """Every block that may come next, by building it and looking."""
+    """Return every legal next block, found by building and validating it."""
     faces = [(p, f) for p, block in enumerate(blocks) for f in range(len(block.type.faces))]
     for kind in kinds:
         for ends in itertools.permutations(faces, 2) if BLOCKS[kind].two_ended else ((face,) for face in faces):
@@ -45,7 +45,7 @@ def legal_blocks(blocks, kinds):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_offered_is_what_can_be_built(seed):
+def test_choices_match_brute_force(seed):
     rng = random.Random(seed)
     machine = random_machine(rng, rng.randint(1, 7))
     if len(machine.blocks) == 1:
@@ -97,7 +97,7 @@ def test_random_tokens_under_the_mask_make_valid_machines(make):
 
 
 def test_masks_against_trying_every_token():
-    """A token is allowed just where accepting it is."""
+    """A token is allowed exactly if accepting it succeeds."""
     constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 5)
     rng = random.Random(2)
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_masks_against_trying_every_token():
 
 
 def spells(constraint, row, text):
-    """Whether a text may be written, character by character."""
+    """Return whether the constraint accepts a text, character by character."""
     state = constraint.start(row)
     try:
         for sign in text:
@@ -131,7 +131,7 @@ def spells(constraint, row, text):
     return state.finished
 
 
-def test_machines_of_every_kind_can_be_written_and_others_cannot():
+def test_valid_machines_are_accepted_and_others_rejected():
     rng = random.Random(4)
     constraint = machine_constraint(VOCABULARY, KINDS, 20)
     for tree in (car(), catapult(), *(random_machine(rng, 12) for _ in range(10))):
@@ -143,7 +143,7 @@ def test_machines_of_every_kind_can_be_written_and_others_cannot():
     assert not spells(constraint, {}, ConstructionTree((ROOT,)).to_json())
 
 
-def test_forgotten_growths_are_made_again(monkeypatch):
+def test_evicted_growths_are_recomputed(monkeypatch):
     monkeypatch.setattr(constraint_module, "_GROWTHS_KEPT", 2)
     tree = MachineTree(KINDS, 12)
     for seed in range(5):
@@ -151,7 +151,7 @@ def test_forgotten_growths_are_made_again(monkeypatch):
         assert ConstructionTree.parse(text).validate() == []
 
 
-def test_the_schema_takes_machines_and_refuses_other_shapes():
+def test_the_schema_accepts_machines_and_rejects_other_json():
     constraint = schema_constraint(VOCABULARY, KINDS, 20)
     schema = machine_schema(KINDS, 20)
     rng = random.Random(6)
@@ -169,11 +169,11 @@ def test_the_schema_takes_machines_and_refuses_other_shapes():
 @pytest.mark.parametrize(
     ("kinds", "max_blocks", "message"),
     [
-        (("15", "99"), 10, "blocks 15, 99: give some of 0, 15"),
-        (("0", "9"), 10, "not only 0 and two-ended"),
+        (("15", "99"), 10, "blocks 15, 99: name some of 0, 15"),
+        (("0", "9"), 10, "including a one-ended type other than 0"),
         (KINDS, 1, "max_blocks is 1; it must be from 2 to 200"),
     ],
 )
-def test_bad_options_show_at_once(kinds, max_blocks, message):
+def test_invalid_options_are_reported_immediately(kinds, max_blocks, message):
     with pytest.raises(ValueError, match=message):
         MachineTree(kinds, max_blocks)

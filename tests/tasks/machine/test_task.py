@@ -1,4 +1,4 @@
-"""The machine task: its contract, gold machines that really work, prompts, rewards, pictures, recipes, learning."""
+"""The machine task: its contract, gold machines, prompts, rewards, pictures, recipes, and learning."""
 
 import io
 import json
@@ -26,7 +26,7 @@ from trl_grpo_tasks.tasks.machine import task as task_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
 from trl_grpo_tasks.tasks.machine.data import gold_machines
-from trl_grpo_tasks.tasks.machine.designs import LEVELS, changed, search, sketch_car, sketch_catapult
+from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, search, sketch_car, sketch_catapult
 from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, VARIANTS, manual
 from trl_grpo_tasks.tasks.machine.render import animation, picture
 from trl_grpo_tasks.tasks.machine.results import Result
@@ -67,7 +67,7 @@ def test_every_gold_machine_succeeds_and_can_be_generated():
                 least, most = LEVELS[level]
                 assert tree.validate() == [] and tree.to_json() == entry["machine"]
                 assert least <= len(tree.blocks) <= most
-                if n % 3 == 0:  # the others are of the same make
+                if n % 3 == 0:  # the others are similar
                     assert set("".join(entry["machine"])) <= {sign.decode() for sign in SIGNS}
                     assert spells(constraint, {"max_blocks": most}, entry["machine"])
                     result = simulate(tree, trial, to_the_end=True)
@@ -76,13 +76,13 @@ def test_every_gold_machine_succeeds_and_can_be_generated():
     assert set(gold_machines()) == set(TRIALS)
 
 
-def test_there_are_many_ways_of_asking():
+def test_phrasings_are_distinct_and_split():
     texts = [text for variants in VARIANTS.values() for text in variants]
     assert len(texts) == len(set(texts)) >= 60 and set(VARIANTS) == set(TRIALS)
     assert all(len(variants) > TEST_VARIANTS for variants in VARIANTS.values())
 
 
-def test_rows_share_out_trials_and_levels():
+def test_rows_cover_trials_and_levels_evenly():
     task = make(trials=["car", "wall"])
     train, test = task.dataset("train", None, 0), task.dataset("test", None, 0)
     asked = [{row["prompt"][-1]["content"] for row in rows} for rows in (train, test)]
@@ -116,7 +116,7 @@ def test_a_search_is_repeatable_and_better_than_a_sketch():
             tree = draw(rng, (2, 16), PROMPT_BLOCKS)
             assert tree.validate() == [] and len(tree.blocks) <= 16
             for _ in range(5):
-                assert changed(tree, rng, 16).validate() == []
+                assert mutated(tree, rng, 16).validate() == []
     quick = Trial("quick", "", "distance", 1.0, seconds=1.0)
     first = search(quick, (2, 10), 3, sketches=4, changes=4)
     assert first == search(quick, (2, 10), 3, sketches=4, changes=4)
@@ -133,7 +133,7 @@ def test_the_script_writes_gold_machines(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("with_manual", [False, True])
-def test_the_tiny_model_cannot_write_itself_into_a_corner(with_manual):
+def test_the_tiny_model_never_reaches_a_dead_end(with_manual):
     task = make(manual=with_manual, blocks=list(BLOCKS))
     spec = task.tiny()
     tokenizer = make_tokenizer(spec.tokens, spec.context)
@@ -147,7 +147,7 @@ def test_the_tiny_model_cannot_write_itself_into_a_corner(with_manual):
             state.accept(ids[-1])
         blocks = ConstructionTree.parse(tokenizer.decode(ids[:-1])).blocks
         assert ConstructionTree(blocks).validate() == []
-        # The start block, four tokens for each other and two more for each that has two ends, the bracket, the end.
+        # The start block, four tokens per other block, two more per two-ended block, the bracket, and the end token.
         assert len(ids) == 3 + sum(4 + 2 * block.type.two_ended for block in blocks[1:])
 
 
@@ -164,22 +164,22 @@ def test_rewards_are_metres_or_nothing():
     flight = thrown.info["throws"][0]
     assert thrown.total == pytest.approx(flight["height"] * flight["distance"]) and thrown.total > 100
     nothing = task.score(throw, car().to_json())
-    assert nothing.valid and nothing.total == 0 and nothing.reason == "there is no boulder to throw"
+    assert nothing.valid and nothing.total == 0 and nothing.reason == "the machine has no boulder to throw"
     broken = task.score(drive, car().to_json().replace('"bp_id":3', '"bp_id":99', 1))
     assert not broken.valid and broken.total == 0 and "face 99" in broken.reason
     long = task.score({**drive, "max_blocks": 9}, car().to_json())
-    assert not long.valid and "10 blocks; at most 9 were asked for" in long.reason
+    assert not long.valid and "10 blocks; the prompt allows at most 9" in long.reason
     assert pickle.loads(pickle.dumps(thrown)) == thrown
 
 
-def test_scorings_differ_where_they_should():
+def test_authors_scoring_includes_rolling():
     row = {"trial": "catapult", "max_blocks": 24}
     paper, authors = (make(scoring=scoring).score(row, catapult().to_json()) for scoring in SCORINGS)
     assert authors.info["seconds"] == pytest.approx(5) and paper.info["seconds"] < 4
-    assert authors.total > 1.2 * paper.total  # it rolls on
+    assert authors.total > 1.2 * paper.total  # the boulder rolls on
 
 
-def test_a_run_that_takes_too_long_is_not_judged(monkeypatch):
+def test_a_run_that_exceeds_its_time_limit_is_not_scored(monkeypatch):
     monkeypatch.setattr(task_module, "simulate", lambda *a, **k: Result(False, "slow", timed_out=True))
     assert make().score({"trial": "car"}, car().to_json()) is None
 
@@ -188,7 +188,7 @@ def test_a_run_that_takes_too_long_is_not_judged(monkeypatch):
     ("options", "message"),
     [
         ({"trials": ["cra"]}, r"unknown --trials 'cra' \(did you mean 'car'\?\); choose from: car, rough"),
-        ({"trials": []}, "give some of car rough"),
+        ({"trials": []}, "name at least one of car rough"),
         ({"trials": ["car", "car"]}, "each once"),
         ({"blocks": ["99"]}, "unknown --blocks '99'"),
         ({"scoring": "mine"}, "unknown --scoring 'mine'; choose from: paper, authors"),
@@ -196,7 +196,7 @@ def test_a_run_that_takes_too_long_is_not_judged(monkeypatch):
         ({"tiny_width": 100}, "--tiny_width 100 must be a multiple of 32"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_invalid_options_are_reported(options, message):
     with pytest.raises(ValueError, match=message):
         MachineTask(MachineOptions(**options))
 
@@ -218,7 +218,7 @@ def test_pictures_show_the_machine():
 
 
 def test_solids_in_front_hide_what_is_behind():
-    """From the right, a wheel on the right hides the bar behind it, and one on the left is hidden by it."""
+    """Seen from either side, the wheel on that side hides the bar behind it."""
     from trl_grpo_tasks.tasks.machine.painter import Camera, paint
 
     frames = simulate(car(), Trial("t", "", "distance", 1.0, seconds=0.02), record=True).frames
@@ -242,7 +242,7 @@ def test_animations_move():
 
 
 def test_the_exported_file_runs_by_itself(tmp_path):
-    """What MuJoCo's own viewer opens is the same machine: a load, a run by hand, and the same place at the end."""
+    """The exported file, loaded and run directly in MuJoCo, ends at the same position."""
     file = tmp_path / "car.xml"
     file.write_text(to_xml(car()))
     model = mujoco.MjModel.from_xml_path(str(file))
@@ -256,7 +256,7 @@ def test_the_exported_file_runs_by_itself(tmp_path):
     assert sum(model.body_mass) == pytest.approx(sum(block.type.mass for block in car().blocks))
 
 
-def test_a_machine_can_be_looked_at(tmp_path, capsys):
+def test_show_prints_scores_and_writes_files(tmp_path, capsys):
     from trl_grpo_tasks.tasks.machine import show
 
     files = {kind: tmp_path / f"machine.{kind}" for kind in ("png", "xml")}
@@ -295,7 +295,7 @@ def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
     with pytest.raises(SystemExit):
         show.main([str(tmp_path), "--trial", "wall"])
     assert "has no machine for --trial wall" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="holds no results"):
+    with pytest.raises(SystemExit, match="contains no results"):
         survey.main([str(tmp_path / "elsewhere")])
 
 
@@ -315,7 +315,7 @@ def test_recipes_are_understood(name):
         assert (args.learning_rate, args.max_steps, model.lora_r) == (5e-6, 400, 64)
         assert (args.entropy_coef, len(model.lora_target_modules)) == (0.0, 7)
         assert model.model_name_or_path == "Qwen/Qwen2.5-14B-Instruct" and args.optim == "adamw_8bit"
-        # One prompt's 64 completions an update, on 8 GPUs with one each and 8 accumulated.
+        # 64 completions of one prompt per update: 8 GPUs, one completion each, 8 accumulation steps.
         assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 8 == args.num_generations
     if name == "authors":
         assert (args.advantage_estimator, args.epsilon, args.epsilon_high) == ("best_minus_second", 0.2, 0.28)
@@ -325,7 +325,7 @@ def test_recipes_are_understood(name):
 
 @pytest.mark.slow
 def test_training_raises_the_distance(tmp_path):
-    """A cold start of a small model, then some steps of GRPO under the constraint: cars get farther."""
+    """After a cold start of a small model, a few constrained GRPO steps increase the distance."""
     settings = {
         "task": MODULE,
         "output_dir": tmp_path,

@@ -1,4 +1,4 @@
-"""Construction trees: reference trees, all problems in words, both spellings, and whatever else a model may write."""
+"""Construction trees: reference trees, messages for all problems, both sets of field names, and arbitrary text."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def catapult():
 
 
 def mirrored(tree):
-    """The machine in a mirror: Left and Right faces change places."""
+    """Return the mirror image of a machine: Left and Right faces are swapped."""
 
     def other(parent, face):
         if parent is None or parent < 0:
@@ -59,7 +59,7 @@ def mirrored(tree):
 
 
 def reordered(tree, rng):
-    """The same machine with its blocks numbered in another order, parents still first."""
+    """Return the same machine with its blocks numbered in another order, parents still first."""
     order, left = [0], list(range(1, len(tree.blocks)))
     while left:
         ready = [i for i in left if tree.blocks[i].parent in order and tree.blocks[i].parent_b in (*order, None)]
@@ -72,7 +72,7 @@ def reordered(tree, rng):
 
 
 def random_machine(rng, size, kinds=tuple(BLOCKS)):
-    """Blocks on random faces, each kept if the machine stays valid: no code of the constraint."""
+    """Return a machine of random blocks, each kept if the machine stays valid, without using the constraint."""
     blocks = [ROOT]
     for _ in range(20 * size):
         if len(blocks) == size:
@@ -127,7 +127,7 @@ def test_frames_are_rotations_and_every_face_is_on_its_box():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 14))
 def test_overlaps_against_a_grid_of_points(seed, size):
-    """Boxes overlap just where a fine grid of points finds one that is inside both."""
+    """Boxes overlap exactly if some point of a fine grid is inside both."""
     rng = random.Random(seed)
     blocks = [ROOT]
     while len(blocks) < size:
@@ -170,7 +170,7 @@ def text_of(*entries):
     return json.dumps(list(entries))
 
 
-def test_what_may_stand_around_the_list():
+def test_text_around_the_list_is_skipped():
     plain = text_of(START, WHEEL)
     wanted = ConstructionTree.parse(plain)
     assert wanted.validate() == [] and wanted.blocks == (ROOT, Block("2", 0, 2))
@@ -198,13 +198,13 @@ def test_what_may_stand_around_the_list():
     ("entries", "words"),
     [
         ([], "empty"),
-        ([START], "alone"),
+        ([START], "only the start block"),
         ([{**START, "id": "99"}, WHEEL], "unknown type '99'; types are: 0, 15"),
         ([START, {**WHEEL, "bp_id": 6}], "face 6 of block 0 (start); its faces are: 0 to 5"),
         ([START, {**WHEEL, "bp_id": -1}], "face -1"),
         ([START, {**WHEEL, "parent": 1}], "sits on block 1; its parent must be one of the blocks before it"),
         ([START, {**WHEEL, "parent": -1}], "sits on block -1"),
-        ([START, {**WHEEL, "order_id": 2}], "'order_id' 2; they must count 0, 1, 2"),
+        ([START, {**WHEEL, "order_id": 2}], "'order_id' 2; blocks must be numbered 0, 1, 2"),
         ([START, WHEEL, {**WHEEL, "bp_id": 3}], "'order_id' 1"),
         ([START, {**WHEEL, "colour": 3}], "extra key 'colour'"),
         ([START, {"id": "2", "order_id": 1, "parent": 0}], "no 'bp_id'"),
@@ -223,7 +223,7 @@ def test_what_may_stand_around_the_list():
         ([START] * 201, "201 blocks"),
     ],
 )
-def test_problems_in_words(entries, words):
+def test_problem_messages(entries, words):
     problems = ConstructionTree.parse(json.dumps(entries)).validate()
     assert any(words in problem for problem in problems), problems
 
@@ -250,15 +250,15 @@ def test_all_problems_are_listed():
         ("no machine today", "no JSON list"),
         ('{"id": "0"}', "a list of blocks"),
         ("```json\n{}\n```", "dict, not a list"),
-        ("```json\n[{]\n```", "cannot be read"),
-        ('[{"id":"0","order_id":0,"parent":-1,"bp_id":-1,"bp_id":-1}]', "key twice"),
-        ('[{"id":"0","order_id":' + "9" * 5000 + ',"parent":-1,"bp_id":-1}]', "cannot be read"),
-        ('[{"id":"0","order_id":' + "9" * 4000 + ',"parent":-1,"bp_id":-1}]', "must count"),
-        ("[" * 30_000, "cannot be read|nested too deeply"),
+        ("```json\n[{]\n```", "cannot be parsed"),
+        ('[{"id":"0","order_id":0,"parent":-1,"bp_id":-1,"bp_id":-1}]', "duplicate key"),
+        ('[{"id":"0","order_id":' + "9" * 5000 + ',"parent":-1,"bp_id":-1}]', "cannot be parsed"),
+        ('[{"id":"0","order_id":' + "9" * 4000 + ',"parent":-1,"bp_id":-1}]', "must be numbered"),
+        ("[" * 30_000, "cannot be parsed|nested too deeply"),
         ("[" + "1," * 150_000 + "1]", "characters"),
     ],
 )
-def test_texts_that_are_no_machine(text, words):
+def test_texts_without_a_machine(text, words):
     (problem,) = ConstructionTree.parse(text).validate()
     assert any(word in problem for word in words.split("|")), problem
 
@@ -286,7 +286,7 @@ def test_garbage_and_mutations_never_raise():
         problems = ConstructionTree.parse("".join(text)).validate()
         assert all(isinstance(problem, str) and problem.isascii() for problem in problems)
         valid += not problems
-    assert 100 < valid < 15_000  # a changed digit is often still a machine
+    assert 100 < valid < 15_000  # a changed digit often gives another valid machine
 
 
 @settings(max_examples=150, deadline=None)
@@ -304,11 +304,11 @@ def test_garbage_and_mutations_never_raise():
         max_leaves=15,
     )
 )
-def test_any_json_gets_an_answer(value):
+def test_any_json_is_handled(value):
     assert isinstance(ConstructionTree.parse(json.dumps(value)).validate(), list)
 
 
-def test_json_comes_back_as_it_was():
+def test_json_round_trips():
     rng = random.Random(1)
     for _ in range(50):
         tree = random_machine(rng, 9)

@@ -1,4 +1,4 @@
-"""Rows of the prompts pack: files good and bad, generators checked by other routes."""
+"""Rows of the prompts task: valid and invalid files; generators are verified independently."""
 
 import csv
 import dataclasses
@@ -20,7 +20,7 @@ GOOD = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "rewards": {"numer
 
 
 @pytest.mark.parametrize("form", ["json", "json_list", "jsonl", "csv", "parquet", "hub"])
-def test_every_form_of_file_gives_the_same_rows(tmp_path, monkeypatch, form):
+def test_every_file_format_gives_the_same_rows(tmp_path, monkeypatch, form):
     path = tmp_path / f"prompts.{form.split('_')[0]}"
     if form == "json":
         path.write_text(json.dumps({"prompts": GOOD}))
@@ -113,20 +113,20 @@ def test_equal_prompts_stay_in_one_split_and_levels_come_from_the_file(tmp_path)
 
 
 BAD_FILES = {
-    "missing.json": (None, r"'.*missing.json' does not exist"),
+    "missing.json": (None, r"missing.json: this path does not exist"),
     "empty.json": ("", "empty.json, line 1: not JSON"),
-    "none.json": ('{"prompts": []}', "there is no prompt in it"),
-    "blank.jsonl": ("\n\n", "there is no prompt in it"),
+    "none.json": ('{"prompts": []}', "contains no prompt"),
+    "blank.jsonl": ("\n\n", "contains no prompt"),
     "object.json": ('{"questions": ["a"]}', 'an object with a list under "prompts"'),
-    "number.json": ("3", "must hold a list of prompts, got int"),
+    "number.json": ("3", "must contain a list of prompts, got int"),
     "entry.json": ('["a", 3]', "entry.json, row 2: a prompt must be text or an object"),
     "broken.json": ('[\n"a",\n', "broken.json, line 3: not JSON"),
     "broken.jsonl": ('"a"\n\n{"prompt": }\n', "broken.jsonl, line 3: not JSON: Expecting value"),
     "no_prompt.jsonl": ('{"text": "a"}', "line 1: column 'prompt' is missing or empty; columns are: text"),
     "empty_prompt.json": ('[""]', "row 1: column 'prompt' is missing or empty"),
-    "chat.json": ('[{"prompt": [{"role": "assistant", "content": "a"}], "answer": 1}]', "the last is the user's"),
+    "chat.json": ('[{"prompt": [{"role": "assistant", "content": "a"}], "answer": 1}]', "end with a user message"),
     "no_answer.csv": ("prompt,answer\na,1\nb,\n", "line 3: reward 'numeric' needs a column 'answer'; the row has:"),
-    "ragged.csv": ("prompt,answer\na,1,2\n", "ragged.csv, line 2: more cells than the header"),
+    "ragged.csv": ("prompt,answer\na,1,2\n", "ragged.csv, line 2: there are more cells than columns"),
     "word.json": ('[{"prompt": "a", "answer": "many"}]', "'numeric' needs a number in 'answer', got 'many'"),
     "bool.json": ('[{"prompt": "a", "answer": true}]', "column 'answer' must be text or a number, got True"),
     "reward.json": ('[{"prompt": "a", "reward": "numerc"}]', r"unknown reward 'numerc' \(did you mean 'numeric'\?\)"),
@@ -147,7 +147,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_files_are_refused_with_the_place(tmp_path, name):
+def test_invalid_files_are_reported_with_the_location(tmp_path, name):
     content, message = BAD_FILES[name]
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -163,19 +163,19 @@ def test_bad_files_are_refused_with_the_place(tmp_path, name):
         ({"rewards": ["lenght"]}, r"--rewards names an unknown reward 'lenght' \(did you mean 'length'\?\)"),
         ({"rewards": ["numeric=x"]}, "--rewards gives reward 'numeric' the weight 'x'"),
         ({"rewards": ["length"]}, "generator 'arithmetic': reward 'length' needs a column 'target_length'"),
-        ({"rewards": ["reward_model"]}, "give --reward_model"),
-        ({"test_fraction": 1.0}, "test_fraction must be from 0 to below 1"),
-        ({"sandbox_timeout": 0.0}, "sandbox_timeout must be at least 0.1"),
-        ({"target_length": 0}, "target_length must be at least 1"),
+        ({"rewards": ["reward_model"]}, "pass --reward_model"),
+        ({"test_fraction": 1.0}, "--test_fraction 1.0 must be at least 0 and less than 1"),
+        ({"sandbox_timeout": 0.0}, "--sandbox_timeout 0.0 must be at least 0.1"),
+        ({"target_length": 0}, "--target_length 0 must be at least 1"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_invalid_options_are_reported(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
 
 
-def test_a_row_without_any_reward_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"rows.json, row 2: no reward; .* give --rewards"):
+def test_a_row_without_any_reward_is_reported(tmp_path):
+    with pytest.raises(ValueError, match=r"rows.json, row 2: the row has no reward; .* pass --rewards"):
         from_rows(tmp_path, [{"prompt": "a", "rewards": "json"}, "b"])
     with pytest.raises(ValueError, match="unknown split 'valid'"):
         make().dataset("valid", 1, 0)

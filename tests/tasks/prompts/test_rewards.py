@@ -1,4 +1,4 @@
-"""Rewards of the prompts pack, by hand-made and hostile cases."""
+"""Rewards of the prompts task, with hand-written and adversarial cases."""
 
 import time
 
@@ -147,15 +147,15 @@ def test_json_schema_and_fields(text, json_value, schema_value, fields_value):
     assert reward.fields(row, text).value == fields_value
 
 
-def test_fields_gives_partial_marks_and_compares_deeply():
+def test_fields_gives_partial_credit_and_compares_deeply():
     row = {"fields": '{"a": [1, {"b": true}], "c": "x", "d": 0.5}'}
     assert reward.fields(row, '{"a": [1, {"b": true}], "c": "y", "d": 0.5}').value == pytest.approx(2 / 3)
     assert reward.fields(row, '{"a": [1, {"b": 1}], "c": "x"}').value == pytest.approx(1 / 3)
-    assert reward.fields(row, '{"a": [1, {"b": 1}], "c": "x"}').reason == "wrong or missing: a, d"
+    assert reward.fields(row, '{"a": [1, {"b": 1}], "c": "x"}').reason == "fields wrong or missing: a, d"
 
 
-def test_a_schema_never_reaches_out():
-    with pytest.raises(CannotJudgeError, match="not in it"):
+def test_a_schema_never_fetches_references():
+    with pytest.raises(CannotJudgeError, match="unresolvable reference"):
         reward.schema({"schema": '{"$ref": "http://127.0.0.1:9/schema.json"}'}, "1")
 
 
@@ -198,10 +198,10 @@ def test_regex_matches_all_of_the_text():
     row = {"pattern": r"[A-Z]{2}-\d+"}
     assert reward.pattern(row, " AB-12\n").value == 1
     assert reward.pattern(row, "see AB-12").value == 0
-    assert reward.pattern(row, "A" * 20_000).reason == "longer than 10000 characters"
+    assert reward.pattern(row, "A" * 20_000).reason == "the answer is longer than 10000 characters"
 
 
-def test_a_regex_that_runs_away_is_stopped(monkeypatch):
+def test_a_slow_regex_is_stopped(monkeypatch):
     monkeypatch.setattr(reward, "REGEX_SECONDS", 0.2)
     started = time.perf_counter()
     with pytest.raises(CannotJudgeError, match="took longer"):
@@ -209,7 +209,7 @@ def test_a_regex_that_runs_away_is_stopped(monkeypatch):
     assert time.perf_counter() - started < 5
 
 
-def test_what_cannot_be_judged_is_none(tmp_path, monkeypatch):
+def test_a_failed_reward_gives_no_score(tmp_path, monkeypatch):
     monkeypatch.setattr(reward, "REGEX_SECONDS", 0.2)
     task = from_rows(tmp_path, [{"prompt": "p", "pattern": "(a|aa)+b", "rewards": ["regex"]}])
     assert task.score(only_row(task), "a" * 200 + "c") is None
@@ -295,9 +295,11 @@ def test_tests_run_in_the_sandbox(tmp_path, code, value):
     assert score.success == (value == 1)
 
 
-def test_running_code_needs_a_yes(tmp_path):
+def test_running_code_needs_an_explicit_option(tmp_path):
     for options in ({"generator": "code"}, {"generator": "mixed"}):
         with pytest.raises(ValueError, match="--allow_code_execution"):
             make(**options)
-    with pytest.raises(ValueError, match=r"rows.json, row 1: reward 'tests' runs programs .* --allow_code_execution"):
+    with pytest.raises(
+        ValueError, match=r"rows.json, row 1: reward 'tests' runs model-written programs; .* --allow_code_execution"
+    ):
         from_rows(tmp_path, [CODE_ROW])

@@ -1,4 +1,4 @@
-"""The prompts pack as a task: scores of several rewards, a user's own, constraint and picture."""
+"""The prompts task: scores from several rewards, user-defined rewards, constraint and picture."""
 
 import json
 import pickle
@@ -32,11 +32,11 @@ def test_row_weights_scale_components_and_flags_set_weights(tmp_path):
     assert task.score(b, "it's 1").total == pytest.approx(3.2)
 
 
-def test_success_is_a_matter_of_what_checks(tmp_path):
+def test_success_depends_on_rewards_that_check(tmp_path):
     row = {"prompt": "a", "answer": "1", "target_length": 9, "keywords": ["one"], "rewards": ["numeric", "length"]}
     task = from_rows(tmp_path, [row, {**row, "prompt": "b", "rewards": ["length", "keywords"]}], test_fraction=0)
     checked, ruled = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
-    assert task.score(checked, "1").success  # too short, but right
+    assert task.score(checked, "1").success  # too short, but correct
     assert not task.score(ruled, "one").success
     assert task.score(ruled, "one " * 9).success
     assert task.score(ruled, "").reason == "the answer is empty"
@@ -47,7 +47,7 @@ def test_with_only_a_reward_model_nothing_succeeds(tmp_path):
     assert task.judges() == {"reward_model": "some/model"}
     assert task.weights == {"reward_model": 0.5}
     score = task.score(only_row(task), "anything")
-    assert (score.total, score.success, score.reason) == (0, False, "nothing in this row checks the answer")
+    assert (score.total, score.success, score.reason) == (0, False, "no reward of this row checks the answer")
 
 
 def test_rows_that_went_through_arrow_score_the_same(tmp_path):
@@ -139,7 +139,7 @@ def test_own_reward_that_fails(tmp_path):
         (f"{__name__}:one_argument", r"callable as f\(row, completion\)"),
     ],
 )
-def test_own_reward_that_is_not_there(tmp_path, name, message):
+def test_own_reward_that_cannot_be_imported(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
         from_rows(tmp_path, ["p"], rewards=[name])
 

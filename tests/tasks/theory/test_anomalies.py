@@ -1,4 +1,4 @@
-"""Anomalies: every reference case, how they must change when a theory does, and sums over single states."""
+"""Anomalies: all reference cases, transformation properties, and sums over single states."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def test_import_loads_nothing_heavy():
     assert "'torch'" not in loaded and "'matplotlib'" not in loaded and "'transformers'" not in loaded
 
 
-# ---- how anomalies must change
+# ---- transformation properties
 
 CASES = st.sampled_from(REFERENCE).map(copy.deepcopy)
 
@@ -135,7 +135,7 @@ def test_a_left_out_group_means_a_singlet():
 
 
 def test_a_hundred_generated_theories_state_by_state():
-    """What the pack calls anomaly free is so when every state is counted on its own."""
+    """Theories generated as anomaly free are so by a sum over all single states."""
     rng = random.Random(7)
     theories = [extension(rng, 5)[0] for _ in range(70)]
     theories += [parse(prompt + gold) for prompt, gold in (STARTS["extra_u1"](rng, 4) for _ in range(12))]
@@ -148,7 +148,7 @@ def test_a_hundred_generated_theories_state_by_state():
 
 @pytest.mark.parametrize("prompt", ["BOS GAUGE_GROUPS NUM_GAUGE num_2", "BOS GAUGE_GROUPS NUM_GAUGE num_1"])
 def test_random_theories_state_by_state(prompt):
-    """Both opinions agree on theories of any groups, most of which are anomalous."""
+    """Both computations agree on random theories of any groups, most of which are anomalous."""
     rng = random.Random(3)
     agreed = {True: 0, False: 0}
     for _ in range(40):
@@ -169,15 +169,15 @@ def test_random_theories_state_by_state(prompt):
     ("change", "message"),
     [
         (lambda case: case["fermions"][0]["charges"].update(Y=0.1667), "charge 0.1667 under 'Y' is not exact"),
-        (lambda case: case["fermions"][0]["charges"].update(Y="a sixth"), "'a sixth' is no charge"),
-        (lambda case: case["fermions"][0]["charges"].update(Z="1"), "names group 'Z'; the theory has: c, L, Y"),
+        (lambda case: case["fermions"][0]["charges"].update(Y="a sixth"), "'a sixth' is not a charge"),
+        (lambda case: case["fermions"][0]["charges"].update(Z="1"), "refers to group 'Z'; groups are: c, L, Y"),
         (lambda case: case["fermions"][0].update(multiplicity=0), "multiplicity 0 must be"),
         (lambda case: case["groups"][0].update(group="SU(x)"), r"unknown group 'SU\(x\)'"),
-        (lambda case: case["fermions"][0]["reps"]["c"].update(dynkin=[1]), "2 Dynkin labels"),
+        (lambda case: case["fermions"][0]["reps"]["c"].update(dynkin=[1]), "2 non-negative Dynkin labels"),
         (lambda case: case["fermions"][1].update(name="Q"), "field 'Q' is declared twice"),
     ],
 )
-def test_bad_input_is_named(change, message):
+def test_invalid_input_is_reported(change, message):
     case = copy.deepcopy(BY_ID["sm_1gen"])
     change(case)
     with pytest.raises(ValueError, match=message):
@@ -185,7 +185,7 @@ def test_bad_input_is_named(change, message):
 
 
 def test_speed():
-    """At most 100 us for a typical theory once warm; processor time, best of several, as the machine may be busy."""
+    """A typical theory takes at most 100 us once warm (best of several, in processor time)."""
     case = BY_ID["sm_3gen_nuR"]
     best = 1.0
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the choice tree of theories allows: all of it parses, all good theories are in it, and it is fast."""
+"""The constraint for theories: everything it allows parses, it allows all good theories, and it is fast."""
 
 import gc
 import random
@@ -33,7 +33,7 @@ def words():
 
 @pytest.fixture(scope="module")
 def pieces():
-    """A byte-level tokenizer as of an LLM: words are cut into pieces that know nothing of the language."""
+    """A byte-level tokenizer as of an LLM, whose pieces do not match the words of the language."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -67,13 +67,13 @@ def walk(constraint, tokenizer, prompt, rng, times=None):
 
 @pytest.mark.parametrize("kind", ["words", "pieces"])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_everything_allowed_is_a_whole_theory(kind, prompt, request):
+def test_everything_allowed_is_a_complete_theory(kind, prompt, request):
     tokenizer = request.getfixturevalue(kind)
     constraint = theory_constraint(tokenizer)
     rng = random.Random(kind + prompt)
     for _ in range(25 if kind == "words" else 4):
         text = prompt + walk(constraint, tokenizer, prompt, rng)[0]
-        theory = parse(text)  # ids, counts, twins and gauge invariance are the parser's to refuse
+        theory = parse(text)  # the parser checks ids, counts, duplicates and gauge invariance
         assert write(theory) == text
         assert with_all_terms(theory) == theory
 
@@ -94,7 +94,7 @@ def test_every_named_theory_can_be_generated(name, words):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), start=st.sampled_from(list(STARTS)))
-def test_every_good_theory_that_is_made_here_can_be_generated(seed, start):
+def test_every_gold_answer_is_accepted(seed, start):
     prompt, gold = STARTS[start](random.Random(seed), 5)
     check_prompt((prompt + gold).removesuffix(" END"))
 
@@ -125,8 +125,8 @@ def test_what_may_follow(text, expected, words):
     assert allowed_words(theory_constraint(words), words, text) == expected
 
 
-def test_no_multiplet_comes_twice(words):
-    """The last number that would make a twin is shut; with other generations it is open."""
+def test_no_multiplet_occurs_twice(words):
+    """The last number that would repeat a multiplet is disallowed, unless the generations differ."""
     constraint = theory_constraint(words)
     numbers = "REP group_1 antifund REP group_2 singlet CHARGE group_3"
     like_up = f"{SM_PROMPT} FERMION multiplet_07 GENERATIONS num_{{}} {numbers}"
@@ -135,7 +135,7 @@ def test_no_multiplet_comes_twice(words):
     assert len(allowed_words(constraint, words, like_up.format(1))) == 31
 
 
-def test_a_group_with_few_fields_runs_out_of_them_without_getting_stuck(words):
+def test_a_group_with_few_fields_has_no_dead_end(words):
     """SU(2) alone has twelve fermions (three representations, one to four generations): all twelve can be written."""
     constraint = theory_constraint(words)
     groups = "BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 SU_2 SYMMETRY_BREAKING NUM_VEVS num_0"
@@ -148,22 +148,22 @@ def test_a_group_with_few_fields_runs_out_of_them_without_getting_stuck(words):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("BOS GAUGE", "word 2 of the prompt is 'GAUGE'; there may be: GAUGE_GROUPS"),
-        ("Once upon a time", "word 1 of the prompt is 'Once'; there may be: BOS"),
+        ("BOS GAUGE", "word 2 of the prompt is 'GAUGE'; allowed here: GAUGE_GROUPS"),
+        ("Once upon a time", "word 1 of the prompt is 'Once'; allowed here: BOS"),
         ("BOS GAUGE_GROUPS NUM_GAUGE num_1 ", "single spaces"),
         ("BOS  GAUGE_GROUPS", "single spaces"),
-        (SM, "the prompt is a whole theory and leaves nothing to write"),
-        (SM_PROMPT + " INTERACTIONS", "'INTERACTIONS'; there may be: FERMION"),
-        ("", "a prompt is words of the language"),
+        (SM, "the prompt is a complete theory, which leaves nothing to generate"),
+        (SM_PROMPT + " INTERACTIONS", "'INTERACTIONS'; allowed here: FERMION"),
+        ("", "a prompt must be words of the language"),
     ],
 )
-def test_prompts_that_begin_no_theory_are_named_by_the_word(prompt, message):
+def test_invalid_prompts_are_reported_with_the_word(prompt, message):
     with pytest.raises(ValueError, match=message):
         check_prompt(prompt)
 
 
 def test_speed_and_forced_share(words):
-    """At most 30 us a token once warm, and about three quarters of the tokens of an extension forced."""
+    """A token takes at most 30 us once warm, and about three quarters of an extension's tokens are forced."""
     constraint, rng = theory_constraint(words), random.Random(0)
     for _ in range(50):
         walk(constraint, words, SM_PROMPT, rng)

@@ -1,4 +1,4 @@
-"""The language of theories: words, round trips, refusals; canonical forms; model files for other programs."""
+"""The language of theories: words, round trips and errors; canonical forms; export to other programs."""
 
 import itertools
 import random
@@ -37,14 +37,14 @@ random_theories = st.builds(
 )
 
 
-def test_no_word_begins_another():
+def test_no_word_is_a_prefix_of_another():
     assert len(set(VOCABULARY)) == len(VOCABULARY)
     assert not [(a, b) for a, b in itertools.permutations(VOCABULARY, 2) if b.startswith(a)]
     assert all(re.fullmatch(r"\S+", word) for word in VOCABULARY)
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
-def test_named_theories_are_good_and_survive_being_written(name):
+def test_named_theories_succeed_and_round_trip(name):
     theory = examples.named(name)
     text = write(theory)
     assert set(text.split()) <= set(VOCABULARY)
@@ -62,7 +62,7 @@ def test_there_are_enough_named_theories():
 
 @settings(max_examples=60, deadline=None)
 @given(text=random_theories)
-def test_random_theories_survive_a_round_trip(text):
+def test_random_theories_round_trip(text):
     theory = parse(text)
     assert write(theory) == text
     assert parse(write(theory)) == theory == relabelled(theory)
@@ -106,24 +106,24 @@ SM = write(examples.named("standard_model"))
         (
             "antifund REP group_2 singlet CHARGE group_3 q_1/3",
             "antifund REP group_2 singlet CHARGE group_3 q_-2/3",
-            "multiplet_04 is the same as multiplet_03",
+            "multiplet_04 repeats multiplet_03",
         ),
     ],
 )
-def test_what_is_no_theory_is_refused_with_the_word(old, new, message):
+def test_invalid_texts_are_reported_with_the_word(old, new, message):
     assert old in SM
     with pytest.raises(LanguageError, match=message):
         parse(SM.replace(old, new, 1))
 
 
-def test_a_term_twice_is_refused():
+def test_a_repeated_term_is_reported():
     end = SM.index("INTERACTIONS") + len("INTERACTIONS")
     first = SM[end : SM.index(" YUKAWA", end + 5)]
-    with pytest.raises(LanguageError, match="is there twice"):
+    with pytest.raises(LanguageError, match="occurs twice"):
         parse(SM[:end] + first + SM[end:])
 
 
-def test_values_without_a_word_are_refused_with_the_words():
+def test_values_without_a_word_are_reported():
     theory = examples.named("standard_model")
     with pytest.raises(ValueError, match="no word 'm_126GeV' for this mass; words are: m_0GeV, m_10GeV"):
         write(replace(theory, scalars=(replace(theory.scalars[0], mass=126.0),)))

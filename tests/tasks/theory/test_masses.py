@@ -1,4 +1,4 @@
-"""Breaking and masses: every reference case, ranks of explicit generator matrices, and whole mass matrices."""
+"""Breaking and masses: all reference cases, ranks of explicit generator matrices, and full mass matrices."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ def yukawas(up, down, lepton):
     return {"Q uc H": up, "Q dc H*": down, "L ec H*": lepton}
 
 
-# The theory of each reference case; sectors it does not list are not looked at.
+# The theory of each reference case; sectors that it does not list are not checked.
 MASS_CASES = {
     "sm_1gen": (FAMILY, yukawas(1.0, 0.02, 0.01)),
     "vl_top": ({**FAMILY, **TOP}, {**yukawas(1.0, 0.02, 0.01), "Q Tc H": 0.5, "T Tc": 1000.0}),

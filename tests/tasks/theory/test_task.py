@@ -1,4 +1,4 @@
-"""The theory task: its contract, a reward that cannot be cheated, levels, prompts from a file, recipes, training."""
+"""The theory task: its contract, robustness of the reward, levels, prompts from a file, recipes, training."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_reward_functions():
     assert square_threshold_reward(10.0, threshold=1000.0) == pytest.approx(-4)
 
 
-def test_a_known_theory_has_full_marks_and_its_name():
+def test_a_known_theory_has_full_reward_and_its_name():
     prompt, gold = prompt_of("seesaw_1", 5)
     score = make().score({"prompt": prompt}, gold)
     assert score.success and score.total == 3.0 and score.info["named"] == "seesaw_1"
@@ -128,11 +128,11 @@ def test_a_fourth_light_family_is_exotic_and_a_missing_one_is_missed():
     found = judge(theory, 0, 400)
     assert found.problems == {} and len(found.exotics) == 3
     light = write(theory).replace("y_2e0", "y_1e-2")
-    assert "2 light charged or coloured states" in judge(parse(light), 0, 400).problems["exotics"]
+    assert "2 charged or coloured states are below 100 GeV" in judge(parse(light), 0, 400).problems["exotics"]
     # A top quark as light as a muon is one light state too many, and there is no top quark.
     no_top = write(examples.named("standard_model")).replace("h_1e0", "h_1e-1")
     assert (
-        "1 light charged or coloured states (colour 3, charge 2/3: 17.4 GeV)"
+        "1 charged or coloured states are below 100 GeV (colour 3, charge 2/3: 17.4 GeV)"
         in judge(parse(no_top), 0, 400).problems["exotics"]
     )
     assert judge(parse(no_top), 0, 400, threshold=10.0).problems == {}
@@ -149,7 +149,7 @@ def test_which_triplets_are_quarks_is_a_convention():
         assert find_exotics(fermions, [])[0] == 0
 
 
-# ---- what a lazy model might try
+# ---- reward hacks
 
 
 def test_nothing_is_gained_by_writing_nothing():
@@ -161,11 +161,11 @@ def test_nothing_is_gained_by_writing_nothing():
 
 
 def test_nothing_is_gained_by_being_long():
-    """A theory over the limit has all its other marks, and the penalty in addition."""
+    """A theory over the limit keeps its other components and gets the penalty in addition."""
     prompt, gold = prompt_of("e6_u1n", 5)
     short, long = make(max_words=400), make(max_words=300)
     good, bad = short.score({"prompt": prompt}, gold), long.score({"prompt": prompt}, gold)
-    assert good.success and bad.valid and not bad.success and "too long: 348 words" in bad.reason
+    assert good.success and bad.valid and not bad.success and "the theory has 348 words" in bad.reason
     assert bad.components["length"] == -300 and bad.components["anomalies"] == good.components["anomalies"]
     assert bad.total == pytest.approx(good.total - 3 - 2)
     # Long and wrong is worse than wrong; long enough to be cut off is worst.
@@ -179,7 +179,7 @@ def test_nothing_is_gained_by_repeating_the_prompt():
     task = make()
     prompt, rest = prompt_of("standard_model", 5)
     score = task.score({"prompt": prompt}, rest)  # the Standard Model, and nothing else
-    assert score.valid and not score.success and "no fermion was added" in score.reason
+    assert score.valid and not score.success and "adds no fermion" in score.reason
     assert score.components["solved"] == 0
     for text in (" " + prompt, " " + prompt + rest, " " + SM):
         again = task.score({"prompt": prompt}, text)
@@ -193,7 +193,7 @@ def test_nothing_is_gained_by_repeating_the_prompt():
     assert not task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
 
 
-def test_what_is_no_theory_is_never_better_than_one():
+def test_invalid_texts_never_score_better_than_theories():
     task, rng = make(), random.Random(5)
     row = task.dataset("train", 1, 0)[0]
     totals = [task.score(row, survey.random_walk(row["prompt"], rng)).total for _ in range(150)]
@@ -212,7 +212,7 @@ def test_copies_of_one_success_share_their_bonus():
     task = make()
     prompt, gold = prompt_of("seesaw_1", 5)
     other = gold.replace("GENERATIONS num_3", "GENERATIONS num_2")
-    same = gold.replace("m_1000GeV", "m_3000GeV")  # another mass is no other theory
+    same = gold.replace("m_1000GeV", "m_3000GeV")  # a different mass is the same theory
     texts = [gold, same, other, " nonsense", gold]
     scores = [task.score({"prompt": prompt}, text) for text in texts]
     found = task.group_components([{"prompt": prompt}] * 6, [*texts, gold], [*scores, None])  # the last was not judged
@@ -249,14 +249,14 @@ def test_levels_count_one_thing_after_another():
         ({"start": "standard"}, "unknown --start 'standard' .*choose from: standard_model"),
         ({"goals": ["masses"]}, "unknown --goals 'masses'"),
         ({"goals": ["anomalies", "length"]}, "in this order"),
-        ({"goals": []}, "give some of"),
+        ({"goals": []}, "name at least one of"),
         ({"new_multiplets": 8}, "--new_multiplets 8 must be from 1 to 7"),
-        ({"max_words": 0}, "--max_words 0 must be above 0"),
+        ({"max_words": 0}, "--max_words 0 must be greater than 0"),
         ({"tiny_width": 100, "tiny_heads": 8}, "--tiny_width 100 must be an even multiple of --tiny_heads 8"),
-        ({"prompts_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
+        ({"prompts_file": "nowhere.txt"}, "nowhere.txt: this file does not exist"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_invalid_options_are_reported(options, message):
     with pytest.raises(ValueError, match=message):
         TheoryTask(TheoryOptions(**options))
 
@@ -321,7 +321,7 @@ def test_a_survey_counts_differing_successes(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_training_raises_the_reward(tmp_path):
-    """A short cold start of a small model, then ten steps of GRPO under the constraint: theories get better."""
+    """After a short cold start of a small model, ten constrained GRPO steps improve the theories."""
     settings = {
         "task": MODULE,
         "output_dir": tmp_path,
@@ -355,7 +355,7 @@ def words_of(settings):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_bit_for_bit_the_same(tmp_path):
+def test_a_killed_and_resumed_run_matches_bit_for_bit(tmp_path):
     """With replay, curriculum and entropy bonus, as in the paper recipe. The run is killed with SIGKILL."""
     settings = {
         "task": MODULE,

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: standard library only, in a bare interpreter that has not loaded the package."""
+"""Code that runs inside the sandbox, in a bare interpreter: it uses only the standard library."""

@@ -1,4 +1,7 @@
-"""The two sides of a program's tests talk in lines of JSON: plain values are copied, other objects are referred to."""
+"""The connection between the process of the tests and the process of the code, which exchange lines of JSON.
+
+Plain values are copied; other objects stay in their process and are referred to by number.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ import os
 import sys
 
 from . import values
-from .remote import FUNCTIONS, MUTABLE, Copy, Remote, base_with_more, copy_of
+from .remote import FUNCTIONS, MUTABLE, Copy, Remote, copy_of, extended_base
 
-TYPE_CHECKING = False  # the typing module takes a while to load
+TYPE_CHECKING = False  # defined here because importing the typing module is slow
 if TYPE_CHECKING:
     from typing import Any
 
 
 class Channel:
-    """Messages as lines of JSON. What is not plain data stays where it was made and is referred to by a number."""
+    """One end of the connection. It sends questions, and answers the kinds of question named in `serves`."""
 
     def __init__(self, incoming: int, outgoing: int, serves: tuple[str, ...]):
-        self.serves = serves  # the questions answered on this side; the tests' side only lets its functions be called
+        self.serves = serves  # the process of the tests only serves "call", so that the code can call its functions
         self.ended = False
         self.incoming = os.fdopen(incoming, "r", encoding="utf-8", errors="replace")
         self.outgoing = os.fdopen(outgoing, "w", encoding="utf-8")
-        self.kept: dict[int, Any] = {}  # number -> our object, which the other side may refer to
+        self.kept: dict[int, Any] = {}  # number -> object of this process, to which the other one may refer
         self.numbers: dict[int, int] = {}
         self.remotes: dict[int, Remote] = {}
 
@@ -41,24 +44,25 @@ class Channel:
         return json.loads(line)
 
     def ask(self, *question: Any) -> Any:
-        """The answer to a question, serving the other side's own questions (calls of our functions) meanwhile."""
+        """Send a question and return the answer, while serving questions of the other process (calls of functions)."""
         self.send(*question)
         while True:
             kind, *rest = self.receive()
             if kind == "value":
                 return self.decode(rest[0])
-            if kind == "changed":  # arguments that were modified in place, ahead of the value
+            if kind == "changed":  # the arguments, which may have been modified in place, and the value
                 return rest
             if kind == "raise":
                 raise exception_class(rest[0])(rest[1])
             self.serve(kind, *rest)
 
     def serve(self, kind: str, *rest: Any) -> None:
+        """Answer a question of the other process."""
         try:
             if kind not in self.serves:
-                raise ValueError(f"{kind!r} is not answered here")
+                raise ValueError(f"{kind!r} is not allowed here")
             answer = getattr(self, f"do_{kind}")(*rest)
-        except BaseException as error:  # noqa: BLE001 - also SystemExit: it is an answer like any other
+        except BaseException as error:  # noqa: BLE001 - any exception, even SystemExit, is sent as the answer
             self.send("raise", class_names(type(error)), str(error)[:1000])
         else:
             self.send(*answer)
@@ -70,16 +74,16 @@ class Channel:
         return "changed", [self.encode(value) for value in given], self.encode(result)
 
     def do_apply(self, function: str, number: int, args: list[Any]) -> tuple[Any, ...]:
-        """A function of the table below, on an object that is kept here."""
+        """Apply a function of the table FUNCTIONS to an object of this process."""
         return "value", self.encode(FUNCTIONS[function](self.kept[number], *(self.decode(arg) for arg in args)))
 
     def do_load(self) -> tuple[Any, ...]:
-        # `dont_inherit`: the `from __future__` of this file is not the code's.
+        # `dont_inherit`: the `from __future__` import of this file must not apply to the code.
         exec(compile(self.kept[0].pop("__source__"), "solution.py", "exec", dont_inherit=True), self.kept[0])
         return "value", None
 
     def do_evaluate(self, mode: str, source: str, names: Any) -> tuple[Any, ...]:
-        """`eval` or `exec` of a text, with the names of the tests that it mentions: [the value, the names it set]."""
+        """Run `eval` or `exec` on a text with the given names of the tests; return [value, names that it set]."""
         scope = {**self.kept[0], **self.decode(names)}
         before = dict(scope)
         value = eval(compile(source, "<string>", mode, dont_inherit=True), scope)
@@ -97,7 +101,7 @@ class Channel:
     def encode(self, value: Any) -> Any:
         if isinstance(value, Copy):
             return {"yours": value.number}
-        base = base_with_more(value)
+        base = extended_base(value)
         if base is None:
             return self.encode_plain(value)
         if base in MUTABLE:
@@ -113,7 +117,7 @@ class Channel:
             return float.__float__(value)
         if isinstance(value, int):
             whole = int.__int__(value)
-            return whole if abs(whole) < 2**53 else {"int": hex(whole)}  # hex: no limit on digits
+            return whole if abs(whole) < 2**53 else {"int": hex(whole)}  # Python limits decimal digits, not hex
         if (library := values.class_name(type(value))) is not None:
             return {"library": [library, [self.encode(part) for part in values.ARGUMENTS[library](value)]]}
         if isinstance(value, list):
@@ -179,7 +183,7 @@ class Channel:
         if kind == "module":
             return importlib.import_module(body) if harmless_module(body) else None
         if kind == "builtin":
-            # From the code only types: it must not be able to hand `eval` to the tests.
+            # The tests accept only types from the code: it must not be able to pass them `eval`.
             value = getattr(builtins, body)
             return value if isinstance(value, type) or "load" in self.serves else None
         if kind == "error":
@@ -190,29 +194,33 @@ class Channel:
 
 
 def for_tests(name: str) -> bool:
-    """Whether a name that the code defines is one for the tests, whose builtins stay the real ones."""
+    """Tell whether the tests may see a name that the code defines; it must not replace a builtin."""
     return not name.startswith("__") and not hasattr(builtins, name)
 
 
 def harmless_module(name: str) -> bool:
-    """A module of the standard library, but none that runs or finds files of the current folder, the code's, when it
-    is imported, as `unittest.__main__` does."""
+    """Tell whether importing a module is safe: it is in the standard library and does not run files on import.
+
+    `unittest.__main__`, for example, runs files of the current folder, which the code can write.
+    """
     top, *below = name.split(".")
     return top in sys.stdlib_module_names and top != "idlelib" and "__main__" not in below
 
 
 def class_names(cls: type) -> list[tuple[str, str]]:
-    """Module and name of a class and of those it inherits from."""
+    """Return the module and name of a class and of its base classes."""
     return [(one.__module__, one.__name__) for one in cls.__mro__]
 
 
 def exception_class(names: list[tuple[str, str]]) -> Any:
-    """A class to raise or catch here, for one of the other side: the builtin itself, or one of the same name that
-    inherits from the nearest class of the standard library."""
+    """Return a class to raise or catch here for an exception class of the other process.
+
+    This is the builtin class itself, or a class of the same name derived from the nearest standard-library class.
+    """
     base = next(found for module, name in names if (found := library_exception(module, name)) is not None)
     if [base.__module__, base.__name__] == ["builtins", names[0][1]]:
         return base
-    # Some classes of the standard library want more than a message.
+    # Some classes of the standard library require more arguments than a message.
     made = {"__init__": lambda self, *args: Exception.__init__(self, *args)} if issubclass(base, Exception) else {}
     return KNOWN_ERRORS.setdefault(tuple(names[0]), type(names[0][1], (base,), made))
 
@@ -224,7 +232,7 @@ def library_exception(module: str, name: str) -> Any:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
-    # Exceptions only: the names are the code's, and `exec` is a builtin that would be called with its text.
+    # Accept exceptions only: the code sends the names, and `exec` would be called with the text it sends.
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 

@@ -1,14 +1,14 @@
-"""Sets a sandbox up, runs one program in it, ends everything the program left, and reports how it went.
+"""Sets up a sandbox, runs one program in it, kills all processes that the program left, and reports the result.
 
-Three processes: a supervisor (outside the new process tree; it holds the clock), an init (process 1 of the new tree:
-when it ends, everything in there is killed), and the program. Descriptors are given by number: the order comes in on
-`orders`, whose end of file means "stop now" (the host has died, or has seen enough); the report goes out on `report`;
-`results` is handed to the program as descriptor 3.
+There are three processes: a supervisor, which is outside the new process tree and enforces the time limit; init,
+process 1 of the new tree, with whose end the kernel kills the whole tree; and the program. Descriptors are passed by
+number: the order arrives on `orders`, whose end of file means "stop now" (the host has died or has read enough); the
+report is written to `report`; the program gets `results` as descriptor 3.
 """
 
 from __future__ import annotations
 
-import ctypes  # noqa: F401 - loaded here, before limits are set and the file system is exchanged
+import ctypes  # noqa: F401 - loaded before limits are set and the file system is replaced
 import marshal
 import os
 import resource
@@ -18,7 +18,7 @@ import time
 
 from . import layers
 
-TYPE_CHECKING = False  # the typing and signal modules would be a fifth of the time that a short program takes
+TYPE_CHECKING = False  # importing the typing and signal modules would take a fifth of the time of a short program
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,18 +26,20 @@ SIGKILL = 9
 
 
 def main() -> None:
-    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # not to be traced or read by a program
+    layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # the program must not trace or read this process
     orders, report, results = (int(argument) for argument in sys.argv[1:4])
     order = marshal.loads(_read_message(orders))
     outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "crowded": False, "seconds": 0.0}
     try:
         _supervise(order, orders, report, results, outcome)
-    except _Refused as refusal:
-        outcome["failed"] = (refusal.layer, refusal.reason)
+    except _LayerError as error:
+        outcome["failed"] = (error.layer, error.reason)
     os.write(report, marshal.dumps(outcome))
 
 
-class _Refused(Exception):
+class _LayerError(Exception):
+    """The kernel refused a layer of the sandbox."""
+
     def __init__(self, layer: str, reason: str):
         super().__init__(layer, reason)
         self.layer = layer
@@ -45,12 +47,13 @@ class _Refused(Exception):
 
 
 def _supervise(order: dict[str, Any], orders: int, report: int, results: int, outcome: dict[str, Any]) -> None:
+    """Create the namespaces, start init, wait for the program within its limits, and fill in `outcome`."""
     wanted = order["layers"]
     order["uid"] = _unused_uid() if "uid" in wanted else None
     order["limits"]["NPROC"] = order["processes"] + _processes_counted_already(wanted)
     layers.prctl(layers.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if "userns" in wanted:
-        layers.prctl(layers.PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its maps could not be written
+        layers.prctl(layers.PR_SET_DUMPABLE, 1, 0, 0, 0)  # required for writing the user id map
     for name, enter in (
         ("userns", layers.enter_user_namespace),
         ("network", lambda: layers.unshare(layers.NEWNET)),
@@ -67,7 +70,7 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     if init == 0:
         for fd in (orders, report, status_read):
             os.close(fd)
-        _as_init(order, results, status_write)
+        _run_init(order, results, status_write)
     os.close(status_write)
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -75,11 +78,11 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     if results >= 0:
         os.close(results)
 
-    said = b""
+    status_message = b""
     watch = select.poll()
     watch.register(orders, select.POLLIN | select.POLLHUP)
     watch.register(status_read, select.POLLIN | select.POLLHUP)
-    counted_by_kernel = order["uid"] is not None or os.geteuid() != 0  # its limit does not bind root
+    counted_by_kernel = order["uid"] is not None or os.geteuid() != 0  # the kernel's limit does not apply to root
     while True:
         left = started + order["timeout"] - time.monotonic()
         if left <= 0:
@@ -91,7 +94,7 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
         ready = [fd for fd, _ in watch.poll((left if counted_by_kernel else min(left, 0.02)) * 1000 + 1)]
         if status_read in ready:
             piece = os.read(status_read, 65536)
-            said += piece
+            status_message += piece
             if not piece:
                 break
         if orders in ready:  # end of file
@@ -100,14 +103,14 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     os.kill(init, SIGKILL)
     os.waitpid(init, 0)
     _end_descendants()
-    message = marshal.loads(said) if said else {}
+    message = marshal.loads(status_message) if status_message else {}
     if "refused" in message:
-        raise _Refused(*message["refused"])
+        raise _LayerError(*message["refused"])
     outcome["status"] = message.get("status")
 
 
-def _as_init(order: dict[str, Any], results: int, status: int) -> None:
-    """Process 1: prepare the file system, start the program, collect orphans, tell how the program ended."""
+def _run_init(order: dict[str, Any], results: int, status: int) -> None:
+    """Run process 1: prepare the file system, start the program, reap orphans, report how the program ended."""
     try:
         layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         uid = order["uid"]
@@ -126,7 +129,7 @@ def _as_init(order: dict[str, Any], results: int, status: int) -> None:
                 file.write(text)
         program = os.fork()
         if program == 0:
-            _as_program(order, folder, uid, results, status)
+            _run_program(order, folder, uid, results, status)
         for fd in (0, 1, 2, results):
             if fd >= 0:
                 os.close(fd)
@@ -134,22 +137,23 @@ def _as_init(order: dict[str, Any], results: int, status: int) -> None:
         while ended != program:
             ended, code = os.waitpid(-1, 0)
         os.write(status, marshal.dumps({"status": os.waitstatus_to_exitcode(code)}))
-    except _Refused as refusal:
-        os.write(status, marshal.dumps({"refused": (refusal.layer, refusal.reason)}))
-    except Exception as error:  # noqa: BLE001 - there is no one else to tell
+    except _LayerError as error:
+        os.write(status, marshal.dumps({"refused": (error.layer, error.reason)}))
+    except Exception as error:  # noqa: BLE001 - any other error is reported the same way
         os.write(status, marshal.dumps({"refused": ("files", f"{type(error).__name__}: {error}")}))
     finally:
         os._exit(0)
 
 
-def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: int, status: int) -> None:
+def _run_program(order: dict[str, Any], folder: str, uid: int | None, results: int, status: int) -> None:
+    """Restrict this process with all layers and limits, then replace it by the program."""
     step = "limits"
     try:
         os.setsid()
         if results >= 0 and results != 3:
             status = os.dup(status) if status == 3 else status
             os.dup2(results, 3)
-            os.close(results)  # of a host with many open files, its number is above those closed below
+            os.close(results)  # if the host has many open files, its number is above those closed below
         os.set_inheritable(status, False)
         first = 4 if results >= 0 else 3
         os.closerange(first, status)
@@ -170,7 +174,7 @@ def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: in
         if uid is not None:
             step = "uid"
             layers.change_user(uid, keep_search="capabilities" not in order["layers"])
-        layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a change of user would have undone it
+        layers.prctl(layers.PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # set now because changing the user resets it
         layers.prctl(layers.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if uid is None or "capabilities" in order["layers"]:
             step = "capabilities"
@@ -180,7 +184,7 @@ def _as_program(order: dict[str, Any], folder: str, uid: int | None, results: in
             layers.refuse_system_calls()
         step = "interpreter"
         os.execve(order["command"][0], order["command"], {**order["environment"], "HOME": folder, "TMPDIR": folder})
-    except Exception as error:  # noqa: BLE001 - told to the supervisor
+    except Exception as error:  # noqa: BLE001 - reported to the supervisor
         os.write(status, marshal.dumps({"refused": (step, f"{type(error).__name__}: {error}")}))
     finally:
         os._exit(126)
@@ -190,11 +194,14 @@ def _try(name: str, enter: Any) -> None:
     try:
         enter()
     except OSError as error:
-        raise _Refused(name, f"{type(error).__name__}: {error}") from error
+        raise _LayerError(name, f"{type(error).__name__}: {error}") from error
 
 
 def _unused_uid() -> int:
-    """A user id that no one has, not even another sandbox (above what systemd gives to containers); else nobody's."""
+    """Return a user id that nobody uses, not even another sandbox; 65534 (nobody) if such ids are not mapped.
+
+    The range is above the ids that systemd gives to containers.
+    """
     uid = 1_900_000_000 + os.getpid()
     with open("/proc/self/uid_map") as lines:
         mapped = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
@@ -202,9 +209,12 @@ def _unused_uid() -> int:
 
 
 def _processes_counted_already(wanted: list[str]) -> int:
-    """What the kernel counts against the limit before the program runs: it counts by user id, in a user namespace."""
+    """Return how many processes count against the limit before the program starts.
+
+    The kernel counts the processes of a user id within a user namespace.
+    """
     if "uid" in wanted or os.geteuid() == 0:
-        return 0  # an id that nobody else has; the limit does not bind root at all
+        return 0  # the user id is unused, or the limit does not apply because the user is root
     version = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if "userns" in wanted and version >= (5, 14):
         return 2  # the supervisor and init
@@ -220,7 +230,7 @@ def _processes_counted_already(wanted: list[str]) -> int:
 
 
 def _threads_below(pid: int) -> int:
-    """How many threads the descendants of a process have, those of orphans that came to this one included."""
+    """Count the threads of the descendants of `pid` and of orphans that this process has inherited."""
     count, parents = 0, [str(pid), "self"]
     seen = set(parents)
     while parents:
@@ -232,13 +242,13 @@ def _threads_below(pid: int) -> int:
                 seen |= found
                 parents += found
                 count += parent not in (str(pid), "self")
-        except OSError:  # it has ended, or the kernel keeps no such lists
+        except OSError:  # the process has ended, or the kernel does not provide these lists
             continue
     return count
 
 
 def _end_descendants() -> None:
-    """Kill whatever outlived init: without a process namespace, orphans come to this process, their reaper."""
+    """Kill all processes that outlived init: without a process namespace, this process inherits the orphans."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:
@@ -247,10 +257,10 @@ def _end_descendants() -> None:
         except ChildProcessError:
             return
         try:
-            # Quickly: one that forks and leaves, over and over, has another number by the end of a long search.
+            # This must be fast: a process that keeps forking and exiting has a new id before a slow search ends.
             with open("/proc/thread-self/children") as children:
                 suspects = children.read().split()
-        except OSError:  # a kernel without this list
+        except OSError:  # the kernel does not provide this list
             suspects = os.listdir("/proc")
         for entry in suspects:
             if entry.isdigit():

@@ -1,6 +1,7 @@
-"""The protections that the kernel may grant a sandboxed process, one function each; OSError where it does not.
+"""The kernel's protections for a sandboxed process, one function each; they raise OSError if the kernel refuses.
 
-Plain system calls through ctypes: `os.unshare` needs Python 3.12, and seccomp and Landlock have no module at all.
+They make system calls through ctypes, because `os.unshare` needs Python 3.12 and the standard library has no module
+for seccomp or Landlock.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import errno
 import os
 import struct
 
-# In the order in which they are set up. `sandbox_layers` of the host side finds out which of them work here.
+# In the order in which they are set up. `sandbox.sandbox_layers` finds out which of them work on this machine.
 LAYERS = ("userns", "network", "pids", "files", "landlock", "uid", "capabilities", "seccomp")
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
-NEW_NAMESPACES = 0x7E020000  # the above, and those for cgroups and the host's name
+NEW_NAMESPACES = 0x7E020000  # the flags above, and those for cgroups and the host name
 SOCK_STREAM = 1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1024, 2048, 4096, 16384, 1 << 18, 1 << 21
@@ -27,9 +28,9 @@ CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 INNER_FOLDER = "/sandbox"
-# Everything written inside lives here, in memory, and goes away with the sandbox.
+# The program's files are kept in memory and disappear with the sandbox.
 SCRATCH_MB = 64
-SCRATCH_FILES = 20_000  # files and folders: an empty one takes memory too
+SCRATCH_FILES = 20_000  # files and folders; empty ones use memory too
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,7 +44,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_user_namespace() -> None:
-    """For a normal user: a user namespace, in which the other namespaces may be made. The uid stays what it is."""
+    """Enter a user namespace, in which a user other than root may create other namespaces. The user id stays."""
     uid, gid = os.getuid(), os.getgid()
     unshare(NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -52,9 +53,9 @@ def enter_user_namespace() -> None:
 
 
 def enter_own_root(mount_point: str, prefixes: list[str], uid: int | None) -> None:
-    """A file system of our own: the interpreter and the system libraries, read only, and a scratch folder in memory.
+    """Enter a file system with only the interpreter and the system libraries, read only, and a folder in memory.
 
-    No /proc, no /home, no /etc: what is not mounted cannot be read.
+    It has no /proc, /home or /etc: what is not mounted cannot be read.
     """
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _mount(
@@ -73,22 +74,25 @@ def enter_own_root(mount_point: str, prefixes: list[str], uid: int | None) -> No
         if uid is not None:
             os.chown(mount_point + folder, uid, uid)
     os.chdir(mount_point)
-    # Both names for the same place: the old root ends up below the new one, and is then taken away.
+    # With the same folder as new root and as place for the old root, the old root is mounted on top of the new one,
+    # and is then unmounted.
     _check(_libc.syscall(_SYSCALLS["pivot_root"], b".", b"."))
     _check(_libc.umount2(b".", MNT_DETACH))
     os.chdir(INNER_FOLDER)
 
 
 def restrict_with_landlock(readable: list[str], writable: list[str]) -> None:
-    """Reading only below `readable`, writing only below `writable`; on newer kernels no TCP, no signals to others."""
+    """Allow reading only below `readable` and writing only below `writable`; newer kernels also forbid TCP and signals
+    to other processes."""
     create, add_rule, restrict = 444, 445, 446
     abi = _libc.syscall(create, None, ctypes.c_size_t(0), 1)
     _check(abi)
-    bits = 13 + (abi >= 2) + (abi >= 3)  # the first 13 rights, then moving between folders, then truncation
+    bits = 13 + (abi >= 2) + (abi >= 3)  # 13 rights; ABI 2 adds moving between folders, ABI 3 adds truncation
     everything = (1 << bits) - 1
     read = 0b1101  # execute, read a file, read a folder
     file_only = everything & (0b111 | 1 << 14)
-    fields = [everything] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])  # TCP; then sockets and signals
+    # ABI 4 adds TCP; ABI 6 adds abstract Unix sockets and signals.
+    fields = [everything] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = _libc.syscall(create, attributes, ctypes.c_size_t(len(attributes)), 0)
     _check(ruleset)
@@ -106,7 +110,7 @@ def restrict_with_landlock(readable: list[str], writable: list[str]) -> None:
 
 
 def change_user(uid: int, keep_search: bool) -> None:
-    """Become a user without capabilities; with `keep_search`, with the one to enter folders closed to that user."""
+    """Become the user `uid` without capabilities; `keep_search` keeps the one to enter folders closed to that user."""
     if keep_search:
         prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
     os.setgroups([])
@@ -115,13 +119,12 @@ def change_user(uid: int, keep_search: bool) -> None:
     if keep_search:
         try:
             _keep_capabilities(CAP_DAC_READ_SEARCH)
-        except PermissionError:  # not among those that containers leave to root
+        except PermissionError:  # containers usually take this capability away from root
             _keep_capabilities(CAP_DAC_OVERRIDE)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability. Programs started later do not get them back either, not even root's: no new
-    privileges must have been set."""
+    """Drop every capability. PR_SET_NO_NEW_PRIVS must be set, so that programs started later do not regain any."""
     _keep_capabilities()
 
 
@@ -134,37 +137,37 @@ def _keep_capabilities(*kept: int) -> None:
 
 
 def refuse_system_calls() -> None:
-    """A seccomp filter: no sockets, no tracing, no namespaces or mounts, no memory beside the limits, nothing exotic.
+    """Install a seccomp filter: sockets, tracing, namespaces, mounts, memory outside the limits and exotic calls fail.
 
-    They fail with EPERM. Pairs of connected sockets remain: asyncio and multiprocessing need them.
+    They fail with EPERM. Connected socket pairs stay allowed, because asyncio and multiprocessing need them.
     """
     if not _AUDIT_ARCH:
-        raise OSError(errno.ENOSYS, f"no table of system calls for {os.uname().machine}")
+        raise OSError(errno.ENOSYS, f"system call numbers of {os.uname().machine} are not known")
     allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
     load, keep_bits, jump_equal, jump_at_least, jump_any_bit, give = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
     first_argument, second_argument = 16, 24
     clone, clone3, socketpair = (numbers[_column] for numbers in ((56, 220), (435, 435), (53, 199)))
     numbers = sorted(_SYSCALLS.values())
     program = [
-        (load, 0, 0, 4),  # the architecture: another one has other numbers
+        (load, 0, 0, 4),  # the architecture, on which call numbers depend
         (jump_equal, 1, 0, _AUDIT_ARCH),
         (give, 0, 0, refuse),
         (load, 0, 0, 0),  # the number of the call
-        # Its flags are in memory, where a filter cannot look. Told that there is none, the C library takes `clone`.
+        # The flags of clone3 are in memory, which a filter cannot read. On ENOSYS, the C library falls back to clone.
         (jump_equal, 0, 1, clone3),
         (give, 0, 0, unknown),
-        (jump_equal, 0, 4, clone),  # processes and threads, but no namespaces
+        (jump_equal, 0, 4, clone),  # allow processes and threads, but no namespaces
         (load, 0, 0, first_argument),
         (jump_any_bit, 0, 1, NEW_NAMESPACES),
         (give, 0, 0, refuse),
         (give, 0, 0, allow),
-        (jump_equal, 0, 5, socketpair),  # a datagram socket of a pair could be sent from to any other
+        (jump_equal, 0, 5, socketpair),  # only stream sockets: a datagram socket of a pair can send to any other
         (load, 0, 0, second_argument),
         (keep_bits, 0, 0, 0xF),
         (jump_equal, 1, 0, SOCK_STREAM),
         (give, 0, 0, refuse),
         (give, 0, 0, allow),
-        # A jump counts from the next instruction; the last instruction of all refuses, the one before allows.
+        # Jump offsets count from the next instruction. The last instruction refuses; the one before it allows.
         (jump_at_least, len(numbers) + 1, 0, 0x40000000),  # the x32 calls of x86-64
         *((jump_equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)),
         (give, 0, 0, allow),
@@ -189,12 +192,12 @@ def _show(path: str, target: str, read_only: bool) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     _mount(path, target, None, MS_BIND | MS_REC)
     if read_only:
-        # With the mounts below it. Before Linux 5.12 that can only be said of one mount at a time.
+        # Make the mount and all mounts below it read-only. Before Linux 5.12, only single mounts can be changed.
         flags = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
         call = _SYSCALLS["mount_setattr"]
         if _libc.syscall(call, AT_FDCWD, target.encode(), AT_RECURSIVE, flags, ctypes.c_size_t(len(flags))) == 0:
             return
-        # A user namespace may add flags to a mount but not take any away.
+        # In a user namespace, a remount may add flags but not remove any.
         kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
         relative = MS_RELATIME if os.statvfs(target).f_flag & os.ST_RELATIME else 0
         _mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept | relative)

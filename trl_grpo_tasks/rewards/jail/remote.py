@@ -1,4 +1,4 @@
-"""Objects of the other side: Remote refers to one, Copy is a plain value that also refers to one."""
+"""References to objects in the other process: `Remote` is a reference, `Copy` is a plain value plus a reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 
 from . import values
 
-TYPE_CHECKING = False  # the typing module takes a while to load
+TYPE_CHECKING = False  # defined here because importing the typing module is slow
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,10 +19,13 @@ PLAIN = frozenset((type(None), bool, *IMMUTABLE, *MUTABLE))
 
 
 class Remote:
-    """An object of the other side. It never equals a plain value, whatever its own `__eq__` says; where its class is
-    also a list, a dict or the like, it equals what it holds."""
+    """A reference to an object in the other process.
 
-    def __init__(self, channel: Any, number: int):  # a Channel, which imports this module
+    It never equals a plain value, whatever its own `__eq__` returns, except that an instance of a subclass of list,
+    dict or the like is compared by its contents.
+    """
+
+    def __init__(self, channel: Any, number: int):  # `channel` is a Channel, whose module imports this one
         object.__setattr__(self, "_channel", channel)
         object.__setattr__(self, "_number", number)
 
@@ -42,18 +45,18 @@ class Remote:
         apply(self, "setattr", name, value)
 
     def __exit__(self, *_: object) -> None:
-        apply(self, "exit")  # its result is dropped: a true one would swallow what was asserted in the `with`
+        apply(self, "exit")  # its result is dropped: True would suppress a failed assertion inside the `with`
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, (Remote, Copy)):
             return apply(self, "eq", other)
-        if isinstance(other, MUTABLE):  # what a subclass of list, dict, ... holds is a plain value
+        if isinstance(other, MUTABLE):  # the contents of a subclass of list, dict, ... are a plain value
             return apply(self, "contents") == other
         return NotImplemented
 
 
 class Copy:
-    """Mixed into the class of a plain value whose own class, on the other side, has more: methods, members, ..."""
+    """A mixin for copies of plain values whose class in the other process has additional methods or members."""
 
     remote: Remote
     number: int
@@ -69,9 +72,9 @@ class Copy:
 
 
 def copy_of(remote: Remote, plain: Any) -> Any:
-    """`plain` itself in comparisons and computations; what it has not got is asked of the object it is a copy of."""
+    """Make a value that behaves like `plain`; attributes that `plain` lacks are looked up on the remote object."""
     cls = type(plain)
-    if not issubclass(cls, IMMUTABLE):  # the other side sends what it likes
+    if not issubclass(cls, IMMUTABLE):  # the other process may send anything
         return plain
     made = COPY_CLASSES.setdefault(cls, type(cls.__name__, (Copy, cls), {}))
     copy = made(*plain) if hasattr(cls, "_fields") else made(plain)
@@ -79,8 +82,8 @@ def copy_of(remote: Remote, plain: Any) -> Any:
     return copy
 
 
-def base_with_more(value: Any) -> Any:
-    """For an instance of a subclass of a plain type that has public names beside that type's: the plain type."""
+def extended_base(value: Any) -> Any:
+    """Return the plain type that the class of `value` extends with public names; None if it extends none."""
     cls = type(value)
     if cls in PLAIN or values.class_name(cls) is not None:
         return None
@@ -92,13 +95,14 @@ def base_with_more(value: Any) -> Any:
 
 
 def apply(remote: Remote, function: str, *args: Any) -> Any:
+    """Apply a function of the table FUNCTIONS to a remote object, in its process."""
     channel = object.__getattribute__(remote, "_channel")
     number = object.__getattribute__(remote, "_number")
     return channel.ask("apply", function, number, [channel.encode(arg) for arg in args])
 
 
 def update(argument: Any, now: Any) -> None:
-    """Make `argument` what the other side made of its copy."""
+    """Update a mutable argument in place to the state of its copy after the call."""
     if type(argument) is not type(now) or argument == now:
         return
     if isinstance(argument, (list, bytearray)):
@@ -138,8 +142,11 @@ for _name in ("delitem", "enter", "hash"):
 
 
 def operator(name: str, ordering: bool) -> Any:
-    """With another object of the code's: whatever it says. With a plain value: only to make another such object, so
-    that `abs(answer - 3.14) < 1e-6` cannot be talked into being true."""
+    """Make an operator method of Remote.
+
+    With another object of the code, the code decides the result. With a plain value, the result must be another object
+    of the code; otherwise the code could make `abs(answer - 3.14) < 1e-6` true.
+    """
 
     def method(self: Remote, other: Any) -> Any:
         if isinstance(other, (Remote, Copy)):
@@ -156,7 +163,7 @@ for _name in (*BINARY, *(f"r{_name}" for _name in BINARY), *ORDER):
 
 
 def tuple_operator(name: str) -> Any:
-    """Between two tuples of the code's own classes, such as vectors: what the class says. Otherwise the plain one."""
+    """Make an operator method of Copy: the code's for two tuples of its own classes (vectors), else the plain one."""
 
     def method(self: Copy, other: Any) -> Any:
         if isinstance(self, tuple) and isinstance(other, (Remote, Copy)):

@@ -1,11 +1,11 @@
-"""Values of the standard library that are copied between the two sides: each is taken apart into plain arguments."""
+"""Standard-library classes whose instances are copied between tests and code, as constructor arguments."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-TYPE_CHECKING = False  # the typing module takes a while to load
+TYPE_CHECKING = False  # defined here because importing the typing module is slow
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -15,7 +15,7 @@ def _text(value: Any) -> tuple[str]:
     return (str(value),)
 
 
-# Class -> the arguments that make an equal object. Only these classes are ever called with what the code sends.
+# Class -> the constructor arguments for an equal object. Only these classes are called with data from the code.
 ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "fractions.Fraction": lambda value: (value.numerator, value.denominator),
     "decimal.Decimal": _text,
@@ -38,7 +38,7 @@ _FULL_NAMES = {name.partition(".")[2]: name for name in ARGUMENTS}
 
 
 def class_name(cls: type) -> str | None:
-    """The name of `cls` in the table above, or None."""
+    """Return the name of `cls` in the table above, or None."""
     name = _FULL_NAMES.get(cls.__name__)
     if name is None:
         return None
@@ -47,7 +47,7 @@ def class_name(cls: type) -> str | None:
 
 
 def load_class(name: str) -> Any:
-    """The class of a name in the table above; KeyError for any other."""
+    """Return the class of a name in the table above; KeyError for any other name."""
     if name not in ARGUMENTS:
         raise KeyError(name)
     module, _, attribute = name.partition(".")

@@ -1,4 +1,4 @@
-"""The brick pack: structures of toy bricks as text, judged by an exact stability analysis."""
+"""The brick task: toy-brick structures as text, scored by an exact stability analysis."""
 
 from .task import BrickOptions, BrickTask
 

@@ -1,4 +1,4 @@
-"""The analysis of one structure: the least load factor at which every brick is in balance. Use it from `stability`."""
+"""Load-factor analysis of one structure by linear programming. Import its functions from `stability`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .structure import GROUND, SIZES, WORLD, Structure, parse, structure_of
 
 MODES = ("load_factor", "feasible", "published")
 PUBLISHED_MAX_WEIGHT, PUBLISHED_SUM_WEIGHT = 1e-3, 1e-6
-# Solvers agree on load factors to about 1e-8. Everything this close to 1 is 1, so that they agree on verdicts too.
+# Solvers agree on load factors to about 1e-8. Values this close to 1 count as 1, so that verdicts agree as well.
 TOLERANCE = 1e-6
 
 
 class Load(NamedTuple):
-    """A weight that rests on the brick in cell (x, y, z), on the middle of that cell's top."""
+    """A weight on top of the brick in cell (x, y, z), at the centre of that cell."""
 
     x: int
     y: int
@@ -31,14 +31,14 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyse` found. Bricks are indices from 0, but count from 1 in `reasons`."""
+    """The result of `analyse`. Brick indices start at 0; brick numbers in `reasons` start at 1."""
 
     stable: bool
-    load_factor: float | None  # None where no balance exists at any load, or none was sought
+    load_factor: float | None  # None if no equilibrium exists at any load, or it was not computed
     failing: tuple[int, ...] = ()
-    reasons: tuple[str, ...] = ()  # why it is not stable; empty if it is
-    loads: tuple[float, ...] | None = None  # per brick, the largest friction under it as a share of what a stud bears
-    solver: str | None = None  # None where no solver was needed, or there is none
+    reasons: tuple[str, ...] = ()  # why the structure is unstable; empty if it is stable
+    loads: tuple[float, ...] | None = None  # per brick, the largest friction under it relative to a stud's capacity
+    solver: str | None = None  # None if no solver was needed or none is installed
 
 
 def analyse(
@@ -51,18 +51,18 @@ def analyse(
     explain: bool = False,
     world: int = WORLD,
 ) -> Analysis:
-    """Analyse a structure, its text, or (h, w, x, y, z) tuples (`world` is for the latter two).
+    """Analyse the stability of a Structure, of text, or of (h, w, x, y, z) tuples (`world` applies to the last two).
 
-    `masses` are the bricks' in kg, if not those of the parts; `loads` are weights put on bricks.
+    `masses` overrides the masses of the bricks, in kg; `loads` are weights placed on bricks.
 
-    A structure that cannot be built is not stable, with the reason; so is text with a line that is no brick, for it
-    may be a model's. Of a structure that is overloaded, `failing` are the bricks that give way first: those that no
-    balance can relieve. That comes with the load factor. `explain=True` solves a second program, of twice the time or
-    more, for the balance with the least friction in all. It gives `loads`, the largest of which is the load factor,
-    and `failing` are then all bricks that it overloads. The published mode has its scores in `loads` in any case: 1
-    for a brick that fails.
+    A structure that cannot be built, or text with an invalid line, is reported as unstable with the reason, because
+    the input may be a model's output. For an overloaded structure, `failing` lists the bricks that give way first:
+    those whose overload no redistribution of forces can relieve. `explain=True` solves a second program (at least
+    doubling the time) for the equilibrium with the least total friction. It fills `loads`, whose maximum is the load
+    factor, and `failing` then lists every brick overloaded in that equilibrium. The published mode always fills
+    `loads` with its scores; a failing brick has 1.
 
-    Raises SolverError if no solver gave an answer, which says nothing about the structure.
+    Raises SolverError if no solver found a solution, which says nothing about the structure.
 
     >>> round(analyse("1x1 (5,5,0)\\n1x8 (5,5,1)\\n").load_factor, 6)
     0.098475
@@ -82,8 +82,8 @@ def analyse(
     weights_N, unsupported = weights_of(structure, masses, loads)
     floating = tuple(structure.floating)
     reasons = tuple(f"{_named(structure, i)}, floats: no stud connects it to the ground" for i in floating)
-    reasons += tuple(f"the load of {load.mass_kg:g} kg at {tuple(load[:3])} rests on no brick" for load in unsupported)
-    # the published analysis has a score for each brick that floats, too
+    reasons += tuple(f"the load of {load.mass_kg:g} kg at {tuple(load[:3])} is not on a brick" for load in unsupported)
+    # The published analysis also scores floating bricks, so it runs in spite of them.
     if reasons and (mode != "published" or unsupported):
         return Analysis(False, None, floating, reasons)
     if not solvers:
@@ -96,9 +96,9 @@ def analyse(
 
 
 def unbuildable(structure: Structure) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The bricks that cannot be where they are, and all that is wrong in words."""
+    """Return the bricks that cannot be where they are, and messages for all problems."""
     unknown = [i for i, brick in enumerate(structure.bricks) if brick[:2] not in SIZES]
-    reasons = [f"{_named(structure, i)}, is none of the parts" for i in unknown] + structure.problems()
+    reasons = [f"{_named(structure, i)}, is not one of the parts" for i in unknown] + structure.problems()
     failing = {*unknown, *structure.outside, *(later for _, later in structure.collisions)}
     return tuple(sorted(failing)), tuple(reasons)
 
@@ -106,14 +106,14 @@ def unbuildable(structure: Structure) -> tuple[tuple[int, ...], tuple[str, ...]]
 def weights_of(
     structure: Structure, masses: Sequence[float] | None, loads: Iterable[Load | tuple[int, int, int, float]]
 ) -> tuple[np.ndarray, list[Load]]:
-    """What must be held, [brick, row] in newtons (and newton studs), and the loads that no brick carries."""
+    """Return the gravity wrench per brick, [brick, row] in N and N x studs, and the loads that are not on a brick."""
     masses = [brick.mass_kg for brick in structure.bricks] if masses is None else list(masses)
     placed = [Load(*load) for load in loads]
     if len(masses) != len(structure):
-        raise ValueError(f"{len(masses)} masses for {len(structure)} bricks; give one for each")
+        raise ValueError(f"got {len(masses)} masses for {len(structure)} bricks; pass one mass per brick")
     for mass in (*masses, *(load.mass_kg for load in placed)):
         if not 0 <= mass < math.inf:
-            raise ValueError(f"a mass of {mass} kg; masses are finite and at least 0")
+            raise ValueError(f"invalid mass {mass} kg: masses must be finite and not negative")
     weights_N = np.zeros((len(structure), ROWS))
     weights_N[:, 0] = np.array(masses) * GRAVITY
     unsupported = []
@@ -136,7 +136,7 @@ def analyse_balance(
     overload: float = 1 - TOLERANCE,
     explain: bool = False,
 ) -> Analysis:
-    """The load factor of a structure that is known to be sound and connected to the ground."""
+    """Compute the load factor of a buildable structure whose bricks are all connected to the ground."""
     contacts = Contacts.of(structure)
     forces = [contacts.presses(), contacts.normals(), contacts.pushes()]
     grips = contacts.grips()
@@ -152,8 +152,8 @@ def analyse_balance(
     told = None if loads is None else tuple(loads.tolist())
     if load_factor < overload:
         return Analysis(True, load_factor, loads=told, solver=solution.solver)
-    # The duals are a motion in which the structure gives way. The contacts that it opens are at the limit in every
-    # balance; those under one brick open by `opening`, and all of them by 1.
+    # The duals describe a motion in which the structure gives way. Contacts that open in this motion are at their
+    # limit in every equilibrium. `opening` sums the openings of the contacts under each brick; all add up to 1.
     opening = np.bincount(grips.columns, grips.values * solution.duals[grips.rows] * (grips.rows >= 0), len(structure))
     fails = opening > TOLERANCE
     if loads is not None:
@@ -167,12 +167,14 @@ def analyse_balance(
 def _least_friction(
     weights_N: np.ndarray, forces: Sequence[Columns], grips: Columns, load_factor: float, solvers: Sequence[str]
 ) -> np.ndarray:
-    """Each brick's share of what a stud bears in the balance whose largest frictions add up to the least, none above
-    the load factor."""
+    """Return each brick's friction relative to a stud's capacity, in the equilibrium with the least total friction.
+
+    The total is over each brick's largest friction, and no friction exceeds the load factor.
+    """
     bricks, rows = len(weights_N), weights_N.size
     unit_N = force_unit(weights_N)
     limit = load_factor * (1 + TOLERANCE) * STUD_HOLDS_N / unit_N
-    # one row more for each brick: its friction and what is left of the limit add up to the limit
+    # One extra row per brick: its friction plus the unused part of the limit equals the limit.
     own, one = np.arange(bricks), np.ones(bricks)
     frictions = Columns(
         np.append(grips.rows, rows + own), np.append(grips.columns, own), np.append(grips.values, one), bricks
@@ -186,18 +188,22 @@ def _least_friction(
 
 
 def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[str]) -> Analysis:
-    """The published objective: what is out of balance, plus 1e-3 of each brick's largest friction, plus 1e-6 of all
-    frictions. Its condition that no point both pushes and pulls is left out: dropping the smaller of the two from both
-    keeps the balance and lowers the cost, so that it holds by itself."""
+    """Run the published analysis.
+
+    It minimises the imbalance, plus 1e-3 of each brick's largest friction, plus 1e-6 of all frictions. The published
+    program also forbids a contact point to push and pull at once. That condition is omitted because it always holds
+    at the optimum: subtracting the smaller of the two from both keeps the balance and lowers the cost.
+    """
     contacts, bricks, rows = Contacts.of(structure), len(structure), weights_N.size
     pulls, under = contacts.frictions()
-    # one row more for each contact point: its friction and what is left of the brick's largest add up to the largest
+    # One extra row per contact point: its friction plus a slack equals the brick's largest friction.
     points, point, one = pulls.count, np.arange(pulls.count), np.ones(pulls.count)
     frictions = Columns(
         np.append(pulls.rows, rows + point), np.append(pulls.columns, point), np.append(pulls.values, one), points
     )
-    # No horizontal force is ever left over, which costs 1: studs pass it on to the ground, and that leaves at most
-    # a moment of 0.0096 for each brick on the way. So it does not matter at which height moments are taken.
+    # At the optimum no horizontal force is unbalanced: that would cost 1, whereas passing it through studs to the
+    # ground leaves a moment of at most 0.0096 per brick on the way. Hence the height of the moments' axes is
+    # irrelevant, and horizontal imbalances need no columns.
     missed = np.flatnonzero(np.arange(rows) % ROWS < 3)
     missing = Columns(missed, np.arange(len(missed)), np.ones(len(missed)), len(missed))
     missing_cost = np.tile((1, STUD_PITCH_M, STUD_PITCH_M), bricks)
@@ -230,15 +236,15 @@ def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[st
 
 def warn_no_solver() -> None:
     warnings.warn(
-        "no solver is installed: structures are judged by what studs connect to the ground, not by what their studs "
-        'can bear. For that: pip install "trl_grpo_tasks[brick]"',
+        "no linear-programming solver is installed, so stability only means that studs connect every brick to the "
+        'ground, whatever the load. Install a solver with: pip install "trl_grpo_tasks[brick]"',
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 def force_unit(weights_N: np.ndarray) -> float:
-    """The mean weight: counted in it, forces are of a size that suits the solvers' tolerances, whatever the masses."""
+    """Return the mean weight. In this unit, forces suit the solvers' tolerances whatever the masses are."""
     return float(weights_N[:, 0].mean()) or 1.0
 
 
@@ -247,4 +253,4 @@ def _named(structure: Structure, index: int) -> str:
 
 
 def _overloaded(times: float) -> str:
-    return f"is held with {times:.4g} times what its studs can bear"
+    return f"is overloaded: it needs {times:.4g} times the friction that its studs can provide"

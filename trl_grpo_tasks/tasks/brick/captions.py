@@ -1,8 +1,8 @@
-"""What a row says: captions at three levels of detail, the words they use, and the prompt around them.
+"""Captions at three levels of detail, their vocabulary, and the prompts around them.
 
-A caption is lower-case words with one space between them and commas after words. Within a level no two requests share
-a caption: at detail 1 the words stand for the smallest, middle and largest values that the level has ("small", "low"),
-at detail 2 the main parameters are given and the others have the level's usual values, at detail 3 all are given.
+A caption consists of lower-case words separated by single spaces, with commas after words. Within a level, captions
+are unique. Detail 1 describes the smallest, middle and largest values of the level in words ("small", "low"). Detail 2
+gives the main parameters as numbers; the others have the level's default values. Detail 3 gives all parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHRASES = {
 
 
 def caption(level: str, request: Request, detail: int, support: int | None) -> str:
-    """The request in words. `support` is how thick it came to be, which only detail 3 tells."""
+    """Describe a request in words. `support` is the support's thickness, which only detail 3 mentions."""
     category = CATEGORIES[request.category]
     params = dict(request.params)
     words = [request.category]
@@ -53,7 +53,7 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
 
 
 def prompt(text: str, world: int, style: str) -> list[dict[str, str]]:
-    """Chat messages that ask for `text`: "short" is little more than the caption, "full" explains the task."""
+    """Make chat messages that ask for `text`: "short" is little more than the caption, "full" explains the task."""
     if style == "short":
         return [{"role": "user", "content": text if world == WORLD else f"{text}, world {world}"}]
     if style != "full":
@@ -77,7 +77,7 @@ _INSTRUCTION = (
 
 @functools.cache
 def choices(level: str) -> list[tuple[Request, int]]:
-    """Every request of a level with every detail at which its caption is clear."""
+    """Return every request of a level with every level of detail at which its caption is unambiguous."""
     found = []
     usual = set()
     for request in LEVELS[level].requests():
@@ -92,7 +92,7 @@ def choices(level: str) -> list[tuple[Request, int]]:
 
 @functools.cache
 def _adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
-    """Category -> main parameters -> the words for them, of those that words suffice for."""
+    """Map category -> main parameters -> (size word, height word), where words describe them unambiguously."""
     mains: dict[str, set[tuple[Any, ...]]] = {}
     for request in LEVELS[level].requests():
         mains.setdefault(request.category, set()).add(_main(request))
@@ -107,7 +107,7 @@ def _adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]
 
 
 def _landmarks(values: Iterable[tuple[int, ...]], words: Sequence[str]) -> dict[tuple[int, ...], str]:
-    """The smallest, middle and largest of some values, with their words; only two of two, and no word for one."""
+    """Map the smallest, middle and largest value to words; of two values only the ends; one value needs no word."""
     ordered = sorted(values, key=lambda value: (sum(value), value))
     if len(ordered) == 1:
         return {ordered[0]: ""}
@@ -123,7 +123,7 @@ def _main(request: Request) -> tuple[Any, ...]:
 def _caption_words() -> tuple[str, ...]:
     texts = [*PHRASES.values(), *SIZE_WORDS, *TALL_WORDS, *CATEGORIES, *(c.place for c in CATEGORIES.values())]
     texts.append("a an , with g and on the back world")
-    numbers = set(range(1, 7))  # how thick supports come to be
+    numbers = set(range(1, 7))  # possible thicknesses of supports
     for level in LEVELS.values():
         texts += [str(value) for grid in level.grids.values() for values in grid.values() for value in values]
         numbers |= {
@@ -134,4 +134,4 @@ def _caption_words() -> tuple[str, ...]:
     return tuple(sorted({word for text in texts for word in re.findall(r"\w+|,", text)}))
 
 
-CAPTION_WORDS = _caption_words()  # all that captions and short prompts are made of, beside the space between words
+CAPTION_WORDS = _caption_words()  # every word and comma in captions and short prompts

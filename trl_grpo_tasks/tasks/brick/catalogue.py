@@ -1,7 +1,7 @@
-"""What can be asked for: categories, their parameters at each level, and which combinations are kept for testing.
+"""Categories of structures, the requests of each level, and the split into training and test requests.
 
-A request is a category with values for its parameters and, on the levels about physics, weights that it must carry.
-How thick its support must be then is not part of the request: that is what there is to learn.
+A request is a category with values for its parameters and, on levels about physics, weights that it must carry. The
+thickness of the support is not part of the request: choosing it is what the model has to learn.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ TEST_PERCENT = 17
 
 
 def _by_reach(params: Params) -> Sequence[int]:
-    """How thick the support of something that reaches so far may be. Parts are 1, 2, 4, 6 and 8 long: only every
-    second thickness gives a plank a deeper joint, and none where both together exceed the longest part."""
+    """Return the possible thicknesses of the support for a given reach.
+
+    Parts are 1, 2, 4, 6 and 8 long, so only every second thickness gives a plank a deeper joint, and reach plus
+    thickness cannot exceed the longest part.
+    """
     return range(2 - params["reach"] % 2, 8 - params["reach"] + 1, 2)
 
 
 @dataclass(frozen=True)
 class Category:
-    """`size` and `tall` are the parameters that a person would name first (together "small" to "large", and "low" to
-    "tall"); `fine` are the others.
+    """A kind of structure and its parameters.
 
-    `support`, one of `supports`, is what must be strong enough to carry a weight. That is on `place`, at `weight_x`
-    and in the middle of the width.
+    `size` and `tall` are the main parameters, described as "small" to "large" and "low" to "tall"; `fine` are the
+    others. `support` names the parameter, one of the values `supports`, that must be strong enough to carry a weight.
+    The weight is described as on `place`; it stands at `weight_x`, in the middle of the width.
     """
 
     build: Callable[..., np.ndarray]
@@ -43,7 +46,7 @@ class Category:
     fine: tuple[str, ...] = ()
     allowed: Callable[[Params], bool] = lambda params: True
     support: str | None = None
-    supports: Callable[[Params], Sequence[int]] = _by_reach  # thin to thick
+    supports: Callable[[Params], Sequence[int]] = _by_reach  # from thin to thick
     place: str = ""
     weight_x: Callable[[Params], int] = lambda params: 0
 
@@ -56,19 +59,22 @@ class Category:
 class Request:
     category: str
     params: tuple[tuple[str, Any], ...]
-    grams: tuple[int, ...] = ()  # the first is on the place of the category, a second on the back
+    grams: tuple[int, ...] = ()  # the first weight is at the category's place, the second on the back
 
     @functools.cached_property
     def is_held_out(self) -> bool:
-        """Whether it is for testing only. That depends on nothing but what is asked for."""
+        """Whether the request belongs to the test split, which depends only on its content."""
         digest = hashlib.sha256(repr((self.category, self.params, self.grams)).encode()).digest()
         return int.from_bytes(digest[:4], "big") % 100 < TEST_PERCENT
 
 
 @dataclass(frozen=True)
 class Level:
-    """`grids` has, for each category, the values of its parameters, the usual ones of `fine` parameters first; `grams`
-    what it must carry, one weight or two, by the value of its first parameter."""
+    """The requests of one level.
+
+    `grids` has the parameter values of each category, default values of `fine` parameters first. `grams` has the
+    weights it must carry (one or two), by the value of its first parameter.
+    """
 
     world: int
     grids: Mapping[str, Mapping[str, Sequence[Any]]]
@@ -87,7 +93,7 @@ class Level:
 
 
 def _is_stack(params: Params) -> bool:
-    """Whether it is of one brick a layer, and each is shifted as it should be but stays on the one below."""
+    """Return whether each layer is one brick, shifted as `lean` says, that still rests on the brick below."""
     size, lean, shift = (params["length"], params["width"]), params["lean"], params["shift"]
     if size not in SIZES or (lean in ("straight", "crossed")) != (shift == 0):
         return False

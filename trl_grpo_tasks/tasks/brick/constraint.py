@@ -1,4 +1,4 @@
-"""What may be written of a brick structure: a choice tree, in both forms of text, of structures that can be built."""
+"""Constraint for brick structures: a choice tree of buildable structures, in both text formats."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .placements import Placements, Rules
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
 
 _SPELLED = [f"{h}x{w}" for h, w in SIZES]
-_LARGEST_WORLD = 1000  # coordinates are read with up to three digits
-_WORLDS_KEPT = 64
-_PLACEMENTS_KEPT = 4096  # of about 7 kB each, in a world of 20
+_LARGEST_WORLD = 1000  # coordinates have at most three digits
+_WORLDS_KEPT = 64  # cache size, in worlds
+_PLACEMENTS_KEPT = 4096  # cache size; an entry takes about 7 kB in a world of 20
 
 
 def brick_constraint(
@@ -26,12 +26,12 @@ def brick_constraint(
     canonical: bool = False,
     max_offset: int = MAX_OFFSET,
 ) -> ChoiceTreeConstraint:
-    """Texts of one to `max_bricks` bricks of the library, inside the world, no cell taken twice.
+    """Make a constraint to texts of 1 to `max_bricks` bricks that are inside the world and do not collide.
 
-    `form`: lines `2x4 (3,0,1)`, or lines `2x4 @1 (0,-2,1)` with offsets of at most `max_offset` from a brick written
-    before, or of any size from the ground's origin, pivot 0. `attach`: each brick stands on the ground or shares a
-    stud with one written before, below or above it. `canonical`: z ascending, then x descending, then y descending.
-    A row may have a `world` and a `max_bricks` of its own.
+    `form`: "absolute" for lines `2x4 (3,0,1)`, or "pivot" for lines `2x4 @1 (0,-2,1)` with offsets of at most
+    `max_offset` from an earlier brick, or of any size from pivot 0, the origin of the ground. `attach`: each brick
+    must be on the ground or share a stud with an earlier brick below or above it. `canonical`: bricks are ordered by
+    z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
     """
     if form not in FORMS:
         raise ValueError(f"unknown form {form!r}; forms are: {', '.join(FORMS)}")
@@ -42,12 +42,12 @@ def brick_constraint(
 
 
 class BrickTree:
-    """The tree of literals. A node is what has been written, and what has been chosen of the next brick after that:
-    size, pivot, x, y, z. What has been written is (world, max_bricks, absolute text), whatever the form.
+    """The choice tree. A node holds the text so far and the choices made for the next brick: size, pivot, x, y, z.
 
-    Nodes hold text and numbers only, no placements: the engine keeps many thousands of them, and the garbage collector
-    passes over tuples of such plain things, which halves the cost of a token in a long-lived process. Placements are
-    remembered by what has been written, and made from it again if they have been forgotten.
+    The text so far is stored as (world, max_bricks, absolute text), whatever the form. Nodes contain only strings and
+    numbers, not placements: the engine keeps many thousands of nodes, and the garbage collector skips tuples of such
+    values, which halves the cost per token in a long-running process. Placements are cached by the text so far and
+    recomputed from it if they have been evicted.
     """
 
     def __init__(self, world: int, max_bricks: int, form: str, **rules: Any):
@@ -56,7 +56,7 @@ class BrickTree:
         self._pivot: tuple[int, ...] = (0,) if form == "absolute" else ()  # absolute: every offset is from the origin
         self._rules = lru_cache(_WORLDS_KEPT)(lambda world, max_bricks: Rules(world, max_bricks=max_bricks, **rules))
         self.placements: dict[tuple[int, int, str], Placements] = {}
-        self.root({})  # so that bad options show now, not at the first row
+        self.root({})  # report invalid options now, not at the first row
 
     def root(self, row: Row) -> tuple[Any, ...]:
         world, max_bricks = (
@@ -66,11 +66,13 @@ class BrickTree:
         if not 1 <= world <= _LARGEST_WORLD:
             raise ValueError(f"world is {world}; it must be between 1 and {_LARGEST_WORLD}")
         if not 1 <= max_bricks <= READ_LIMIT:
-            raise ValueError(f"max_bricks is {max_bricks}; it must be between 1 and {READ_LIMIT}, the most ever read")
+            raise ValueError(
+                f"max_bricks is {max_bricks}; it must be between 1 and {READ_LIMIT}, the number of lines parsed"
+            )
         return ((world, max_bricks, ""),)
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
-        """Every node has a choice: what is offered has a place, and after a brick the text may end."""
+        """Return the next literals. There are no dead ends: every option fits, and any brick may be the last."""
         written, *chosen = node
         if len(chosen) == 5:
             size, _, x, y, z = chosen
@@ -91,14 +93,14 @@ class BrickTree:
         return [(f"{z - box.z})\n", (*node, z)) for z in placed.zs(size, box, chosen[2], chosen[3])]
 
     def _placements(self, written: tuple[int, int, str]) -> Placements:
-        """From those one line before where they are remembered, otherwise from the ground."""
+        """Return the placements after a text, from the cached ones of one line earlier if possible."""
         placed = self.placements.get(written)
         if placed is None:
             world, max_bricks, text = written
             before = text[: text.rfind("\n", 0, -1) + 1]
             placed = self.placements.get((world, max_bricks, before)) if text else None
             if placed is None:
-                placed, before = Placements.none_yet(self._rules(world, max_bricks)), ""
+                placed, before = Placements.empty(self._rules(world, max_bricks)), ""
             for brick in parse(text[len(before) :]).structure.bricks:
                 placed = placed.place(brick)
             self.placements[written] = placed

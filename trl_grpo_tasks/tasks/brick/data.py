@@ -1,6 +1,6 @@
-"""Rows of the brick task: made offline from parametric shapes, or read from the published data set (see `hub`).
+"""Rows of the brick task, generated offline from parametric shapes or read from a published data set (see `hub`).
 
-Which requests are for testing is decided by what they ask for (`Request.is_held_out`), so no seed mixes the splits.
+The split of a request depends only on its content (`Request.is_held_out`), so no seed mixes training and test rows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = ["ALL", "SPLITS", "decode_voxels", "from_hub", "loads_on", "make_row",
 
 ALL = tuple(LEVELS)
 SPLITS = ("train", "test")
-ROWS_A_WORKER = 200  # below that a process of its own does not pay
-SLOW = 256  # rows that take long enough to show a progress bar
+MIN_ROWS_PER_WORKER = 200  # starting a process does not pay off for fewer rows
+PROGRESS_BAR_ROWS = 256  # show a progress bar from this many rows
 
-# A fresh interpreter with the parent's import path: it needs no `__main__` guard in the user's script, works from a
-# notebook, and imports nothing heavy.
+# Worker processes are fresh interpreters with the parent's import path: unlike multiprocessing, this needs no
+# `__main__` guard in the user's script, works in notebooks, and imports nothing heavy.
 _WORKER = (
-    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); from trl_grpo_tasks.tasks.brick.data import _work; _work()"
+    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
+    "from trl_grpo_tasks.tasks.brick.data import _worker_main; _worker_main()"
 )
 
 
@@ -47,27 +48,27 @@ def make_rows(
     workers: int | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """`size` rows of a split (None: every one once), the levels in turn. A level begins again when it is used up.
+    """Generate `size` rows of a split, alternating between levels (`size=None`: every row once).
 
-    The rows depend on split, size, seed, levels and style, not on `workers`: how many processes make them (None: as
-    many as pay).
+    A level that runs out of rows starts again from its first. The rows depend on split, size, seed, levels and style,
+    but not on `workers`, the number of processes (None: chosen from the number of rows).
 
     Columns: `prompt` (chat messages), `caption`, `category`, `level`, `world`, `detail`, `voxels` (the target; read it
-    with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and `bad_label` (an answer
-    that fails, and why).
+    with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and `bad_label` (a failing
+    answer and the kind of failure).
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; splits are: {', '.join(SPLITS)}")
     if unknown := [level for level in levels if level not in LEVELS]:
         raise ValueError(f"unknown level {unknown[0]!r}; levels are: {', '.join(LEVELS)}")
     if not levels:
-        raise ValueError(f"no level is given; levels are: {', '.join(LEVELS)}")
+        raise ValueError(f"no level was given; levels are: {', '.join(LEVELS)}")
     if prompt_style not in PROMPT_STYLES:
         raise ValueError(f"unknown prompt style {prompt_style!r}; styles are: {', '.join(PROMPT_STYLES)}")
     plan = _plan(split, size, seed, levels)
     if workers is None:
-        workers = min(os.cpu_count() or 1, 8, len(plan) // ROWS_A_WORKER)
-    with _bar(len(plan), progress) as bar:
+        workers = min(os.cpu_count() or 1, 8, len(plan) // MIN_ROWS_PER_WORKER)
+    with _progress_bar(len(plan), progress) as bar:
         if workers > 1:
             return _in_processes(plan, workers, prompt_style, bar)
         rows = []
@@ -78,6 +79,7 @@ def make_rows(
 
 
 def make_row(level: str, request: Request, detail: int, prompt_style: str = "short") -> dict[str, Any]:
+    """Generate the row for one request, with a caption at the given level of detail (1 to 3)."""
     world = LEVELS[level].world
     made = design(request, world)
     text = caption(level, request, detail, made.support)
@@ -97,6 +99,7 @@ def make_row(level: str, request: Request, detail: int, prompt_style: str = "sho
 
 
 def _plan(split: str, size: int | None, seed: int, levels: Sequence[str]) -> list[tuple[str, Request, int]]:
+    """Choose the (level, request, detail) of every row, in order."""
     orders = [[(level, *choice) for choice in _shuffled(level, split, seed)] for level in levels]
     if size is None:
         return [entry for turn in itertools.zip_longest(*orders) for entry in turn if entry is not None]
@@ -105,8 +108,11 @@ def _plan(split: str, size: int | None, seed: int, levels: Sequence[str]) -> lis
 
 
 def _shuffled(level: str, split: str, seed: int) -> list[tuple[Request, int]]:
-    """The choices of a level in random order, without repeats. Categories and details with few choices come as early
-    as those with many: the order of a draw in which each has the same chance."""
+    """Return the choices of a level in random order, without repeats.
+
+    Each (category, detail) pair is equally likely at every position, however many choices it has: sorting by
+    exponential arrival times, with rates inverse to the group's size, draws without replacement in that way.
+    """
     found = [choice for choice in choices(level) if choice[0].is_held_out == (split == "test")]
     crowd = Counter((request.category, detail) for request, detail in found)
     rng = random.Random(f"{seed}-{split}-{level}")
@@ -114,28 +120,31 @@ def _shuffled(level: str, split: str, seed: int) -> list[tuple[Request, int]]:
     return [found[index] for index in sorted(range(len(found)), key=arrival.__getitem__)]
 
 
-def _bar(total: int, wanted: bool) -> Any:
+def _progress_bar(total: int, wanted: bool) -> Any:
     from tqdm import tqdm
 
-    shown = wanted and total >= SLOW and sys.stderr.isatty()
+    shown = wanted and total >= PROGRESS_BAR_ROWS and sys.stderr.isatty()
     return tqdm(total=total, desc="making brick rows", unit="row", disable=not shown)
 
 
 def _in_processes(
     plan: list[tuple[str, Request, int]], workers: int, prompt_style: str, bar: Any
 ) -> list[dict[str, Any]]:
-    """The rows of a plan, in order, made by other processes. Each gets whole categories, as far as that goes: layers
-    that were covered once need not be again."""
+    """Generate the rows of a plan in worker processes and return them in order.
+
+    The plan is split by category as far as possible, because each worker caches the layers it has already covered.
+    """
     order = sorted(range(len(plan)), key=lambda index: plan[index][1].category)
     step = -(-len(plan) // workers)
     parts = [[plan[index] for index in order[start : start + step]] for start in range(0, len(plan), step)]
     with ThreadPoolExecutor(workers) as threads:
-        made = itertools.chain.from_iterable(threads.map(lambda part: _ask(part, prompt_style, bar), parts))
+        made = itertools.chain.from_iterable(threads.map(lambda part: _run_worker(part, prompt_style, bar), parts))
         rows = dict(zip(order, made, strict=True))
     return [rows[index] for index in range(len(plan))]
 
 
-def _ask(part: list[tuple[str, Request, int]], prompt_style: str, bar: Any) -> list[dict[str, Any]]:
+def _run_worker(part: list[tuple[str, Request, int]], prompt_style: str, bar: Any) -> list[dict[str, Any]]:
+    """Generate rows in a new process, updating the progress bar for each."""
     entries = [(level, request.category, request.params, request.grams, detail) for level, request, detail in part]
     rows = []
     command = [sys.executable, "-P", "-c", _WORKER, "\n".join(sys.path)]
@@ -143,7 +152,7 @@ def _ask(part: list[tuple[str, Request, int]], prompt_style: str, bar: Any) -> l
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # the matrices are small
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8", env=one_thread) as process:
         assert process.stdin is not None and process.stdout is not None  # both are pipes
-        with contextlib.suppress(BrokenPipeError):  # it died; its status says so
+        with contextlib.suppress(BrokenPipeError):  # the process died; its exit status is checked below
             process.stdin.write(json.dumps([prompt_style, entries]))
             process.stdin.close()
         for line in process.stdout:
@@ -151,14 +160,14 @@ def _ask(part: list[tuple[str, Request, int]], prompt_style: str, bar: Any) -> l
             bar.update()
     if process.returncode or len(rows) < len(part):
         raise RuntimeError(
-            f"a process that makes brick rows ended with status {process.returncode} after {len(rows)} of {len(part)} "
-            "rows; what it wrote above says why, and workers=1 does without it"
+            f"a process that generates brick rows exited with status {process.returncode} after {len(rows)} of "
+            f"{len(part)} rows; see its error output above, or pass workers=1 to generate rows in this process"
         )
     return rows
 
 
-def _work() -> None:
-    """What such a process does: it reads all that it is to make, and writes a row a line."""
+def _worker_main() -> None:
+    """Entry point of a worker process: read all requests from stdin and write one row per line to stdout."""
     prompt_style, entries = json.load(sys.stdin)
     for level, category, params, grams, detail in entries:
         request = Request(category, tuple((name, value) for name, value in params), tuple(grams))

@@ -21,12 +21,12 @@ from .structure import MAX_OFFSET, Structure, parse
 EDITORS = ("rejection", "rollback", "rejection+rollback")
 MAX_BRICK_REJECTIONS = 50
 MAX_ROLLBACKS = 100
-LONGEST_LINE = 32  # tokens: no brick has as many characters
+LONGEST_LINE = 32  # tokens: the text of a brick has fewer characters than this
 
 
 @dataclass
 class _Progress:
-    """One row: how often its line was drawn again, and what was accepted although it is wrong."""
+    """Progress of one row: attempts at the current line, invalid lines accepted, and total counts."""
 
     redrawn: int = 0
     accepted: int = 0
@@ -35,7 +35,7 @@ class _Progress:
 
 
 class BrickEditor:
-    """Takes back lines that cannot be built (`rejects`) and structures that do not stand (`rolls_back`)."""
+    """An editor that deletes invalid lines (`rejects`) and cuts back unstable structures (`rolls_back`)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BrickEditor:
         )
 
     def _before_rejected_line(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
-        """The tokens before the line that was written last, if it is to be drawn again."""
+        """Return the number of tokens before the last line if that line must be sampled again, else None."""
         start = next((t for t in range(len(ids) - 1, 0, -1) if self._is_break(ids[t - 1])), 0)
         is_whole = ended or self._is_break(ids[-1])
         if not is_whole and len(ids) - start <= LONGEST_LINE:
@@ -86,23 +86,23 @@ class BrickEditor:
         return None
 
     def _before_failing_brick(self, i: int, ids: Sequence[int]) -> int | None:
-        """The tokens of the bricks to go on from, if the structure that has ended does not stand."""
+        """Return the number of tokens to keep if the finished structure is unstable, else None."""
         progress = self._progress[i]
         if progress.rollbacks >= self._max_rollbacks:
             return None
         try:
             sound = self._sound_bricks(i, self._text(ids, ended=True))
         except SolverError:
-            return None  # which says nothing about the structure
+            return None  # a solver failure says nothing about the structure
         if sound is None:
             return None
         progress.rollbacks += 1
-        progress.redrawn = progress.accepted = 0  # all that is kept is right
+        progress.redrawn = progress.accepted = 0  # every line that is kept is valid
         ends = [0, *(t for t, token in enumerate(ids, 1) if self._is_break(token))]
         return ends[bisect_right(ends, sound, key=lambda end: parse(self._text(ids[:end], ended=False)).lines) - 1]
 
     def _sound_bricks(self, i: int, text: str) -> int | None:
-        """With how many of its bricks a structure stands, from the first on; None: with all, and they are right."""
+        """Return how many of the first bricks are stable together, or None if all lines are valid and stable."""
         row = self._rows[i]
         lines = [line for line in text.split("\n") if line.strip()]
         right = bisect_right(range(1, len(lines) + 1), 0, key=lambda n: self._wrong(i, "\n".join(lines[:n])))
@@ -110,12 +110,12 @@ class BrickEditor:
         resting = loads_on(structure, row.get("loads") or ())
         if isinstance(resting, str):
             if right == len(lines):
-                return 0  # no brick can be blamed that a weight has none below it
+                return 0  # a weight has no brick below it; no single brick causes that, so start again
             resting = []
         count = len(structure)
         while count:
             built = Structure(structure.bricks[:count], structure.world)
-            carried = [load for load in resting if built.occupied[load[:3]]]  # the others come with later bricks
+            carried = [load for load in resting if built.occupied[load[:3]]]  # later bricks carry the other weights
             analysis = analyse(built, backend=self._backend, loads=carried)
             if analysis.stable:
                 break
@@ -123,14 +123,14 @@ class BrickEditor:
         return None if 0 < count == len(lines) else count
 
     def _wrong(self, i: int, text: str) -> int:
-        """How many lines of a text are not what a structure may have."""
+        """Return the number of invalid lines, bricks outside the world, collisions, and bricks above the limit."""
         reading = parse(text, self._rows[i]["world"], self._max_offset)
         structure = reading.structure
         too_many = max(len(structure) - self._max_bricks, 0)
         return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many
 
     def _text(self, ids: Sequence[int], ended: bool) -> str:
-        """What was written; only whole lines of it while the last may go on."""
+        """Decode the tokens; unless the text has ended, return only its complete lines."""
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text if ended else text[: text.rfind("\n") + 1]
 

@@ -1,4 +1,4 @@
-"""How a request is met: the target voxels, a layout that stands with all its weights, and answers that do not."""
+"""Gold and bad answers for a request: the target voxels, a stable layout with its weights, and failing layouts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .layout import lay, lay_once
 from .stability import Load, analyse
 from .structure import Structure
 
-LIMIT = 0.9  # load factor of a gold answer: it stands with something to spare
+LIMIT = 0.9  # the largest load factor of a gold answer, which leaves a safety margin
 
 
 @dataclass(frozen=True)
 class Design:
-    """`support` is the least thickness that carries the weights; `bad` does not stand, and `bad_label` says why."""
+    """A solved request. `support` is the least sufficient thickness; `bad_label` says why `bad` fails."""
 
     voxels: np.ndarray
     gold: Structure
@@ -33,7 +33,7 @@ class Design:
 
 @functools.lru_cache(maxsize=4_000)
 def design(request: Request, world: int) -> Design:
-    """The gold answer to a request. Of several thicknesses of the support it takes the least that holds."""
+    """Find the gold answer to a request, with the thinnest support that carries the weights."""
     category = CATEGORIES[request.category]
     supports = category.supports(dict(request.params)) if category.support else [None]
     thin: Structure | None = None
@@ -52,11 +52,11 @@ def design(request: Request, world: int) -> Design:
         if gold is not None and factor < LIMIT:
             return Design(voxels, gold, loads, support, *_bad(voxels, gold, loads, thin))
         thin = gold if factor >= 1 else None
-    raise ValueError(f"no design carries {request}; give it less weight or a shorter reach")
+    raise ValueError(f"no design can carry {request}; reduce its weight or its reach")
 
 
 def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> float:
-    """The load factor under some weights; infinite where a brick floats or a weight has nothing to rest on."""
+    """Return the load factor under weights; infinite if a brick floats or a weight has no brick below it."""
     carried = loads_on(structure, loads)
     if isinstance(carried, str):
         return float("inf")
@@ -64,16 +64,16 @@ def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> flo
     if analysis.load_factor is None:
         if analysis.stable and loads:
             raise ImportError(
-                "rows with weights need a solver to find what carries them: pip install 'trl_grpo_tasks[brick]'"
+                "rows with weights need a solver to compute their supports: pip install 'trl_grpo_tasks[brick]'"
             )
         return 0.0 if analysis.stable else float("inf")
     return analysis.load_factor
 
 
 def loads_on(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> list[Load] | str:
-    """Where a row's weights come to rest, or in words why one does not.
+    """Return where a row's weights rest, or a message if one has no brick below it.
 
-    A weight {"grams": 300, "at": [x, y]} is let down in the column (x, y) and rests on the highest brick there.
+    A weight {"grams": 300, "at": [x, y]} rests on the highest brick in the column (x, y).
 
     >>> from .structure import structure_of
     >>> loads_on(structure_of("2x2 (0,0,0)", 8), [{"grams": 300, "at": [1, 0]}])
@@ -93,7 +93,7 @@ def loads_on(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> list[L
 def _bad(
     voxels: np.ndarray, gold: Structure, loads: Sequence[Mapping[str, Any]], thin: Structure | None
 ) -> tuple[Structure, str]:
-    """An answer that fails, preferably by physics: what an answer would be that takes no notice of the weight."""
+    """Return a failing answer and its label, preferably one that fails only because it ignores the weight."""
     if thin is not None:
         return thin, "thin support"
     if loads:
@@ -107,7 +107,7 @@ def _bad(
 
 
 def negatives(gold: Structure) -> dict[str, Structure]:
-    """Answers spoilt in ways that models spoil them, by what is wrong."""
+    """Make invalid answers of the kinds that models produce, by the kind of error."""
     *others, last = gold.bricks
     lifted = last._replace(z=last.z + 1)
     if lifted.is_inside(gold.world):
@@ -121,11 +121,11 @@ def negatives(gold: Structure) -> dict[str, Structure]:
 
 
 def encode_voxels(voxels: np.ndarray) -> str:
-    """A world of cells as text: its bits in the order [x, y, z], packed, deflated, in base 64."""
+    """Encode a boolean grid as text: bits in [x, y, z] order, packed, compressed with zlib, in base 64."""
     return base64.b64encode(zlib.compress(np.packbits(voxels).tobytes(), 9)).decode()
 
 
 def decode_voxels(text: str, world: int) -> np.ndarray:
-    """The boolean grid [x, y, z] that `encode_voxels` wrote."""
+    """Decode the boolean grid [x, y, z] that `encode_voxels` encoded."""
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8), count=world**3)
     return bits.reshape((world,) * 3).astype(bool)

@@ -1,17 +1,17 @@
-"""The forces between bricks, as columns of a linear program whose rows say that every brick is at rest.
+"""The forces between bricks, as columns of a linear program whose rows state that every brick is in equilibrium.
 
 A brick has five rows: its vertical force, its two moments about horizontal axes, and its two horizontal forces.
-Moments are about the middle of the brick's bottom, where the horizontal forces from below and from the side act, which
-therefore have none. Lengths are in studs; the unit of force is the caller's.
+Moments are taken about the centre of the brick's bottom face. The horizontal forces from below and from the side act
+in that plane, so they have no moment. Lengths are in stud pitches; the unit of force is the caller's choice.
 
-Studs that connect a pair act at K points each, where they push the upper brick up as hard as needed or, by friction,
-pull it down with at most m. So the forces of a pair are v_k >= -m, upwards on the upper brick, and what they do to it
-is sum_k v_k w_k with w_k = (1, x_k, y_k). Written as v_k = u_k - m with u_k >= 0, that is a cone spanned by the w_k,
-shifted by -m sum_k w_k. A w_k that is not at a corner of the convex hull of all points is a mean of those that are, so
-the corners span the same cone: at most six columns (`normals`) stand for all points, exactly, and one more column for
-m (`grips`). The K points of a stud balance about its middle, so that sum_k w_k is the number of points times w at the
-middle of the overlap. As no moment turns a brick about the vertical, the horizontal forces of a pair matter only by
-their sum: two columns (`presses`).
+Studs that connect a pair of bricks act at K contact points each. At each point the lower brick pushes the upper one
+up, without limit, or pulls it down by friction with at most m. The forces on the upper brick are therefore v_k >= -m,
+and their total effect is sum_k v_k w_k with w_k = (1, x_k, y_k). Substituting v_k = u_k - m with u_k >= 0 gives the
+cone spanned by the w_k, shifted by -m sum_k w_k. A w_k in the interior of the convex hull of all points is a convex
+combination of the hull's corners, so the corners span the same cone: at most six columns (`normals`) replace all
+points exactly, and one more column stands for m (`grips`). The centroid of a stud's K points is its centre, so
+sum_k w_k is the number of points times w at the centre of the overlap. No equation concerns rotation about the
+vertical axis, so only the sum of a pair's horizontal forces matters: two columns (`presses`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import numpy as np
 from .structure import PART_MASSES_KG, Structure
 
 GRAVITY = 9.8
-STUD_HOLDS_N = 0.98  # the friction T that one contact point can bear
+STUD_HOLDS_N = 0.98  # the largest friction that one contact point can bear, in newtons
 STUD_PITCH_M = 0.0078
 HEIGHT_STUDS = 0.0096 / STUD_PITCH_M
-ROWS = 5  # a brick's, in the order: vertical force, moment of x, moment of y, force along x, force along y
+ROWS = 5  # rows per brick, in order: vertical force, moment along x, moment along y, force along x, force along y
 
-# Where a stud touches the brick on it, in studs from the stud's middle: bricks one wide hold it on four sides, wider
-# ones between their walls and a tube.
+# Contact points of a stud with the brick above, in stud pitches from the stud's centre. Bricks one cell wide hold a
+# stud on four sides; wider bricks hold it between their walls and a tube.
 _WIDE = np.array([(1 / 8, -1 / 8), (-1 / 4, 0), (1 / 8, 1 / 8)])
 _NARROW = np.array([(0, -1 / 4), (-1 / 4, 0), (0, 1 / 4), (1 / 4, 0)])
 _LONGEST = max(max(size) for size in PART_MASSES_KG)
@@ -40,7 +40,7 @@ _LONGEST = max(max(size) for size in PART_MASSES_KG)
 
 @dataclass(frozen=True)
 class Columns:
-    """Entries of `count` columns. Those in rows below 0 act on the ground, which asks for no balance."""
+    """Sparse entries of `count` columns. Entries in negative rows act on the ground, which needs no equation."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -50,16 +50,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Contacts:
-    """What touches what. One entry a pair connected by studs (`lower` is -1 for the ground), and for each of the two
-    directions the pairs of bricks that touch side by side."""
+    """Contacts between bricks: pairs connected by studs (`lower` is -1 for the ground) and side-by-side pairs."""
 
-    centres: np.ndarray  # [brick, axis], cell (0, 0) has its middle at 0
+    centres: np.ndarray  # [brick, axis]; the centre of cell (0, 0) is the origin
     lower: np.ndarray
     upper: np.ndarray
-    corners: np.ndarray  # [pair, axis]: the middle of the lowest stud
-    studs: np.ndarray  # [pair, axis]: how many
-    narrow: np.ndarray  # [pair]: 1 where the upper brick is one wide
-    sides: tuple[np.ndarray, np.ndarray]  # of [pair, 2]: bricks in the order of the axis
+    corners: np.ndarray  # [pair, axis]: the centre of the connecting stud with the lowest coordinates
+    studs: np.ndarray  # [pair, axis]: number of connecting studs
+    narrow: np.ndarray  # [pair]: 1 if the upper brick is one cell wide
+    sides: tuple[np.ndarray, np.ndarray]  # per axis, [pair, 2]: adjacent bricks in the order of the axis
 
     @classmethod
     def of(cls, structure: Structure) -> Contacts:
@@ -70,7 +69,7 @@ class Contacts:
         on_ground = (lower < 0)[:, None]
         corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
         studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - corners)
-        # the grid is as large as the world, and most of it is empty
+        # Crop the grid to the bricks: it is as large as the world, and most of it is empty.
         (x, y), (far_x, far_y) = low.min(axis=0), high.max(axis=0)
         owner = structure.owner[x:far_x, y:far_y, bricks[:, 4].min() : bricks[:, 4].max() + 1]
         return cls(
@@ -87,36 +86,36 @@ class Contacts:
         )
 
     def normals(self) -> Columns:
-        """Pushes between connected bricks, at the corners of the hull of their contact points."""
+        """Columns for pushes between connected bricks, at the corners of the hull of their contact points."""
         pair, offsets = _points(self, corners_only=True)
         return self._vertical(pair, self.corners[pair] + offsets, np.ones(len(pair)), np.arange(len(pair)), len(pair))
 
     def frictions(self) -> tuple[Columns, np.ndarray]:
-        """One pull for every contact point, and the brick whose underside each is at."""
+        """Columns for the friction at every contact point, and the brick above each point."""
         pair, offsets = _points(self, corners_only=False)
         columns = np.arange(len(pair))
         pulls = self._vertical(pair, self.corners[pair] + offsets, -np.ones(len(pair)), columns, len(pair))
         return pulls, self.upper[pair]
 
     def grips(self) -> Columns:
-        """One column a brick: all contact points at its underside pull with a friction of one."""
+        """One column per brick: all contact points at its underside pull with unit friction."""
         pair = np.arange(len(self.upper))
         points = np.where(self.narrow, len(_NARROW), len(_WIDE)) * self.studs.prod(axis=1)
         middles = self.corners + (self.studs - 1) / 2
         return self._vertical(pair, middles, -points.astype(float), self.upper, len(self.centres))
 
     def presses(self) -> Columns:
-        """Horizontal forces between connected bricks, along x and then along y, of any sign."""
+        """Columns for horizontal forces of either sign between connected bricks, along x and then along y."""
         column, one = np.arange(len(self.upper)), np.ones(len(self.upper))
         rows, columns, values = [], [], []
         for axis in (0, 1):
             rows += [ROWS * self.upper + 3 + axis, ROWS * self.lower + 3 + axis, ROWS * self.lower + 1 + axis]
             columns += [column + axis * len(column)] * 3
-            values += [one, -one, HEIGHT_STUDS * one]  # the lower brick is pushed back at its top: a lever
+            values += [one, -one, HEIGHT_STUDS * one]  # the reaction acts at the top of the lower brick: a moment
         return Columns(np.concatenate(rows), np.concatenate(columns), np.concatenate(values), 2 * len(column))
 
     def pushes(self) -> Columns:
-        """Bricks side by side push each other apart."""
+        """Columns for the forces by which side-by-side bricks push each other apart."""
         first, second = np.concatenate(self.sides).T
         axis = np.repeat((0, 1), [len(pairs) for pairs in self.sides])
         column, one = np.arange(len(first)), np.ones(len(first))
@@ -126,7 +125,7 @@ class Contacts:
     def _vertical(
         self, pair: np.ndarray, points: np.ndarray, forces: np.ndarray, columns: np.ndarray, count: int
     ) -> Columns:
-        """Vertical `forces` at `points` on the upper brick of each `pair`, and the opposite on the lower."""
+        """Columns for vertical `forces` at `points` on the upper brick of each `pair`, and their reactions."""
         rows, values = [], []
         for brick, force in ((self.upper[pair], forces), (self.lower[pair], -forces)):
             arms = points - self.centres[brick]
@@ -136,7 +135,7 @@ class Contacts:
 
 
 def matrix_of(blocks: Sequence[Columns], rows: int) -> Any:
-    """The blocks side by side as a scipy.sparse.csc_array; entries at the same place add up."""
+    """Stack the blocks side by side into a scipy.sparse.csc_array, summing entries at the same position."""
     from scipy import sparse
 
     starts = np.cumsum([0, *(block.count for block in blocks)])
@@ -148,14 +147,14 @@ def matrix_of(blocks: Sequence[Columns], rows: int) -> Any:
 
 
 def _neighbours(first: np.ndarray, second: np.ndarray, bricks: int) -> np.ndarray:
-    """The distinct pairs of different bricks in cells side by side, in order."""
+    """Return the distinct pairs of different bricks in adjacent cells, sorted."""
     touching = (first >= 0) & (second >= 0) & (first != second)
     pairs = np.unique(first[touching].astype(np.int64) * bricks + second[touching])
     return np.stack(np.divmod(pairs, bricks), axis=1)
 
 
 def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndarray]:
-    """For every contact point of every pair, the pair and where it is from the middle of the pair's lowest stud."""
+    """Return, for every contact point, its pair and its offset from the pair's corner stud."""
     counts, starts, offsets = _point_table(corners_only)
     kind = contacts.narrow, contacts.studs[:, 0], contacts.studs[:, 1]
     count = counts[kind]
@@ -165,11 +164,11 @@ def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndar
 
 @cache
 def _point_table(corners_only: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contact points of every overlap, end to end: how many and from where for [narrow, studs in x, studs in y]."""
+    """Tabulate contact points by [narrow, studs along x, studs along y]: counts, start indices, and all points."""
     counts = np.zeros((2, _LONGEST + 1, _LONGEST + 1), dtype=np.int64)
     points = []
     for narrow, studs_x, studs_y in np.ndindex(2, _LONGEST, _LONGEST):
-        if min(studs_x, studs_y) > 1 - narrow:  # indices, so one less than the studs: no brick is wider than two
+        if min(studs_x, studs_y) > 1 - narrow:  # indices are studs - 1; no part is more than two studs wide
             continue
         studs = np.array(list(np.ndindex(studs_x + 1, studs_y + 1)))
         overlap = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
@@ -180,7 +179,7 @@ def _point_table(corners_only: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _hull(points: np.ndarray) -> np.ndarray:
-    """The corners of the convex hull (a monotone chain)."""
+    """Return the corners of the convex hull (monotone chain algorithm)."""
     chains = []
     ordered = sorted(map(tuple, points.tolist()))
     for side in (ordered, ordered[::-1]):

@@ -1,7 +1,8 @@
-"""The published data set (StableText2Brick), by Hub id or from files in its format, as rows of the brick task.
+"""Rows from the published data set StableText2Brick, by Hub id or from files in its format.
 
-Its columns: `structure_id`, `object_id`, `category_id` (a WordNet number, as in ShapeNet), `captions` (several texts),
-`bricks` (text like ours, in a world of 20) and `stability_scores` (8,000 numbers a row, which are not read).
+Its columns are `structure_id`, `object_id`, `category_id` (a WordNet number, as in ShapeNet), `captions` (several per
+structure), `bricks` (text in our absolute format, in a world of 20) and `stability_scores` (8,000 numbers per row,
+which are not read).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DATASET = "AvaLovelace/StableText2Brick"
 LEVEL = "published"
 COLUMNS = ("object_id", "category_id", "captions", "bricks")
 FILES = (".jsonl", ".json", ".parquet")
-TEST_SHARE = 0.1  # of the objects of a file that has no splits
+TEST_SHARE = 0.1  # fraction of the objects held out from a file without splits
 
 CATEGORY_IDS = {
     "02801938": "basket", "02818832": "bed", "02828884": "bench", "02843684": "birdhouse", "02871439": "bookshelf",
@@ -36,11 +37,11 @@ CATEGORY_IDS = {
 def from_hub(
     source: str = DATASET, split: str = "train", size: int | None = None, seed: int = 0, prompt_style: str = "full"
 ) -> list[dict[str, Any]]:
-    """`size` rows (None: all) of a split in random order, each with one of the captions of its structure.
+    """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
-    `source` is a Hub id, a folder of files whose names begin with "train" and "test", or one .jsonl, .json or .parquet
-    file, a tenth of whose objects are for testing. The columns are those of `make_rows`, without weights; `detail` is
-    the number of the caption.
+    `source` is a Hub id, a folder with files whose names begin with "train" and "test", or one .jsonl, .json or
+    .parquet file, of which a tenth of the objects form the test split. The columns are those of `make_rows`, without
+    weights; `detail` is the number of the caption.
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
@@ -50,7 +51,7 @@ def from_hub(
     if path.is_dir():
         files = sorted(file for file in path.rglob(f"{split}*") if file.suffix in FILES)
         if not files:
-            raise ValueError(f"folder {source!r} holds no {split}*.jsonl, {split}*.json or {split}*.parquet")
+            raise ValueError(f"folder {source!r} contains no {split}*.jsonl, {split}*.json or {split}*.parquet file")
         entries = [entry for file in files for entry in _read(file)]
     elif path.suffix in FILES:
         found = _read(path)
@@ -85,9 +86,9 @@ def _read(file: Path) -> list[dict[str, Any]]:
             else json.loads(text)
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file.name} is not JSON: {error}") from error
+        raise ValueError(f"{file.name} is not valid JSON: {error}") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{file.name} must hold objects with the columns {', '.join(COLUMNS)}")
+        raise ValueError(f"{file.name} must contain a list of objects with the columns {', '.join(COLUMNS)}")
     return entries
 
 
@@ -98,14 +99,14 @@ def _download(name: str, split: str) -> Sequence[Mapping[str, Any]]:
         entries = load_dataset(name, split=split)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"the data set {name!r} cannot be loaded from the Hub: {error}. Without a network give the folder of a "
-            "copy (its train*.parquet and test*.parquet files), or no data set: rows are then made offline"
+            f"the data set {name!r} cannot be loaded from the Hub: {error}. Without network access, pass the folder "
+            "of a local copy (train*.parquet and test*.parquet), or omit --brick_data to generate rows offline"
         ) from error
     return entries.select_columns([column for column in COLUMNS if column in entries.column_names])
 
 
 def _held_out(entries: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The objects kept for testing. Layouts of one object are variations of one shape, so they stay together."""
+    """Return the objects of the test split. Layouts of one object are variants of a shape, so they stay together."""
     objects = sorted({_object(entry) for entry in entries}, key=lambda name: hashlib.sha256(name.encode()).digest())
     return set(objects[: max(1, round(TEST_SHARE * len(objects)))]) if len(objects) > 1 else set()
 

@@ -1,9 +1,9 @@
-"""From voxels to bricks: a layout in which every brick stands on the ground or on studs of a brick below it.
+"""Conversion of voxels to bricks, such that every brick rests on the ground or on studs of a brick below it.
 
-Layers are covered from the bottom up. Bricks that reach over empty space come first and take the deepest joint they
-can; the others follow in rows whose direction and starting side change with every layer, and prefer to lie across the
-seams below (running bond). A layout that is too weak is tried again, first with narrow planks over empty space (beside
-each other they bear more than a wide one), then with the choices shaken by a seeded generator.
+Layers are covered from the bottom up. Bricks that reach over empty space are placed first, with the deepest joint
+possible. The others follow in rows whose direction and starting side alternate from layer to layer, and preferably
+bridge the seams of the layer below (running bond). If a layout is too weak, a second one uses narrow planks over
+empty space (side by side they bear more than one wide plank), and later ones add seeded noise to the choices.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import numpy as np
 from .structure import SIZES, Brick, Structure
 
 Place = tuple[int, int, int, int]  # h, w, x, y of a brick in its layer
-# Cells of brick that a cell of edge above a seam is worth: a 2x4 that bridges the seam beats a 2x6 that ends there.
-SEAM = 2.2
+# Penalty per cell of brick edge above a seam, in cells of brick area: a 2x4 that bridges a seam beats a 2x6 that
+# ends at it.
+SEAM_PENALTY = 2.2
 
 
 def lay(
     voxels: np.ndarray, load_factor: Callable[[Structure], float], limit: float = 0.9, attempts: int = 20
 ) -> tuple[Structure | None, float]:
-    """Bricks that fill exactly the True cells of `voxels[x, y, z]`, in canonical order, and their load factor.
+    """Fill exactly the True cells of `voxels[x, y, z]` with bricks; return the structure and its load factor.
 
-    It is the first layout below `limit`, or the strongest that was found; (None, inf) where no brick can reach some
-    cell. `load_factor` judges a layout, with whatever it has to carry. The same voxels give the same bricks.
+    Returns the first layout below `limit`, else the strongest one found, or (None, inf) if bricks cannot reach some
+    cell. Bricks are in canonical order. `load_factor` evaluates a layout together with its weights. The result is
+    deterministic.
     """
     best: tuple[Structure | None, float] = (None, float("inf"))
     for structure in layouts(voxels, attempts):
@@ -40,7 +42,7 @@ def lay(
 
 
 def layouts(voxels: np.ndarray, attempts: int) -> Iterator[Structure]:
-    """Different layouts of the same voxels, the plainest first."""
+    """Generate distinct layouts of the same voxels, the most regular first."""
     seen = set()
     for attempt in range(attempts):
         structure = lay_once(voxels, narrow=attempt == 1, rng=random.Random(attempt) if attempt > 1 else None)
@@ -52,16 +54,16 @@ def layouts(voxels: np.ndarray, attempts: int) -> Iterator[Structure]:
 def lay_once(
     voxels: np.ndarray, narrow: bool = False, rng: random.Random | None = None, joint: float = 3.0
 ) -> Structure | None:
-    """One layout, or None where it came to a cell that no brick with a stud below can reach any more.
+    """Make one layout, or return None if it reaches a cell that no brick with a stud below it can cover.
 
-    `joint` is how much a deep joint counts; below 0 gives what a careless builder might do.
+    `joint` is the weight of deep joints; a negative value makes the weak layouts of a careless builder.
     """
     world = voxels.shape[0]
     bricks: list[Brick] = []
-    below = np.ones((world, world), dtype=np.int16)  # the ground; later 0 for nothing, or the layer's bricks from 1
+    below = np.ones((world, world), dtype=np.int16)  # 1 is the ground; above it, 0 is empty and bricks count from 1
     for z in range(voxels.shape[2]):
         layer = voxels[:, :, z]
-        cover = _cover if rng is not None else _cover_again  # layers repeat, within a shape and from shape to shape
+        cover = _cover if rng is not None else _cover_cached  # layers repeat within a shape and between shapes
         placed = cover(world, layer.tobytes(), below.tobytes(), z % 2, narrow, joint, rng)
         if placed is None:
             return None
@@ -75,7 +77,7 @@ def lay_once(
 def _cover(
     world: int, layer: bytes, below_layer: bytes, turn: int, narrow: bool, joint: float, rng: random.Random | None
 ) -> list[Place] | None:
-    """Places that cover a layer exactly, each with a stud below; None at a dead end."""
+    """Cover a layer exactly with bricks that have a stud below; return their places, or None at a dead end."""
     cells = np.flatnonzero(np.frombuffer(layer, dtype=bool))
     below = np.frombuffer(below_layer, dtype=np.int16).reshape(world, world)
     places, cover, area = _places(world, tuple(cells.tolist()))
@@ -83,12 +85,12 @@ def _cover(
     studs = cover @ (owners > 0).astype(np.float32)
     usable = studs > 0
     places, cover, area, studs = places[usable], cover[usable], area[usable], studs[usable]
-    # What makes a place good: its size, the direction of this layer, several bricks below it, and, where it reaches
-    # over empty space, how far back its joint goes, as what a joint bears grows with the square of that.
+    # A place scores by area, the layer's direction, the number of bricks below it, and, over empty space, the depth
+    # of its joint, because the load that a joint bears grows with the square of its depth.
     score = area + 0.3 * (places[:, turn] - places[:, 1 - turn])
     for brick in np.unique(owners[owners > 0]):
         score += 1.5 * (cover @ (owners == brick).astype(np.float32) > 0)
-    score -= SEAM * _seams(below, np.frombuffer(layer, dtype=bool).reshape(world, world), places)
+    score -= SEAM_PENALTY * _seams(below, np.frombuffer(layer, dtype=bool).reshape(world, world), places)
     for place in np.flatnonzero(studs < area):
         h, w, x, y = places[place]
         supported = below[x : x + h, y : y + w] > 0
@@ -97,7 +99,7 @@ def _cover(
         score[place] += joint * depth - (area[place] if narrow and min(h, w) == 2 else 0)
     if rng is not None:
         score += [rng.gauss(0, 3) for _ in range(len(score))]
-    # Hanging cells come first, those that the fewest bricks can reach before others; then reading order.
+    # Unsupported cells come first, those that the fewest bricks can reach before others; then in reading order.
     x, y = np.divmod(cells, world)
     reading = x * 100 + y if turn == 0 else 10_000 - y * 100 - x
     free = np.ones(len(cells), dtype=bool)
@@ -123,25 +125,25 @@ def _cover(
 
 
 def _seams(below: np.ndarray, layer: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """How many cells of the edges of each place, where the layer goes on beyond, are above a seam of the one below."""
+    """Count, for each place, the cells of its edges inside the layer that lie above a seam of the layer below."""
     h, w, x, y = places.T
     counts = np.zeros(len(places))
     for across, (start, long, side, wide) in ((False, (x, h, y, w)), (True, (y, w, x, h))):
         bricks, cells = (below.T, layer.T) if across else (below, layer)
         apart = (bricks[:-1] != bricks[1:]) & (bricks[:-1] > 0) & (bricks[1:] > 0) & cells[:-1] & cells[1:]
-        # rows of zeros for the edges of the world; sums along an edge are differences of running sums
+        # Zero rows stand for the edges of the world; sums along an edge are differences of cumulative sums.
         running = np.pad(np.cumsum(apart, axis=1), ((1, 1), (1, 0)))
         for edge in (start, start + long):
             counts += running[edge, side + wide] - running[edge, side]
     return counts
 
 
-_cover_again = functools.lru_cache(maxsize=20_000)(_cover)
+_cover_cached = functools.lru_cache(maxsize=20_000)(_cover)
 
 
 @functools.lru_cache(maxsize=2_000)
 def _places(world: int, cells: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every place that lies wholly on `cells`; 1 where it is on a cell, [place, cell], else 0; and its area."""
+    """Return every place inside `cells`, its 0/1 coverage as [place, cell], and its area."""
     index = np.full(world * world, -1)
     index[list(cells)] = np.arange(len(cells))
     places, covers = [np.empty((0, 4), dtype=np.int64)], [np.empty((0, len(cells)), dtype=np.float32)]
@@ -158,7 +160,7 @@ def _places(world: int, cells: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray,
 
 @functools.cache
 def _places_in(world: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each size its places in a layer, and the cells that they are on, as x * world + y."""
+    """Return, for each brick size, its places in a layer and the cells they cover, as x * world + y."""
     found = []
     for h, w in SIZES:
         corners = [(x, y) for x in range(world - h + 1) for y in range(world - w + 1)]

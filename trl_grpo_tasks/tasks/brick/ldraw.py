@@ -1,7 +1,7 @@
-"""LDraw files (.ldr), which brick viewers open, and the colours that they and our pictures share.
+"""LDraw files (.ldr), which brick viewers open, and the colours that they share with our pictures.
 
-LDraw measures in units of 0.4 mm: 20 to a stud, 24 to a brick's height, and -y is up. Our x is LDraw's x and our y its
-z, which keeps right and left. A part's origin is the centre of the top of its body, its long side along x.
+LDraw's unit is 0.4 mm: a stud pitch is 20, a brick's height 24, and -y is up. Our x is LDraw's x and our y is its z,
+which preserves handedness. A part's origin is the centre of the top of its body, with its long side along x.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ PARTS = {(1, 1): "3005", (1, 2): "3004", (1, 4): "3010", (1, 6): "3009", (1, 8):
 _SIZE_OF_PART = {part: size for size, part in PARTS.items()}
 
 _ALONG_X = "1 0 0 0 1 0 0 0 1"
-_ALONG_Y = "0 0 1 0 1 0 -1 0 0"  # a quarter turn about the vertical
+_ALONG_Y = "0 0 1 0 1 0 -1 0 0"  # a quarter turn about the vertical axis
 
 
 class Colour(NamedTuple):
     name: str
-    code: int  # LDraw's
+    code: int  # LDraw's colour code
     rgb: tuple[int, int, int]
 
 
-# Neighbours in this list contrast, since consecutive bricks mostly touch.
+# Adjacent entries contrast, because consecutive bricks usually touch.
 PALETTE = (
     Colour("Red", 4, (201, 38, 32)),
     Colour("Yellow", 14, (250, 200, 10)),
@@ -49,8 +49,11 @@ _SIX = ((1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1))
 
 
 def palette_indices(bricks: Sequence[Brick]) -> list[int]:
-    """For every brick its place in PALETTE: the same for the same bricks, unmoved by bricks that come later, and
-    different from what it touches as far as ten colours go."""
+    """Return an index into PALETTE for every brick.
+
+    The choice is deterministic, does not depend on later bricks, and differs from the touching bricks as far as ten
+    colours allow.
+    """
     painted: dict[tuple[int, int, int], int] = {}  # cell -> colour
     chosen = []
     for number, (h, w, x, y, z) in enumerate(bricks):
@@ -65,7 +68,7 @@ def palette_indices(bricks: Sequence[Brick]) -> list[int]:
 
 
 def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
-    """The structure as an LDraw model in the picture's colours, one building step a layer.
+    """Convert a structure to an LDraw model in the colours of the picture, with one building step per layer.
 
     >>> print(to_ldr(Structure((Brick(2, 4, 0, 0, 0),)), "plank"))
     0 plank
@@ -85,7 +88,7 @@ def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
         if layer is not None and z != layer:
             lines.append("0 STEP")
         layer = z
-        # x + h/2 studs is a whole number of LDraw units, since a stud is 20.
+        # x + h/2 stud pitches is a whole number of LDraw units, because a pitch is 20.
         place = f"{STUD * (2 * x + h) // 2} {-HEIGHT * (z + 1)} {STUD * (2 * y + w) // 2}"
         turn = _ALONG_X if h >= w else _ALONG_Y
         lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {PARTS[min(h, w), max(h, w)]}.dat")
@@ -93,8 +96,10 @@ def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
 
 
 def from_ldr(text: str, world: int = WORLD) -> Structure:
-    """The bricks of an LDraw model. Lines that place none of the eight parts are passed over; one that places such a
-    part tilted or off the grid is a ValueError, since no structure of ours says that."""
+    """Read the bricks of an LDraw model. Lines that place other parts are skipped.
+
+    Raises ValueError if one of the eight parts is tilted or off the grid, which our structures cannot represent.
+    """
     bricks = []
     for line in text.splitlines():
         fields = line.split()
@@ -105,7 +110,7 @@ def from_ldr(text: str, world: int = WORLD) -> Structure:
             continue
         numbers = np.array([float(field) for field in fields[2:14]])
         place, turn = numbers[:3], numbers[3:].reshape(3, 3)
-        # The part's own extents, long side along its x, turned into the model's.
+        # The extents of the part, with its long side along its own x, rotated into the model's axes.
         extent = np.abs(turn @ [size[1] * STUD, HEIGHT, size[0] * STUD])
         corner = np.array([place[0] - extent[0] / 2, -place[1] - HEIGHT, place[2] - extent[2] / 2])
         x, z, y = corner / (STUD, HEIGHT, STUD)

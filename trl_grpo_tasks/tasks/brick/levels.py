@@ -1,17 +1,17 @@
-"""The levels, easy to hard: which categories each has, over which values, and what they must carry."""
+"""The levels from easy to hard: the categories of each, their parameter values, and the weights they must carry."""
 
 from __future__ import annotations
 
 from .catalogue import Level
 
 
-def _each(grams_by_reach: dict[int, tuple[int, ...]]) -> dict[int, list[tuple[int, ...]]]:
-    """Single weights by reach."""
+def _single_weights(grams_by_reach: dict[int, tuple[int, ...]]) -> dict[int, list[tuple[int, ...]]]:
+    """Convert lists of single weights per reach to the format of `Level.grams`."""
     return {reach: [(grams,) for grams in few] for reach, few in grams_by_reach.items()}
 
 
-# By reach: light weights, that the thinnest support carries, and heavy ones that need another.
-_TIP = _each(
+# Weights by reach: light ones that the thinnest support carries, and heavy ones that need a thicker support.
+_TIP = _single_weights(
     {2: (250, 500, 700, 1000), 3: (20, 50, 100, 200, 400), 4: (100, 200, 300, 400, 600), 5: (10, 30, 50, 100, 250)}
 )
 _EDGE = (100, 150, 300, 600, 1000)
@@ -55,14 +55,14 @@ LEVELS: dict[str, Level] = {
             "footbridge": {"span": (4, 6), "width": (1, 2), "height": (2, 3, 4, 5, 6)},
         },
         {
-            "balcony": _each(
+            "balcony": _single_weights(
                 {2: (300, 600, 800, 1000), 3: (50, 150, 200, 400), 4: (150, 300, 400, 600), 5: (20, 50, 100, 250)}
             ),
             "shelf": _TIP,
             "diving board": _TIP,
             "street lamp": _TIP,
-            "pedestal table": _each({6: _EDGE, 8: _EDGE}),
-            "footbridge": _each({4: (100, 200, 500), 6: (100, 200, 500)}),
+            "pedestal table": _single_weights({6: _EDGE, 8: _EDGE}),
+            "footbridge": _single_weights({4: (100, 200, 500), 6: (100, 200, 500)}),
         },
     ),
     "room": Level(
@@ -103,12 +103,12 @@ LEVELS: dict[str, Level] = {
             "footbridge": {"span": (8, 9, 10), "width": (2, 3, 4), "height": (4, 5, 6)},
         },
         {
-            "balcony": _each({3: (100, 200, 400, 600), 4: (300, 500, 600, 700), 5: (50, 100, 200, 400)}),
-            "diving board": _each({3: (50, 100, 200, 400), 4: (200, 300, 400, 600), 5: (20, 50, 100, 300)}),
+            "balcony": _single_weights({3: (100, 200, 400, 600), 4: (300, 500, 600, 700), 5: (50, 100, 200, 400)}),
+            "diving board": _single_weights({3: (50, 100, 200, 400), 4: (200, 300, 400, 600), 5: (20, 50, 100, 300)}),
             "street lamp": _TIP,
-            "pedestal table": _each({10: _EDGE, 12: _EDGE}),
+            "pedestal table": _single_weights({10: _EDGE, 12: _EDGE}),
             "crane": {reach: [(100,), (200,), (300,), (500,), (300, 300), (500, 200)] for reach in (4, 5, 6, 7)},
-            "footbridge": _each(dict.fromkeys((8, 9, 10), (50, 100, 200, 300))),
+            "footbridge": _single_weights(dict.fromkeys((8, 9, 10), (50, 100, 200, 300))),
         },
     ),
     "furniture": Level(

@@ -1,8 +1,8 @@
-"""Voxel shapes that reach over empty space and carry weights there. The last parameter is what must be strong enough.
+"""Voxel shapes with an overhang that carries weights; the last parameter is the thickness of the support.
 
-They reach towards x=0, so the place of a weight does not depend on how thick the support behind is. What a joint bears
-grows with the square of its depth: a support twice as thick lets the weight grow about fourfold. As in `shapes`, every
-cell can be reached by a brick that has a stud below.
+The overhang points towards x=0, so the position of a weight does not depend on the thickness of the support behind it.
+The load that a joint bears grows with the square of its depth: a support twice as thick carries about four times the
+weight. As in `shapes`, every cell can be reached by a brick that has a stud below it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 
 from .shapes import blank
 
-ABUTMENT = 3  # where the gap of a wide footbridge begins, whatever the thickness of its piers
+ABUTMENT = 3  # x where the gap of a wide footbridge begins, whatever the thickness of its piers
 
 
 def balcony(reach: int, width: int, height: int, wall: int) -> np.ndarray:
-    """A slab, its top `height` high, on a wall `wall` thick, with a railing at the far end."""
+    """Build a slab with its top at `height`, on a wall `wall` thick, with a railing at the far end."""
     cells = blank(reach + wall, width, height + 1)
     cells[reach:, :, : height - 1] = True
     cells[:, :, height - 1] = True
@@ -26,7 +26,7 @@ def balcony(reach: int, width: int, height: int, wall: int) -> np.ndarray:
 
 
 def shelf(reach: int, width: int, height: int, wall: int) -> np.ndarray:
-    """A board, its top `height` high, out of a wall that goes on two layers above it."""
+    """Build a board with its top at `height`, in a wall that continues two layers above it."""
     cells = blank(reach + wall, width, height + 2)
     cells[reach:] = True
     cells[:, :, height - 1] = True
@@ -34,7 +34,7 @@ def shelf(reach: int, width: int, height: int, wall: int) -> np.ndarray:
 
 
 def diving_board(reach: int, width: int, height: int, post: int) -> np.ndarray:
-    """A board, its top `height` high, on a post, with a handrail at the rear."""
+    """Build a board with its top at `height`, on a post, with a handrail at the rear."""
     cells = blank(reach + post, width, height + 2)
     cells[reach:, :, : height - 1] = True
     cells[:, :, height - 1] = True
@@ -43,7 +43,7 @@ def diving_board(reach: int, width: int, height: int, post: int) -> np.ndarray:
 
 
 def street_lamp(reach: int, height: int, pole: int) -> np.ndarray:
-    """An arm, its top `height` high, on a pole with a wide foot; the light stands on the end of the arm."""
+    """Build an arm with its top at `height`, on a pole with a wide foot; the light is on the end of the arm."""
     cells = blank(reach + pole, 3, height + 1)
     cells[reach - 1 :, :, 0] = True
     cells[reach:, 1, :height] = True
@@ -53,7 +53,7 @@ def street_lamp(reach: int, height: int, pole: int) -> np.ndarray:
 
 
 def pedestal_table(length: int, width: int, height: int, column: int) -> np.ndarray:
-    """A table on one column, two cells wide and `column` long, in the middle; a long top has a shorter board below."""
+    """Build a table on one central column, 2 wide and `column` long; a long top gets a shorter board below it."""
     cells = blank(length, width, height)
     start, side = (length - column) // 2, (width - 2) // 2
     cells[start : length - start, side : width - side] = True
@@ -64,8 +64,7 @@ def pedestal_table(length: int, width: int, height: int, column: int) -> np.ndar
 
 
 def crane(reach: int, back: int, height: int, tower: int) -> np.ndarray:
-    """A jib, two cells wide, that reaches `reach` beyond the front of a tower and `back` behind it; in front of the
-    tower it is doubled."""
+    """Build a jib two cells wide that reaches `reach` in front of a tower and `back` behind it; doubled in front."""
     cells = blank(reach + back, 2, height + 1)
     cells[reach : reach + tower, :, :height] = True
     cells[reach - 4 : reach + tower, :, height - 2] = True
@@ -75,7 +74,7 @@ def crane(reach: int, back: int, height: int, tower: int) -> np.ndarray:
 
 
 def footbridge(span: int, width: int, height: int, pier: int) -> np.ndarray:
-    """A deck, its top `height` high, over one gap; where that is wide the deck rests on ends that reach into it."""
+    """Build a deck with its top at `height` over one gap; above a wide gap it rests on cantilevered ends."""
     start = pier if span <= 6 else ABUTMENT
     cells = blank(start + span + pier, width, height)
     cells[start - pier : start] = cells[start + span :] = True

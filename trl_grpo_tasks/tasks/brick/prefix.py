@@ -1,7 +1,7 @@
-"""How the load factor grows as a structure is built: one number for every prefix of its bricks.
+"""Stability of a structure while it is built: one load factor per prefix of its bricks.
 
-For rewards along the way, for curricula, and for going back to the last brick at which all was well. The program of a
-prefix is that of the one before with a brick more, so HiGHS keeps its basis and goes on from there.
+It serves dense rewards, curricula, and rollback to the last stable brick. The linear program of a prefix extends that
+of the previous one by one brick, so HiGHS keeps its basis and continues from there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def prefix_stability(
     loads: Iterable[Load | tuple[int, int, int, float]] = (),
     world: int = WORLD,
 ) -> list[float | None]:
-    """The load factor of the first brick, of the first two, and so on: what `analyse` says of each of them.
+    """Return the load factor of the first brick, of the first two, and so on, as `analyse` would compute them.
 
-    None where a brick floats until a later one connects it, and from the first brick on that cannot be where it is. A
-    load counts from the brick on that carries it.
+    The entry is None while a brick floats until a later one connects it, and from the first brick that cannot be
+    built. A load counts from the brick that carries it.
 
     >>> [round(factor, 4) for factor in prefix_stability("1x1 (5,5,0)\\n1x4 (5,5,1)\\n1x8 (5,5,2)\\n")]
     [0.0, 0.0196, 0.1181]
@@ -52,14 +52,14 @@ def prefix_stability(
                 factors[last] = warm.load_factor(last + 1)
                 continue
             except SolverError:
-                warm = None  # from here on each prefix is a program of its own, for any solver
+                warm = None  # solve each remaining prefix as a separate program, with any solver
         prefix = Structure(structure.bricks[: last + 1], structure.world)
         factors[last] = analyse_balance(prefix, weights_N[: last + 1], solvers).load_factor
     return factors
 
 
 def _grounded(structure: Structure) -> list[bool]:
-    """For each brick, whether studs connect it and all before it to the ground, when there is nothing after it."""
+    """Return, for each brick, whether studs connect it and all earlier bricks to the ground."""
     ground = len(structure)
     parent, size = list(range(ground + 1)), [1] * (ground + 1)
 
@@ -73,7 +73,7 @@ def _grounded(structure: Structure) -> list[bool]:
     position = 0
     for last in range(ground):
         while position < len(links) and links[position][0] == last:
-            a, b = (root(i % (ground + 1)) for i in links[position][1:])  # -1, the ground, is the last
+            a, b = (root(i % (ground + 1)) for i in links[position][1:])  # -1 (the ground) becomes the last index
             if a != b:
                 parent[a] = b
                 size[b] += size[a]
@@ -83,7 +83,7 @@ def _grounded(structure: Structure) -> list[bool]:
 
 
 class _WarmProgram:
-    """The load-factor program of the first bricks of a structure, in a HiGHS that more bricks are added to."""
+    """The load-factor program of a growing prefix of a structure, in a HiGHS instance that keeps its basis."""
 
     def __init__(self, structure: Structure, weights_N: np.ndarray):
         import highspy
@@ -92,7 +92,7 @@ class _WarmProgram:
         presses, normals, pushes = contacts.presses(), contacts.normals(), contacts.pushes()
         matrix = matrix_of([presses, normals, pushes], weights_N.size)
         matrix.sort_indices()
-        # a force comes in with the later of its two bricks, which has the last row of its column
+        # A force enters with the later of its two bricks, which owns the last row of the force's column.
         brick = matrix.indices[matrix.indptr[1:] - 1] // ROWS
         order = np.argsort(brick, kind="stable")
         self._forces: Any = matrix[:, order]
@@ -107,17 +107,17 @@ class _WarmProgram:
 
         self._unit_N = force_unit(weights_N)
         self._weights = weights_N.ravel() / self._unit_N
-        self._friction = np.zeros(weights_N.size)  # the one column that changes, with every brick that takes hold
+        self._friction = np.zeros(weights_N.size)  # the only column that changes as bricks are added
         self._bricks = 0
         self._infinity = highspy.kHighsInf
         self._highs = quiet_highs()
-        # measured at 200 bricks: the primal simplex takes a third of the dual's time from a basis that has grown
+        # Measured at 200 bricks: from an extended basis, the primal simplex takes a third of the dual's time.
         for option, value in (("presolve", "off"), ("simplex_strategy", 4), ("simplex_scale_strategy", 0)):
             self._highs.setOptionValue(option, value)
         self._highs.addCols(1, [1.0], [0.0], [self._infinity], 0, [0], [], [])
 
     def load_factor(self, bricks: int) -> float:
-        """Of the first `bricks`, which are more than the last time."""
+        """Return the load factor of the first `bricks` bricks; must be called with increasing numbers."""
         highs, none = self._highs, np.zeros(0, dtype=np.int32)
         weights = self._weights[ROWS * self._bricks : ROWS * bricks]
         highs.addRows(len(weights), weights, weights, 0, np.zeros(len(weights), dtype=np.int32), none, np.zeros(0))

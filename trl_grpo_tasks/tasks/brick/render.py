@@ -1,4 +1,4 @@
-"""Pictures of brick structures to look at: one, a sheet of many, before and after. Pillow and numpy, no screen."""
+"""Pictures of brick structures: single pictures, contact sheets, and before/after pairs. Needs Pillow, no display."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ except ImportError as error:
 from .scene import HEIGHT, Camera, Scene
 from .shading import shaded
 
-DRAWN_LIMIT = 600  # bricks: more than a sound structure has, and still quick
-FAR = 4  # cells: what is farther outside the world is counted, not drawn
-WIDEST_WORLD = 64  # cells a side: no more than this of a world is drawn
+DRAWN_LIMIT = 600  # maximum number of bricks drawn: more than valid structures have, and still fast
+FAR = 4  # bricks farther than this outside the world, in cells, are counted but not drawn
+WIDEST_WORLD = 64  # maximum edge length of the drawn part of a world, in cells
 
 PLATE_COLOUR, WEIGHT_COLOUR = (214, 219, 222), (58, 62, 71)
 FAILING_COLOUR = (232, 12, 20)
 LOAD_COLOURS = ((0.0, (46, 158, 87)), (0.5, (246, 206, 52)), (1.0, (226, 84, 36)))
 INK, WARNING = (45, 50, 58), (176, 42, 30)
 NOTES_SHOWN = 3
-LONGEST_CAPTION = 1000  # characters; no picture has room for more
-FINE = 4  # how much larger text and signs are drawn before they are shrunk
+LONGEST_CAPTION = 1000  # characters; longer captions would not fit
+FINE = 4  # text and symbols are drawn this many times larger and then shrunk
 _ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
 
 
@@ -43,26 +43,27 @@ def picture(
     caption: str | None = None,
     size: tuple[int, int] = (640, 640),
 ) -> Image.Image:
-    """The structure on a baseplate, low y in front. Any structure or text gives a picture, with what is wrong with it
-    written below; cells taken twice and bricks outside the world are striped.
+    """Draw the structure on a baseplate, with low y in front.
 
-    `colours` is "brick", or "load" for green to red by `loads`, each brick's share of what its studs bear. Bricks with
-    an index in `failing` are red, and then palette colours are pale. `weights` are (x, y, z, kg), each on that cell.
+    Any structure or text gives a picture, with its problems written below; colliding cells and bricks outside the
+    world are striped. `colours` is "brick", or "load" for green to red by `loads`, each brick's load relative to the
+    capacity of its studs. Bricks with an index in `failing` are red, and the palette's colours are then pale.
+    `weights` are (x, y, z, kg), each on top of that cell.
     """
     if colours not in ("brick", "load"):
-        raise ValueError(f"unknown colours {colours!r}; they are: brick, load")
+        raise ValueError(f"unknown colours {colours!r}; choose one of: brick, load")
     notes = []
     if isinstance(structure, str):
         reading = parse(structure)
         structure, notes = reading.structure, reading.problems[:1]
     if colours == "load" and (loads is None or len(loads) != len(structure)):
         given = "none" if loads is None else len(loads)
-        raise ValueError(f"colours='load' needs a load for each of the {len(structure)} bricks; there are {given}")
+        raise ValueError(f"colours='load' needs one load per brick: {len(structure)} bricks, but {given} given")
     failing = set(failing)
 
     drawn = {index: brick for index, brick in enumerate(structure.bricks) if _is_near(brick, structure.world)}
     if far := len(structure) - len(drawn):
-        notes.append(f"not drawn, below the ground or far outside: {_count(far)}")
+        notes.append(f"not drawn because below the ground or far outside: {_count(far)}")
     if len(drawn) > DRAWN_LIMIT:
         notes.append(f"only the first {DRAWN_LIMIT} of {_count(len(drawn))} are drawn")
         drawn = dict(list(drawn.items())[:DRAWN_LIMIT])
@@ -81,7 +82,7 @@ def picture(
         frozenset(striped),
     )
 
-    line = max(11, min(size) // 36)  # the height of text
+    line = max(11, min(size) // 36)  # height of a line of text, in pixels
     rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, size[0] - 2 * line, line, 1)]
     rows += [(row, INK) for row in _wrapped(caption or "", size[0] - 2 * line, line, 3)]
     legend = 2.5 * line if colours == "load" else 0
@@ -92,7 +93,7 @@ def picture(
         _label(image, (float(above[0]), float(above[1]) - 1.1 * line), f"{1000 * mass_kg:g} g", line)
     if not drawn:
         middle = camera.project(np.array([*scene.plate.mean(0), 0]))
-        words = "no brick in sight" if len(structure) else "no bricks"
+        words = "no brick in view" if len(structure) else "no bricks"
         _label(image, (float(middle[0]), float(middle[1])), words, int(1.5 * line))
     if legend:
         _draw_legend(image, line, bool(failing))
@@ -108,9 +109,9 @@ def png(image: Image.Image) -> bytes:
 
 
 def sheet(items: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.Image:
-    """Pictures with their captions in a grid, row by row."""
+    """Arrange pictures with their captions in a grid, row by row."""
     if columns < 1:
-        raise ValueError(f"a sheet has at least one column, not {columns}")
+        raise ValueError(f"a sheet needs at least one column; columns is {columns}")
     if not items:
         return Image.new("RGB", (320, 80), "white")
     columns = min(columns, len(items))
@@ -118,7 +119,7 @@ def sheet(items: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.I
     gap = max(4, width // 40)
     line = max(11, width // 28)
     captions = [_wrapped(caption, width - gap, line, 3) for _, caption in items]
-    # Every row of the grid is as high as its longest caption needs.
+    # Each row of the grid is as high as its longest caption needs.
     below = [max(map(len, captions[start : start + columns])) for start in range(0, len(items), columns)]
     heights = [height + gap + int(1.35 * line * rows + (0.6 * line if rows else 0)) for rows in below]
     page = Image.new("RGB", (columns * (width + gap) + gap, sum(heights) + gap), "white")
@@ -134,7 +135,7 @@ def sheet(items: Sequence[tuple[Image.Image, str]], columns: int = 4) -> Image.I
 def before_after(
     left: Image.Image, right: Image.Image, captions: tuple[str, str] = ("before", "after")
 ) -> Image.Image:
-    """Two pictures side by side, with an arrow from the left one to the right one."""
+    """Place two pictures side by side, with an arrow from left to right."""
     page = sheet([(left, captions[0]), (right, captions[1])], columns=2)
     r = max(10, left.width // 24)
     x, y = page.width / 2 - r, max(left.height, right.height) / 2 - r
@@ -163,14 +164,14 @@ def _count(bricks: int) -> str:
 def _colours(
     structure: Structure, drawn: dict[int, Brick], loads: Sequence[float] | None, failing: set[int]
 ) -> np.ndarray:
-    """A row for each brick, then for weights, plate and nothing."""
+    """Return RGB colours [owner, 3]: one row per brick, then rows for weights, plate and empty."""
     table = np.zeros((len(structure) + 3, 3))
     if loads is None:
         table[list(drawn)] = [PALETTE[i].rgb for i in palette_indices(list(drawn.values()))] or np.zeros((0, 3))
         if failing:
             table = 0.45 * table + 0.55 * np.array([232, 234, 236])
     else:
-        # What has no finite load cannot stand at all.
+        # Bricks without a finite load are shown as overloaded.
         shares = np.clip(np.nan_to_num(np.array(loads, dtype=float), nan=1, posinf=1), 0, 1)
         table[: len(structure)] = _load_colour(shares)
     table[[index for index in failing if index in drawn]] = FAILING_COLOUR
@@ -196,7 +197,7 @@ def _draw_legend(image: Image.Image, line: int, with_failing: bool) -> None:
 
 
 def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) -> None:
-    """Light text on a dark pill whose middle is at the point."""
+    """Draw light text in a dark rounded box centred at a point."""
     half = ImageFont.load_default(FINE * line).getlength(text) / FINE / 2 + 0.5 * line
 
     def pill(draw: ImageDraw.ImageDraw) -> None:
@@ -207,8 +208,8 @@ def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) ->
 
 
 def _write(image: Image.Image, at: tuple[float, float], text: str, line: int, ink: tuple[int, int, int]) -> None:
-    """Text whose middle stands on the point."""
-    # Drawn large and shrunk: small letters are spaced unevenly otherwise.
+    """Write text whose baseline is centred at a point."""
+    # Drawn large and then shrunk, because small letters would be spaced unevenly.
     font = ImageFont.load_default(FINE * line)
     half = font.getlength(text) / FINE / 2
 
@@ -225,15 +226,15 @@ def _stamp(
     ink: tuple[int, int, int],
     paint: Callable[[ImageDraw.ImageDraw], None],
 ) -> None:
-    """Something painted in one colour, with smooth edges: `paint` works FINE times as large."""
+    """Paint something in one colour with smooth edges; `paint` draws at FINE times the size."""
     mask = Image.new("L", (int(size[0] + 2) * FINE, int(size[1] + 2) * FINE))
     paint(ImageDraw.Draw(mask))
     image.paste(ink, (round(corner[0]), round(corner[1])), mask.reduce(FINE))
 
 
 def _wrapped(text: str, width: float, line: int, most: int) -> list[str]:
-    """The text in at most so many rows of a width. Pillow's own font has little beyond ASCII, so accents go."""
-    # To normalise many accents in a row, or to shorten a long word, takes a time that grows with its square.
+    """Wrap the text into at most `most` rows. Accents are removed: Pillow's default font has little beyond ASCII."""
+    # The caption is cut first: normalising many accents and shortening long words take quadratic time.
     plain = unicodedata.normalize("NFKD", text[:LONGEST_CAPTION].translate(_ASCII)).encode("ascii", "ignore").decode()
     font, width = ImageFont.load_default(FINE * line), width * FINE
     rows: list[str] = []

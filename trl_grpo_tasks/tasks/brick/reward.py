@@ -1,8 +1,8 @@
-"""What a text is worth as a brick structure: is it one, does it stand, and is it what was asked for?
+"""Reward of the brick task: parse a text, analyse its stability, and compare it with the target shape.
 
-Every part lies between 0 and 1, so the total lies between 0 and the sum of the weights. Standing, being connected,
-being free of collisions and being long all count in proportion to `shape`, the overlap with the target: physics alone
-is met best by a single brick on the ground, and that must not pay.
+Every component lies between 0 and 1, so the total lies between 0 and the sum of the weights. Stability, connectivity,
+quality and length are multiplied by `shape`, the IoU with the target: otherwise a single brick on the ground would
+earn full credit for physics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPONENTS = ("stability", "connectivity", "quality", "length", "shape", "syntax
 
 @dataclass(frozen=True)
 class Judgement:
-    """`components` by name; `analysis` is None where the text is no structure that could be analysed."""
+    """The result of judging one text; `analysis` is None if the text is not a valid structure."""
 
     structure: Structure
     components: dict[str, float]
@@ -42,14 +42,17 @@ def judge(
     backend: str = "auto",
     max_offset: int = MAX_OFFSET,
 ) -> Judgement:
-    """Judge any text as an answer to a row. A row without `voxels` (a caption of one's own) has no target: physics is
-    judged, `shape` and `length` earn nothing, and nothing is a success."""
+    """Judge any text as an answer to a row.
+
+    A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` and `length`
+    are 0, and the answer is never a success.
+    """
     reading = parse(text, row["world"], max_offset)
     structure = reading.structure
     problems = reading.problems + structure.problems(max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
-    shape = 1.0 if iou is None else iou  # what physics counts in proportion to
+    shape = 1.0 if iou is None else iou  # the factor on the physics components
     analysis = None
     reasons = problems
     steadiness = 0.0
@@ -60,13 +63,13 @@ def judge(
         else:
             analysis = analyse(structure, backend=backend, loads=resting, world=row["world"])
         if analysis.stable:
-            # Without a solver there is no load factor, and being connected is all that is known.
+            # Without a solver the load factor is unknown, and "stable" means only connected to the ground.
             steadiness = 1.0 - (analysis.load_factor or 0.0)
         reasons = list(analysis.reasons)
         if not reasons and iou is None:
             reasons = ["the shape cannot be judged: this caption has no target"]
         elif not reasons and shape < success_iou:
-            reasons = [f"the shape meets {shape:.2f} of what was asked for; {success_iou} is needed"]
+            reasons = [f"the shape has an IoU of {shape:.2f} with the target; success needs {success_iou}"]
     bricks = len(structure)
     asked = max(row["gold"].count("\n"), 1) if row.get("gold") else bricks or 1
     judged = 0.0 if iou is None else iou
@@ -84,8 +87,10 @@ def judge(
 
 
 def overlap(structure: Structure, target: np.ndarray) -> float:
-    """Cells in both over cells in either. A cell claimed twice, or outside the world, counts as one too many: the same
-    answer written twice is half as good."""
+    """Return the IoU of the structure's cells with the target.
+
+    Cells claimed twice or outside the world enlarge the union: an answer written twice scores half.
+    """
     filled = structure.occupied
     too_many = sum(brick.h * brick.w for brick in structure.bricks) - np.count_nonzero(filled)
     union = np.count_nonzero(filled | target) + too_many
@@ -93,7 +98,7 @@ def overlap(structure: Structure, target: np.ndarray) -> float:
 
 
 def facts(judgement: Judgement) -> dict[str, Any]:
-    """What people want to read of a judgement."""
+    """Return the facts of a judgement shown in reports."""
     analysis = judgement.analysis
     return {
         "bricks": len(judgement.structure),
@@ -104,13 +109,13 @@ def facts(judgement: Judgement) -> dict[str, Any]:
 
 
 def verdict(judgement: Judgement, loads: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence about a structure for people."""
+    """Describe a judged structure in one sentence."""
     analysis, bricks = judgement.analysis, len(judgement.structure)
     if analysis is None:
         return f"not a structure: {judgement.reason}"
     burden = " and ".join(f"{load['grams']} g" for load in loads)
     what = f"{bricks} brick{'s' if bricks != 1 else ''}" + (f" carrying {burden}" if burden else "")
     if not analysis.stable:
-        return f"{what}: falls; {'; '.join(analysis.reasons[:3])}"
-    used = "" if analysis.load_factor is None else f", using {analysis.load_factor:.0%} of what its studs hold"
-    return f"{what}: stands{used}"
+        return f"{what}: unstable; {'; '.join(analysis.reasons[:3])}"
+    used = "" if analysis.load_factor is None else f", at {analysis.load_factor:.0%} of the load its studs can bear"
+    return f"{what}: stable{used}"

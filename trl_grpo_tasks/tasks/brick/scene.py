@@ -1,10 +1,11 @@
-"""What a camera sees of bricks on a baseplate: which face or stud each pixel shows.
+"""Visibility of bricks on a baseplate: which face or stud each pixel shows.
 
-Faces and studs are painted back to front into a buffer of indices. The camera stands beyond the largest x, y and z of
-the scene, so whatever a cell hides has a smaller x + y + z: that order is exact. Lengths are in stud pitches.
+Faces and studs are painted back to front into an index buffer. The camera is beyond the largest x, y and z of the
+scene, so everything that a cell hides has a smaller x + y + z, and painting in this order is exact. Lengths are in
+stud pitches.
 
-A scene is a structure turned a quarter, our -y its x and our x its y, because people who write structures put the
-front at low y (chairs, shelves and beds of the published set do).
+A scene is the structure rotated by a quarter turn (its x is our -y, its y is our x), because structures usually have
+their front at low y, for example the chairs, shelves and beds of the published data set.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from PIL import Image, ImageDraw
 
 from .structure import Brick
 
-EMPTY, PLATE, WEIGHT = -1, -2, -3  # owners of a cell that are no brick
+EMPTY, PLATE, WEIGHT = -1, -2, -3  # owners of cells without a brick
 
-HEIGHT = 1.2  # of a brick
+HEIGHT = 1.2  # height of a brick
 UNIT = np.array([1, 1, HEIGHT])
 STUD_RADIUS, STUD_HEIGHT = 0.3, 0.21
 PLATE_THICKNESS, PLATE_MARGIN = 0.4, 1
@@ -28,10 +29,10 @@ RING = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 
 
 class Scene:
-    """The faces that look at the camera, each of one cell, and the cylinders (studs, weights) that stand on them.
+    """The cell faces that point towards the camera, and the cylinders (studs and weights) that stand on them.
 
-    Where bricks share a cell the earlier has it. `weights` are (x, y, z, kg), each on its cell. The faces of `hatched`
-    cells are marked.
+    A cell shared by bricks belongs to the earlier one. `weights` are (x, y, z, kg), each on top of its cell. The faces
+    of `hatched` cells are striped.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Scene:
         self.top = int(highs[4])
         self.plate = np.array([(low_x, low_y), (high_x, low_y), (high_x, high_y), (low_x, high_y)])
 
-        # One empty cell all around, so that every cell of interest has neighbours. The plate is the layer below 0.
+        # A margin of one empty cell gives every cell neighbours. The plate is the layer below 0.
         self.low = np.array([low_x - 1, low_y - 1, -2])
         self.owner = np.full((high_x - low_x + 2, high_y - low_y + 2, self.top + 3), EMPTY, dtype=np.int32)
         self.owner[1:-1, 1:-1, 1] = PLATE
@@ -60,7 +61,7 @@ class Scene:
 
         shown = [np.argwhere((self.owner != EMPTY) & (np.roll(self.owner, -1, axis) == EMPTY)) for axis in range(3)]
         self.axis = np.repeat(range(3), [len(cells) for cells in shown])
-        self.cell = np.concatenate(shown)  # in `owner`; add `low` for the place
+        self.cell = np.concatenate(shown)  # indices into `owner`; add `low` for scene coordinates
         self.face_owner = self.owner[tuple(self.cell.T)]
         places = (self.cell + self.low).tolist()
         self.is_hatched = np.array([bool(hatched) and (y, -x - 1, z) in hatched for x, y, z in places])
@@ -81,7 +82,7 @@ class Scene:
         self.cylinder_order, self.cylinder_owner, self.stands_on = table[:, 5:].astype(int).T
 
     def face_corners(self) -> np.ndarray:
-        """[face, 4, xyz]"""
+        """Return the corners of every face as [face, 4, xyz]."""
         corners = np.ones((3, 4, 3))
         for axis in range(3):
             corners[axis][:, [a for a in range(3) if a != axis]] = [(0, 0), (1, 0), (1, 1), (0, 1)]
@@ -90,14 +91,16 @@ class Scene:
         return points
 
     def rims(self) -> tuple[np.ndarray, np.ndarray]:
-        """The lower and the upper rim of every cylinder: [cylinder, 24, xyz] each."""
+        """Return the lower and upper rims of every cylinder, each [cylinder, 24, xyz]."""
         circle = self.centre[:, None] + self.radius[:, None, None] * np.stack([np.cos(RING), np.sin(RING)], -1)
         lower = np.concatenate([circle, np.broadcast_to(self.base[:, None, None], (*circle.shape[:2], 1))], -1)
         return lower, lower + self.rise[:, None, None] * (0, 0, 1)
 
     def borders(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each face and its sides, low u, high u, low v, high v: whether the brick ends there beside another one,
-        and whether it ends with nothing beside it."""
+        """Return, for each face and side (low u, high u, low v, high v), whether the brick ends there.
+
+        The first array marks sides with another brick beside them, the second sides with nothing beside them.
+        """
         beside = np.empty((len(self.cell), 4), dtype=np.int32)
         for axis in range(3):
             faces = np.flatnonzero(self.axis == axis)
@@ -108,7 +111,10 @@ class Scene:
 
 
 class Camera:
-    """Slight perspective, near enough for the scene to fill the picture between `above` and `below` pixels."""
+    """A camera with slight perspective, fitted so that the scene fills the picture between the two margins.
+
+    `above` and `below` are the margins' heights in pixels.
+    """
 
     def __init__(self, scene: Scene, size: tuple[int, int], above: float = 0, below: float = 0) -> None:
         points = np.concatenate([scene.face_corners().reshape(-1, 3), scene.rims()[1].reshape(-1, 3)])
@@ -127,21 +133,21 @@ class Camera:
         self.shift = (size[0] / 2, above + margin + room[1] / 2) - self.scale * (flat.min(0) + flat.max(0)) / 2
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Picture coordinates, x to the right and y down, of points [..., xyz]."""
+        """Project points [..., xyz] to picture coordinates, x to the right and y down."""
         away = points - self.eye
         flat = np.stack([away @ self.right, -(away @ self.up)], -1) / -(away @ TO_CAMERA)[..., None]
         return self.scale * flat + self.shift
 
     def rays(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """[xyz, ...]: where the camera looks through points of the picture; x and y broadcast."""
+        """Return the viewing directions [xyz, ...] through points of the picture; x and y broadcast."""
         across, down = (x - self.shift[0]) / self.scale, (y - self.shift[1]) / self.scale
         return np.stack([self.right[a] * across - self.up[a] * down - TO_CAMERA[a] for a in range(3)])
 
 
 def index_buffer(scene: Scene, camera: Camera, supersample: int) -> np.ndarray:
-    """[row, column] of what is seen: 0 for nothing, then faces, walls of cylinders and tops of cylinders, in order."""
+    """Return the index buffer [row, column]: 0 for background, then faces, cylinder walls and cylinder tops."""
     lower, upper = scene.rims()
-    # A wall's outline is the near half of the lower rim and the far half of the upper one.
+    # The outline of a wall is the near half of the lower rim and the far half of the upper rim.
     near = np.cos(RING - np.arctan2(TO_CAMERA[1], TO_CAMERA[0])) > 0
     polygons = [
         outline
@@ -149,7 +155,7 @@ def index_buffer(scene: Scene, camera: Camera, supersample: int) -> np.ndarray:
         for outline in (supersample * camera.project(points)).reshape(len(points), -1).tolist()
     ]
     order = np.concatenate([(scene.cell + scene.low).sum(1), *[scene.cylinder_order] * 2])
-    # Within a cell: faces, then cylinder by cylinder (a weight's knob stands on the weight), wall before top.
+    # Within a cell: faces, then each cylinder (a weight's knob after the weight), wall before top.
     number = np.arange(len(scene.base))
     turn = np.concatenate([np.full(len(scene.cell), -1), 2 * number, 2 * number + 1])
     buffer = Image.new("I", (camera.size[0] * supersample, camera.size[1] * supersample))

@@ -1,7 +1,7 @@
-"""Light on a brick scene: sun with soft shadows, sky that crevices see less of, seams, bevelled edges, round studs.
+"""Lighting of a brick scene: sun with soft shadows, ambient occlusion, seams, bevelled edges and round studs.
 
-Light is measured by rays through the cells, on a small lattice over every face in sight. All faces of one direction
-share the rays, so a ray is a list of cells relative to the face, looked up for all of them at once.
+Light is sampled by rays through the cells, on a small lattice over every visible face. All faces with the same
+orientation share the rays: a ray is a list of cells relative to the face, looked up for all faces at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TO_SUN = np.array([0.50, -0.36, 1.0]) / np.linalg.norm([0.50, -0.36, 1.0])
 SUN_COLOUR, SKY_COLOUR = np.array([[0.66, 0.64, 0.60], [0.52, 0.54, 0.57]], dtype=np.float32)
 SUN_RAYS, SKY_RAYS = 6, 20
 SUN_REACH, SKY_REACH = 120, 5
-LATTICE = 4  # points a side
-GROUND_DARKNESS = 0.4  # of a brick's: the plate gives much of the light back
-WEIGHT_DARKNESS = 0.5  # a weight is narrower than its cell
+LATTICE = 4  # points per side of a face
+GROUND_DARKNESS = 0.4  # relative to a brick: the plate reflects much of the light
+WEIGHT_DARKNESS = 0.5  # relative to a brick: a weight is narrower than its cell
 SUPERSAMPLE = 2
 
 
 def shaded(scene: Scene, camera: Camera, colours: np.ndarray) -> Image.Image:
-    """The picture. `colours` has a row for each brick, then for weights, plate and nothing: owners are its indices."""
+    """Render the scene. `colours` has one row per brick, then rows for weights, plate and empty, indexed by owner."""
     buffer = index_buffer(scene, camera, SUPERSAMPLE)
     faces, cylinders = len(scene.cell), len(scene.base)
     sight = np.zeros(faces + 2 * cylinders + 1, dtype=bool)
@@ -36,7 +36,7 @@ def shaded(scene: Scene, camera: Camera, colours: np.ndarray) -> Image.Image:
     height, width = buffer.shape
     backdrop = np.asarray(_backdrop(scene, camera))
     canvas = backdrop.repeat(SUPERSAMPLE, 0).repeat(SUPERSAMPLE, 1).reshape(-1, 3)
-    # Squares stand in for linear light: close to it, and cheap.
+    # Squares approximate the conversion to linear light cheaply.
     surface = (colours.astype(np.float32) / 255) ** 2
     kind_of = np.concatenate([[9], scene.axis, np.repeat([3, 4], cylinders)]).astype(np.uint8)
     kinds = kind_of[buffer.ravel()]
@@ -58,9 +58,11 @@ def shaded(scene: Scene, camera: Camera, colours: np.ndarray) -> Image.Image:
 
 
 def light_on_faces(scene: Scene, faces: np.ndarray) -> np.ndarray:
-    """[face, point, 2]: how open the face is to sky and sun, 0 to 1, at the points of its lattice. Faces not asked for
-    are fully open, and so is one more at the end, for what stands on no face."""
-    # Empty room on all sides as far as rays go; those of the sun leave by the top before they pass a side.
+    """Return the visibility [face, point, 2] of sky and sun, 0 to 1, at the lattice points of faces.
+
+    Faces not listed in `faces`, and one extra entry at the end for cylinders that stand on no face, are fully lit.
+    """
+    # Pad with empty cells as far as rays reach; sun rays leave through the top before they reach a side.
     room = SKY_REACH + 2 + scene.top
     cells = np.pad(scene.owner, ((room, room), (room, room), (SKY_REACH, SKY_REACH)), constant_values=-1)
     darkness = np.where(cells >= 0, np.float32(1), np.float32(0))
@@ -84,9 +86,9 @@ def light_on_faces(scene: Scene, faces: np.ndarray) -> np.ndarray:
 
 @cache
 def _paths(axis: int) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """For each point of the lattice of a face, the cells that rays to sky and sun pass, from the face's cell."""
+    """Return, for each lattice point of a face, the cells that rays to sky and sun pass, relative to its cell."""
     turn = np.arange(SKY_RAYS) * np.pi * (3 - np.sqrt(5))
-    sine = np.sqrt((np.arange(SKY_RAYS) + 0.5) / SKY_RAYS)  # denser towards the normal, as light counts
+    sine = np.sqrt((np.arange(SKY_RAYS) + 0.5) / SKY_RAYS)  # cosine-weighted: denser towards the normal
     around_z = np.stack([sine * np.cos(turn), sine * np.sin(turn), np.sqrt(1 - sine**2)], -1)
     sky = np.roll(around_z, axis + 1, axis=1)
     turn = np.arange(SUN_RAYS) * 2 * np.pi / SUN_RAYS
@@ -94,7 +96,7 @@ def _paths(axis: int) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
     paths = []
     for i in range(LATTICE):
         for j in range(LATTICE):
-            # Just off the face and its edges, to be in a cell and not between cells.
+            # Slightly off the face and its edges, so that the point is inside a cell and not between cells.
             start = np.insert(np.clip(np.array([i, j]) / (LATTICE - 1), 0.02, 0.98), axis, 1.001)
             paths.append(([_cells_passed(start, ray, SKY_REACH) for ray in sky],
                           [_cells_passed(start, ray, SUN_REACH) for ray in suns]))  # fmt: skip
@@ -110,7 +112,7 @@ def _cells_passed(start: np.ndarray, direction: np.ndarray, reach: float) -> np.
 
 
 def _openness(lattice: np.ndarray, face: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """To sky and sun, between the points of the lattice. Nothing is ever quite black."""
+    """Interpolate the visibility of sky and sun between lattice points. Ambient light is never zero."""
     u, v = u * (LATTICE - 1), v * (LATTICE - 1)
     i, j = np.minimum(u.astype(np.int32), LATTICE - 2), np.minimum(v.astype(np.int32), LATTICE - 2)
     at = (face % len(lattice)) * LATTICE**2 + i * LATTICE + j
@@ -126,7 +128,7 @@ def _openness(lattice: np.ndarray, face: np.ndarray, u: np.ndarray, v: np.ndarra
 def _face_light(
     scene: Scene, camera: Camera, lattice: np.ndarray, axis: int, face: np.ndarray, rays: np.ndarray
 ) -> np.ndarray:
-    corner = ((scene.cell + scene.low) * UNIT - camera.eye).astype(np.float32)  # from the eye
+    corner = ((scene.cell + scene.low) * UNIT - camera.eye).astype(np.float32)  # relative to the eye
     distance = (corner[:, axis] + np.float32(UNIT[axis]))[face] / rays[axis]
     u_axis, v_axis = (a for a in range(3) if a != axis)
     length = np.float32(UNIT[v_axis])
@@ -135,14 +137,14 @@ def _face_light(
     sky, sun = _openness(lattice, face, u, v / length)
     sun = sun * np.float32(max(TO_SUN[axis], 0))
     if axis == 2:
-        # A stud's shadow is a disc drawn out away from the sun; where the stud stands it is a little darker all round.
+        # A stud's shadow is a disc extended away from the sun; around the stud, ambient light is reduced as well.
         away = (-TO_SUN[:2] / TO_SUN[2] * STUD_HEIGHT).astype(np.float32)
         x, y = u - np.float32(0.5), v - np.float32(0.5)
         along = np.clip((x * away[0] + y * away[1]) / (away @ away), 0, 1)
         sun *= np.clip((np.hypot(x - along * away[0], y - along * away[1]) - STUD_RADIUS) / 0.05, 0.15, 1)
         sky *= np.clip(0.8 + (np.hypot(x, y) - STUD_RADIUS) * 1.5, 0, 1)
     light = sky[:, None] * SKY_COLOUR + sun[:, None] * SUN_COLOUR
-    line = np.float32(max(0.018, 0.75 * camera.distance / camera.scale))  # not much less than a pixel
+    line = np.float32(max(0.018, 0.75 * camera.distance / camera.scale))  # at least about one pixel
     sides = (u, 1 - u, v, length - v)
     to_seam, to_rim = (
         np.minimum.reduce([side + far[:, number][face] for number, side in enumerate(sides)])
@@ -164,7 +166,7 @@ def _cylinder_light(
         distance = (scene.base + scene.rise - camera.eye[2]).astype(np.float32)[which] / rays[2]
         x, y = (distance * rays[:2] - offset) / radius
     else:
-        # The ray passes the axis at `side` radii to the side, which gives the normal where it meets the wall.
+        # The ray passes the axis at a distance of `side` radii, which determines the normal where it meets the wall.
         dx, dy = rays[:2] / np.hypot(rays[0], rays[1])
         side = np.clip((offset[1] * dx - offset[0] * dy) / radius, -1, 1)
         front = np.sqrt(1 - side**2)
@@ -173,7 +175,7 @@ def _cylinder_light(
     sky, sun = _openness(lattice, face, np.clip(0.5 + x * radius, 0, 1), np.clip(0.5 + y * radius, 0, 1))
     lean = x * np.float32(TO_SUN[0]) + y * np.float32(TO_SUN[1])
     if is_top:
-        # The edge is rounded: the outer ring leans outwards.
+        # The edge is rounded: normals of the outer ring tilt outwards.
         sun = sun * (np.float32(TO_SUN[2]) + np.clip((np.hypot(x, y) - 0.8) * 10, 0, 1) * (0.7 * lean + 0.05))
     else:
         half = (TO_SUN + TO_CAMERA)[:2].astype(np.float32)
@@ -183,7 +185,7 @@ def _cylinder_light(
 
 
 def _backdrop(scene: Scene, camera: Camera) -> Image.Image:
-    """A light wall and table, with the plate's soft shadow."""
+    """Draw a light background with the soft shadow of the plate."""
     width, height = camera.size
     down = np.linspace(0, 1, height)[:, None, None]
     wall = np.broadcast_to((1 - down) * (250, 251, 252) + down * (226, 230, 235), (height, width, 3))

@@ -1,7 +1,7 @@
-"""Parametric voxel shapes of everyday things. Each function gives a boolean grid [x, y, z] just large enough for it.
+"""Parametric voxel shapes of everyday objects. Each function returns the smallest boolean grid [x, y, z] that fits.
 
 x is the length, y the width or depth (the front is at y=0), z the height. Every cell can be reached by a brick that
-has a stud below: nothing hangs, spans are short enough for the longest part, wide plates lie on a frame.
+has a stud below it: nothing hangs, spans are no longer than the longest part, and wide plates lie on a frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def blank(length: int, width: int, height: int) -> np.ndarray:
 
 
 def stack(length: int, width: int, height: int, lean: str, shift: int) -> np.ndarray:
-    """`height` equal bricks on top of each other; crossed, or shifted always further or to and fro, along x or y."""
+    """Build `height` equal bricks on top of each other: straight, crossed, leaning, or zigzag along x or y."""
     room = length + width + shift * height
     cells = blank(room, room, height)
     way, _, side = lean.partition(" ")
@@ -35,7 +35,7 @@ def _ring(cells: np.ndarray, z: int | slice, thick: int = 1) -> None:
 
 
 def _plate_on_legs(cells: np.ndarray, top: int, leg: int) -> None:
-    """Four legs below a plate in layer `top`, with a frame under it where the middle is out of reach of the legs."""
+    """Build four legs below a plate in layer `top`, with a frame where the legs do not reach the middle."""
     for x in (slice(None, leg), slice(-leg, None)):
         for y in (slice(None, leg), slice(-leg, None)):
             cells[x, y, :top] = True
@@ -69,7 +69,7 @@ def chair(width: int, seat: int, height: int, leg: int) -> np.ndarray:
 
 
 def bench(length: int, width: int, height: int, leg: int) -> np.ndarray:
-    """A board on two legs, three where it is long; a large one has a back as high again as its seat."""
+    """Build a board on two legs, or three if it is long; a large bench has a back twice as high as its seat."""
     cells = blank(length, width, 2 * height if length > 12 else height)
     middle = (length - leg) // 2
     for x in (0, length - leg, middle if length > 2 * leg + 14 else 0):
@@ -112,7 +112,7 @@ def bookshelf(width: int, depth: int, shelves: int, gap: int) -> np.ndarray:
 
 
 def tower(width: int, height: int, base: int) -> np.ndarray:
-    """A square tower, hollow where it is wide, on a plinth `base` high and one cell wider all round."""
+    """A square tower, hollow if it is wide, on a plinth `base` high and one cell wider on all sides."""
     cells = blank(width + 2, width + 2, height)
     trunk = cells[1:-1, 1:-1]
     if width < 5:
@@ -137,7 +137,7 @@ def arch(length: int, width: int, height: int, pillar: int) -> np.ndarray:
 
 
 def bridge(length: int, width: int, height: int, pier: int) -> np.ndarray:
-    """A deck on piers at its ends, and a third pier where it is long, with a railing on both sides."""
+    """A deck on piers at its ends, with a third pier if it is long, and a railing on both sides."""
     cells = blank(length, width, height + 1)
     cells[:pier, :, : height - 1] = cells[-pier:, :, : height - 1] = True
     if length > 2 * pier + 8:
@@ -227,7 +227,7 @@ def mug(width: int, height: int, grip: int) -> np.ndarray:
     _ring(cup, slice(None))
     cup[:, :, 0] = True
     if width > 6:
-        cup[:: width - 1, :: width - 1] = False  # rounder
+        cup[:: width - 1, :: width - 1] = False  # round the corners
     middle = slice((width - 1) // 2, (width - 1) // 2 + 2)
     cells[width:, middle, [1, grip]] = True
     cells[-1, middle, 1 : grip + 1] = True
@@ -272,7 +272,7 @@ def house(length: int, width: int, height: int, door: int) -> np.ndarray:
     if height > 3 and length > 6:
         cells[length - 3 : length - 1, 0, 1 : height - 1] = False
     for layer in range(roof):
-        slope = [layer, min(layer + 1, width - 1 - layer)]  # two cells, of which one is above the layer below
+        slope = [layer, min(layer + 1, width - 1 - layer)]  # two cells, one of them above the layer below
         cells[:, [*slope, *(width - 1 - y for y in slope)], height + layer] = True
         cells[[0, -1], layer : width - layer, height + layer] = True  # gables
     return cells

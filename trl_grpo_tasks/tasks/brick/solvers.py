@@ -1,7 +1,7 @@
-"""Linear programs in standard form, and the solvers that answer them: HiGHS, Clarabel, and Gurobi if licensed.
+"""Linear programs in standard form and the solvers for them: HiGHS, Clarabel, and Gurobi if it has a licence.
 
-All give the same answers. `solve` takes the next solver when one is not licensed for a model of this size or does not
-converge.
+All solvers give the same answers. `solve` tries the next solver if one fails, for example because it does not converge
+or its licence does not cover a model of this size.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 BACKENDS = ("auto", "highs", "clarabel", "gurobi")
-# Up to 20 bricks of five rows HiGHS takes a millisecond or so and is exact to the last digits. Clarabel is good to
-# eight digits, and takes half of that time here, a third at 100 bricks, less beyond.
+# Up to 20 bricks (five rows each), HiGHS takes about a millisecond and is exact to the last digits. Clarabel is exact
+# to eight digits and takes half the time at this size, a third at 100 bricks, and relatively less beyond.
 SMALL_ROWS = 100
-# Measured: HiGHS's presolve costs about a millisecond, and pays that back from about here on.
+# HiGHS's presolve costs about a millisecond; it was measured to pay off from about this size.
 PRESOLVE_ROWS = 250
 _MODULES = {"highs": ("highspy", "scipy"), "clarabel": ("clarabel", "scipy"), "gurobi": ("gurobipy", "scipy")}
 
 
 class SolverError(RuntimeError):
-    """No solver gave an answer. This says nothing about the structure."""
+    """Raised when no solver found a solution. This says nothing about the structure."""
 
 
 @dataclass(frozen=True)
 class LinearProgram:
-    """The least `cost @ x` with `matrix @ x == rhs`. The first `free` of x have any sign, the others are >= 0."""
+    """Minimise `cost @ x` subject to `matrix @ x == rhs`; x[free:] >= 0, the first `free` variables are unbounded."""
 
     matrix: Any  # scipy.sparse.csc_array
     rhs: np.ndarray
@@ -40,21 +40,23 @@ class LinearProgram:
 @dataclass(frozen=True)
 class Solution:
     x: np.ndarray
-    duals: np.ndarray  # one a row: what the cost gains when that right-hand side grows by one
+    duals: np.ndarray  # one per row: the change of the cost per unit of that right-hand side
     value: float
     solver: str
 
 
 def installed(solver: str) -> bool:
-    """Whether the solver can be used: for Gurobi, also whether there is a licence."""
+    """Return whether the solver can be used; Gurobi also needs a licence."""
     if any(importlib.util.find_spec(module) is None for module in _MODULES[solver]):
         return False
     return solver != "gurobi" or _gurobi_environment() is not None
 
 
 def order_of(backend: str, rows: int) -> list[str]:
-    """The solvers to ask for a model of this size, best first; empty if none can be used. An open solver that is asked
-    for by name must be installed; Gurobi, which needs a licence besides, need not be."""
+    """Return the solvers to try for a model with this many rows, best first; empty if none is available.
+
+    HiGHS or Clarabel must be installed if named as `backend`. Gurobi, which also needs a licence, falls back to them.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; backends are: {', '.join(BACKENDS)}")
     if backend in ("highs", "clarabel") and not installed(backend):
@@ -67,20 +69,20 @@ def order_of(backend: str, rows: int) -> list[str]:
 
 
 def solve(program: LinearProgram, solvers: Sequence[str]) -> Solution:
-    """The answer of the first of `solvers` that has one. All our programs have one, so no answer is an error."""
-    said = []
+    """Return the answer of the first solver that succeeds. Every program here is solvable, so failure is an error."""
+    errors = []
     for solver in solvers:
         try:
-            x, duals = _ASK[solver](program)
-        except Exception as error:  # noqa: BLE001 - whatever ails one solver, the next may do
-            said.append(f"{solver}: {error}")
+            x, duals = _SOLVE_WITH[solver](program)
+        except Exception as error:  # noqa: BLE001 - whatever the failure, the next solver may succeed
+            errors.append(f"{solver}: {error}")
         else:
             return Solution(x, duals, float(program.cost @ x), solver)
-    raise SolverError(f"no solver gave an answer; {'; '.join(said)}")
+    raise SolverError(f"no solver found a solution; {'; '.join(errors)}")
 
 
 def quiet_highs() -> Any:
-    """A HiGHS that prints nothing and starts no threads."""
+    """Return a HiGHS instance that prints nothing and uses one thread."""
     import highspy
 
     highs = highspy.Highs()
@@ -90,18 +92,18 @@ def quiet_highs() -> Any:
 
 
 def run_highs(highs: Any) -> None:
-    """Solve the model that `highs` holds, or raise SolverError."""
+    """Solve the model loaded in `highs`, or raise SolverError."""
     import highspy
 
     if highs.run() == highspy.HighsStatus.kError:
-        # HiGHS has one pool of threads a process, and refuses a number other than the one it was started with.
+        # HiGHS has one thread pool per process and rejects a thread count other than the first one used.
         highs.setOptionValue("threads", 0)
         highs.run()
     if (status := highs.getModelStatus()) != highspy.HighsModelStatus.kOptimal:
         raise SolverError(f"ended with {highs.modelStatusToString(status)!r}")
 
 
-def _ask_highs(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
+def _solve_highs(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
     import highspy
 
     rows, columns = program.matrix.shape
@@ -125,9 +127,11 @@ def _ask_highs(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
     return np.array(solution.col_value), np.array(solution.row_dual)
 
 
-def _ask_clarabel(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
-    """Solves the dual, the most of `rhs @ y` with `matrix.T @ y <= cost`: half as many unknowns, as it needs no rows
-    for x >= 0. Its multipliers are our x."""
+def _solve_clarabel(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
+    """Solve the dual: maximise `rhs @ y` subject to `matrix.T @ y <= cost`. Its multipliers are the primal x.
+
+    The dual has half as many unknowns, because it needs no rows for x >= 0.
+    """
     import clarabel
     from scipy import sparse
 
@@ -135,7 +139,7 @@ def _ask_clarabel(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.max_threads = 1
-    settings.iterative_refinement_enable = False  # a third of the time; the answers were the same to eight digits
+    settings.iterative_refinement_enable = False  # saves a third of the time; answers agreed to eight digits
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-9
     cones = [clarabel.ZeroConeT(program.free), clarabel.NonnegativeConeT(columns - program.free)]
     no_squares = sparse.csc_array((rows, rows))
@@ -146,12 +150,12 @@ def _ask_clarabel(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
     return np.array(solution.z), np.array(solution.x)
 
 
-def _ask_gurobi(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
+def _solve_gurobi(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
     import gurobipy
 
     environment = _gurobi_environment()
     if environment is None:
-        raise SolverError("has no licence")
+        raise SolverError("no licence found")
     with gurobipy.Model(env=environment) as model:
         lower = np.zeros(len(program.cost))
         lower[: program.free] = -gurobipy.GRB.INFINITY
@@ -163,18 +167,18 @@ def _ask_gurobi(program: LinearProgram) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(x.X), np.asarray(balance.Pi)
 
 
-_gurobi = threading.local()  # an environment serves one thread, and starting one may ask a licence server
+_gurobi = threading.local()  # an environment serves one thread, and starting one may contact a licence server
 
 
 def _gurobi_environment() -> Any:
-    """This thread's, which prints nothing; None if there is no licence, which is asked for once."""
+    """Return this thread's silent Gurobi environment, or None without a licence (checked once per thread)."""
     import gurobipy
 
     if not hasattr(_gurobi, "environment"):
         _gurobi.environment = None
         try:
             environment = gurobipy.Env(empty=True)
-            environment.setParam("OutputFlag", 0)  # before the start, or it prints its licence
+            environment.setParam("OutputFlag", 0)  # set before start(), which would print the licence
             environment.setParam("Threads", 1)
             environment.start()
             _gurobi.environment = environment
@@ -183,8 +187,8 @@ def _gurobi_environment() -> Any:
     return _gurobi.environment
 
 
-_ASK: dict[str, Callable[[LinearProgram], tuple[np.ndarray, np.ndarray]]] = {
-    "highs": _ask_highs,
-    "clarabel": _ask_clarabel,
-    "gurobi": _ask_gurobi,
+_SOLVE_WITH: dict[str, Callable[[LinearProgram], tuple[np.ndarray, np.ndarray]]] = {
+    "highs": _solve_highs,
+    "clarabel": _solve_clarabel,
+    "gurobi": _solve_gurobi,
 }

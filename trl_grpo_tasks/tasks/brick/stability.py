@@ -1,16 +1,16 @@
-"""Does a brick structure stand? How much of what its studs can bear does it need, and which bricks give way?
+"""Stability analysis of brick structures: is a structure stable, how close to failure is it, and where does it fail?
 
-`analyse(structure)` finds the load factor: the least t for which every brick can be in exact balance with no friction
-above t times what a stud bears. The structure stands if t < 1. The number is unique, whatever the solver. Other modes:
-"feasible" asks the same program whether a balance exists at t = 1 (more friction never hurts, so that is t <= 1), and
-"published" is the analysis of StableLego and BrickGPT, for comparing with the papers. Its weighted objective may
-prefer a brick out of balance to a small friction, so it calls a few structures unstable that stand; and its scores are
-not unique, so that solvers may differ in them.
+`analyse(structure)` computes the load factor: the smallest t for which every brick can be in static equilibrium with
+no friction above t times what a stud can bear. The structure is stable if t < 1. The value is unique and does not
+depend on the solver. There are two other modes. "feasible" asks whether an equilibrium exists at t = 1, which means
+t <= 1 because more friction capacity never hurts. "published" is the analysis of StableLego and BrickGPT, for
+comparison with the papers. Its weighted objective may prefer an unbalanced brick to a small friction, so it calls a
+few stable structures unstable; its scores are not unique, so solvers may disagree on them.
 
-A brick that no studs connect to the ground is a proof of instability. For all others a balance exists at some load:
-without a limit on friction a single stud passes on any force and moment.
+A brick that no studs connect to the ground makes the structure unstable. Every connected structure has an equilibrium
+at some load factor, because with unlimited friction a single stud can transfer any force and moment.
 
-`prefix_stability(structure)` gives the load factor after every brick.
+`prefix_stability(structure)` returns the load factor after each brick.
 """
 
 from .balance import Analysis, Load, analyse

@@ -1,9 +1,9 @@
-"""Brick structures: the parts, the two ways to write them as text, and what touches what.
+"""Brick structures: part sizes and masses, the two text formats, and connectivity.
 
-Absolute text has one brick a line, `2x4 (3,0,1)`: 2 cells along x, 4 along y, lowest corner at x=3, y=0, on layer 1.
-Pivot text writes the place as an offset from a brick already placed, `2x4 @1 (0,-2,1)`: bricks count from 1, each
-offset is at most `max_offset` in size, and pivot 0 is the ground's origin, whose offsets are as large as the world so
-that every structure can be written.
+Absolute text has one brick per line, `2x4 (3,0,1)`: 2 cells along x, 4 along y, lowest corner at x=3, y=0, on layer 1.
+Pivot text gives the position as an offset from an earlier brick, `2x4 @1 (0,-2,1)`: bricks are numbered from 1, and
+offsets are at most `max_offset` per axis. Pivot 0 is the origin of the ground; its offsets are unlimited, so every
+structure can be written.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The eight parts and their masses. A part can be turned, which makes 14 sizes.
+# The eight parts and their masses. Parts can be rotated, which gives 14 sizes.
 PART_MASSES_KG = {(1, 1): 0.00043, (1, 2): 0.00081, (1, 4): 0.00157, (1, 6): 0.00228, (1, 8): 0.00303,
                   (2, 2): 0.00115, (2, 4): 0.00216, (2, 6): 0.00323}  # fmt: skip
 SIZES: tuple[tuple[int, int], ...] = tuple(sorted({size for h, w in PART_MASSES_KG for size in ((h, w), (w, h))}))
 WORLD = 20
 MAX_OFFSET = 5
 FORMS = ("absolute", "pivot")
-READ_LIMIT = 2_000  # lines read of any text: far beyond what a world holds in practice, and cheap
-GROUND = -1  # the index of the ground where pairs of bricks are listed
+READ_LIMIT = 2_000  # maximum number of lines parsed from any text: more than real structures have, and still fast
+GROUND = -1  # the index of the ground in lists of brick pairs
 
 _LINE = re.compile(r"([0-9]{1,2})x([0-9]{1,2}) (?:@([0-9]{1,4}) )?\((-?[0-9]{1,3}),(-?[0-9]{1,3}),(-?[0-9]{1,3})\)")
 
 
 class Brick(NamedTuple):
-    """`h` cells along x, `w` along y, one high; (x, y, z) is the lowest corner."""
+    """A brick of `h` x `w` cells (along x and y), one layer high, with its lowest corner at (x, y, z)."""
 
     h: int
     w: int
@@ -49,7 +49,7 @@ class Brick(NamedTuple):
         return min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
 
     def overlap(self, other: Brick) -> int:
-        """Cells that the two share when seen from above."""
+        """Return the number of cells that the two bricks share when seen from above."""
         along_x = min(self.x + self.h, other.x + other.h) - max(self.x, other.x)
         along_y = min(self.y + self.w, other.y + other.w) - max(self.y, other.y)
         return max(along_x, 0) * max(along_y, 0)
@@ -57,7 +57,7 @@ class Brick(NamedTuple):
 
 @dataclass(frozen=True)
 class Structure:
-    """Bricks in the order they were placed, in a cubic world. Nothing is checked: `problems` says what is wrong."""
+    """Bricks in placement order in a cubic world. The constructor checks nothing; `problems` lists what is wrong."""
 
     bricks: tuple[Brick, ...]
     world: int = WORLD
@@ -70,8 +70,11 @@ class Structure:
         return "".join(f"{brick}\n" for brick in self.bricks)
 
     def pivot_text(self, max_offset: int = MAX_OFFSET) -> str:
-        """The structure in pivot form: the nearest brick already placed is the pivot, the latest of equals, and the
-        ground's origin where none is in reach."""
+        """Return the structure in pivot form.
+
+        The pivot is the nearest earlier brick (the latest of equally near ones), or the origin of the ground if none
+        is within `max_offset`.
+        """
         lines = []
         for count, (h, w, x, y, z) in enumerate(self.bricks):
             pivot, offset = 0, (x, y, z)
@@ -86,11 +89,11 @@ class Structure:
 
     @cached_property
     def outside(self) -> list[int]:
-        """Indices of bricks that are not wholly inside the world."""
+        """Indices of bricks that are not entirely inside the world."""
         return [i for i, brick in enumerate(self.bricks) if not brick.is_inside(self.world)]
 
     @cached_property
-    def _painted(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    def _owner_and_collisions(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
         grid = np.full((self.world,) * 3, GROUND, dtype=np.int32)
         collisions = []
         for index, brick in enumerate(self.bricks):
@@ -105,9 +108,11 @@ class Structure:
 
     @property
     def owner(self) -> np.ndarray:
-        """World-sized grid [x, y, z] of the index of the brick in each cell, -1 where there is none. A brick that
-        collides with an earlier one, or leaves the world, is not in it."""
-        return self._painted[0]
+        """Grid [x, y, z] with the index of the brick in each cell, or -1.
+
+        Bricks that collide with an earlier brick or leave the world are not in the grid.
+        """
+        return self._owner_and_collisions[0]
 
     @property
     def occupied(self) -> np.ndarray:
@@ -115,12 +120,12 @@ class Structure:
 
     @property
     def collisions(self) -> list[tuple[int, int]]:
-        """(earlier, later) brick for every brick that takes a cell already taken."""
-        return self._painted[1]
+        """(earlier, later) for every brick that claims a cell already occupied."""
+        return self._owner_and_collisions[1]
 
     @cached_property
     def links(self) -> list[tuple[int, int]]:
-        """(lower, upper) of every pair connected by studs; the ground is -1. Only bricks that are in `owner`."""
+        """(lower, upper) for every pair connected by studs; the ground is -1. Covers only bricks in `owner`."""
         owner = self.owner
         on_ground = [(GROUND, int(i)) for i in np.unique(owner[:, :, 0]) if i >= 0]
         lower, upper = owner[:, :, :-1], owner[:, :, 1:]
@@ -130,7 +135,7 @@ class Structure:
 
     @cached_property
     def floating(self) -> list[int]:
-        """Indices of bricks that no chain of studs connects to the ground."""
+        """Indices of bricks that are not connected to the ground by any chain of studs."""
         near: dict[int, list[int]] = {}
         for a, b in self.links:
             near.setdefault(a, []).append(b)
@@ -144,22 +149,22 @@ class Structure:
         return [i for i in range(len(self.bricks)) if i not in reached]
 
     def problems(self, max_bricks: int | None = None) -> list[str]:
-        """Why this is not a structure one could build, in words; empty if it is."""
+        """List the reasons why this structure cannot be built; empty if it can."""
         found = [] if self.bricks else ["there is no brick"]
         if max_bricks is not None and len(self.bricks) > max_bricks:
-            found.append(f"{len(self.bricks)} bricks are more than the {max_bricks} allowed")
+            found.append(f"there are {len(self.bricks)} bricks; at most {max_bricks} are allowed")
         found += [f"brick {i + 1}, {self.bricks[i]}, is outside the world of {self.world}" for i in self.outside]
         found += [f"brick {b + 1}, {self.bricks[b]}, collides with brick {a + 1}" for a, b in self.collisions]
         return found
 
     def canonical(self) -> Structure:
-        """The same bricks in the published order: z ascending, then x and y descending."""
+        """Return the same bricks in the published order: z ascending, then x and y descending."""
         return Structure(tuple(sorted(self.bricks, key=lambda b: (b.z, -b.x, -b.y))), self.world)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text says: the bricks of its good lines, and what is wrong with the others, in words."""
+    """The result of parsing a text: the bricks of its valid lines, and a message for each invalid line."""
 
     structure: Structure
     problems: list[str] = field(default_factory=list)
@@ -167,7 +172,7 @@ class Reading:
 
 
 def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Reading:
-    """Read absolute or pivot text, also mixed. Any text gives a Reading; lines that are no brick are problems."""
+    """Parse absolute or pivot text, which may be mixed. Any text gives a Reading; invalid lines become problems."""
     bricks: list[Brick] = []
     problems = []
     lines = text.strip().split("\n", READ_LIMIT)
@@ -185,7 +190,7 @@ def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Readin
 
 
 def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | str:
-    """The brick of one line, or what is wrong with the line."""
+    """Return the brick of one line, or a message that says what is wrong with the line."""
     match = _LINE.fullmatch(line)
     if match is None:
         return "not of the form `2x4 (3,0,1)` or `2x4 @1 (0,-2,1)`"
@@ -195,16 +200,16 @@ def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | st
     x, y, z = (int(match[group]) for group in (4, 5, 6))
     if match[3] is not None and (pivot := int(match[3])):
         if pivot > len(placed):
-            return f"pivot {pivot} is not placed yet; there are {len(placed)} bricks"
+            return f"pivot {pivot} does not exist yet; there are {len(placed)} bricks before this line"
         if max(abs(x), abs(y), abs(z)) > max_offset:
-            return f"an offset from a brick is at most {max_offset}"
+            return f"the offset from a brick must be at most {max_offset} along each axis"
         base = placed[pivot - 1]
         x, y, z = base.x + x, base.y + y, base.z + z
     return Brick(h, w, x, y, z)
 
 
 def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD) -> Structure:
-    """A Structure from one, from text, or from (h, w, x, y, z) tuples. Text that has a bad line is a ValueError."""
+    """Make a Structure from a Structure, text, or (h, w, x, y, z) tuples. Raises ValueError for invalid text."""
     if isinstance(bricks, Structure):
         return bricks
     if isinstance(bricks, str):

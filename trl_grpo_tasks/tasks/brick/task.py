@@ -1,4 +1,4 @@
-"""BrickTask: toy-brick structures as text, from a caption, that are what was asked for, stand, and carry weights."""
+"""The brick task: write a toy-brick structure as text that matches a caption, is stable and carries weights."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from ...constraints.base import Constraint
     from ...rollout import Editor
 
-LARGEST_WORLD = 40
+LARGEST_WORLD = 40  # the largest edge length that --world_dim accepts, in cells
 
 
 @dataclass(frozen=True)
 class BrickOptions:
-    """What is built, how it is written, and what counts."""
+    """Options of the brick task: levels and data, text format, constraint rules, and reward weights."""
 
     brick_levels: list[str] = field(
-        default_factory=list, metadata={"help": f"Levels to use, of {', '.join(ALL)}. Empty: all."}
+        default_factory=list, metadata={"help": f"Levels to train on: {', '.join(ALL)}. Empty means all of them."}
     )
     brick_data: str | None = option(
-        None, f"Train on published structures instead: a Hub id ({hub.DATASET}), a folder or a file in its format."
+        None, f"Use published structures instead of levels: a Hub id ({hub.DATASET}), a folder, or a file."
     )
-    prompt_style: str = option("short", "Prompts: 'short' (the caption) or 'full' (with the rules, for a real LLM).")
-    world_dim: int | None = option(None, "Side of the world. Not given: as large as the level is, 8 to 20.")
-    max_bricks: int = option(150, "Most bricks a structure may have.")
-    text_form: str = option("absolute", "How bricks are written: 'absolute' or 'pivot' (offset from a placed brick).")
-    max_offset_distance: int = option(MAX_OFFSET, "Largest offset from a placed brick in the pivot form.")
-    attach: bool = option(True, "With --constrain: every brick stands on the ground or on studs of an earlier one.")
-    canonical: bool = option(True, "With --constrain: layer by layer, x and then y descending, as gold answers are.")
+    prompt_style: str = option("short", "Prompt: 'short' (caption only) or 'full' (caption and rules, for real LLMs).")
+    world_dim: int | None = option(None, "Edge length of the world in cells. Default: set by the level, 8 to 20.")
+    max_bricks: int = option(150, "Maximum number of bricks per structure.")
+    text_form: str = option("absolute", "Brick positions: 'absolute', or 'pivot' (offset from an earlier brick).")
+    max_offset_distance: int = option(MAX_OFFSET, "Largest offset per axis from the pivot brick in the pivot form.")
+    attach: bool = option(True, "With --constrain: each brick must touch the ground or studs of an earlier brick.")
+    canonical: bool = option(True, "With --constrain: require the order of the gold answers (z up, then x, y down).")
     max_brick_rejections: int = option(
         MAX_BRICK_REJECTIONS, "With --editor rejection: how often a line is drawn again before it is kept anyway."
     )
@@ -51,14 +51,14 @@ class BrickOptions:
         MAX_ROLLBACKS,
         "With --editor rollback: how often a structure that does not stand is cut and gone on with.",
     )
-    success_iou: float = option(0.8, "Overlap with the target that success needs.")
+    success_iou: float = option(0.8, "Minimum IoU (voxel overlap) with the target shape for success.")
     stability_backend: str = option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
-    stability_weight: float = option(1.0, "Weight of standing: one minus the load factor.")
-    connectivity_weight: float = option(0.5, "Weight of the share of bricks that studs connect to the ground.")
-    quality_weight: float = option(0.25, "Weight of the share of bricks that neither collide nor leave the world.")
-    length_weight: float = option(0.1, "Weight of having as many bricks as the gold answer.")
-    shape_weight: float = option(2.0, "Weight of the overlap with the target.")
-    syntax_weight: float = option(0.1, "Weight of the share of lines that are bricks.")
+    stability_weight: float = option(1.0, "Weight of the stability margin: 1 minus the load factor, 0 if unstable.")
+    connectivity_weight: float = option(0.5, "Weight of the fraction of bricks connected to the ground by studs.")
+    quality_weight: float = option(0.25, "Weight of the fraction of bricks inside the world and without collisions.")
+    length_weight: float = option(0.1, "Weight of having at least as many bricks as the gold answer.")
+    shape_weight: float = option(2.0, "Weight of the IoU with the target shape.")
+    syntax_weight: float = option(0.1, "Weight of the fraction of lines that parse as bricks.")
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -74,16 +74,20 @@ class BrickOptions:
         if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:
             raise ValueError(f"--world_dim {self.world_dim} must be between 1 and {LARGEST_WORLD}")
         if not 1 <= self.max_bricks <= READ_LIMIT:
-            raise ValueError(f"--max_bricks {self.max_bricks} must be between 1 and {READ_LIMIT}, the most ever read")
+            raise ValueError(
+                f"--max_bricks {self.max_bricks} must be between 1 and {READ_LIMIT}, the number of lines parsed"
+            )
         for name in ("max_brick_rejections", "max_rollbacks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")
 
 
 class BrickTask(Task):
+    """Generates a brick structure from a caption; scores shape, stability, connectivity and syntax."""
+
     name: ClassVar[str] = "brick"
     version: ClassVar[str] = "2"
-    description: ClassVar[str] = "Toy-brick structures from a caption: the right shape, standing, carrying weights"
+    description: ClassVar[str] = "Toy-brick structures from a caption: correct shape, stable, able to carry weights"
     defaults: ClassVar[Mapping[str, Any]] = {
         "constrain": True,
         "max_completion_length": 1200,
@@ -109,7 +113,7 @@ class BrickTask(Task):
         wanted = given.brick_levels or ALL
         self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
         if given.world_dim is not None:
-            world = {level: _world_of(level) for level in self.levels}
+            world = {level: _world_size(level) for level in self.levels}
             self.levels = [level for level in self.levels if world[level] <= given.world_dim]
             if not self.levels:
                 raise ValueError(
@@ -126,7 +130,7 @@ class BrickTask(Task):
         return rows if given.world_dim is None else [self._in_world(row, given.world_dim) for row in rows]
 
     def _in_world(self, row: dict[str, Any], world: int) -> dict[str, Any]:
-        """The same row in a larger world."""
+        """Return the row with its target placed in a larger world."""
         import numpy as np
 
         voxels = np.zeros((world,) * 3, dtype=bool)
@@ -135,25 +139,29 @@ class BrickTask(Task):
         return {**row, "prompt": messages, "world": world, "voxels": encode_voxels(voxels)}
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """A row for a caption of one's own, which may end in `, world 8`. A caption that a level has comes with its
-        target and weights; for any other there is no target, so that only physics is judged and nothing succeeds."""
+        """Return a row for a caption written by the user, which may end in `, world 8`.
+
+        A caption that one of the levels can generate gets that level's target and weights. Any other caption has no
+        target: only its physics is scored, and it never counts as a success.
+        """
         match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
         said, named = match.groups()
-        world = int(named) if named else self.options.world_dim or max(map(_world_of, self.levels))
+        world = int(named) if named else self.options.world_dim or max(map(_world_size, self.levels))
         if not 1 <= world <= LARGEST_WORLD:
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         for level in self.levels:
-            if level in LEVELS and LEVELS[level].world == world and (row := self._known(level, said)):
+            if level in LEVELS and LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
                 return row
         messages = prompt(said, world, self.options.prompt_style)
         return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
 
-    def _known(self, level: str, text: str) -> dict[str, Any] | None:
-        """The row of a level that has this caption."""
+    def _row_with_caption(self, level: str, text: str) -> dict[str, Any] | None:
+        """Return the row of `level` that has this caption, or None."""
         for request, detail in choices(level):
             category = CATEGORIES[request.category]
-            # how thick the support is only the row knows; as it might be, first, since making rows is slow
+            # The support's thickness is known only after building the row, which is slow, so the captions of all
+            # possible thicknesses are compared first.
             supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
             if any(caption(level, request, detail, support) == text for support in supports):
                 row = make_row(level, request, detail, self.options.prompt_style)
@@ -195,12 +203,13 @@ class BrickTask(Task):
         )
 
     def gold(self, row: Row) -> str:
-        return self._written(row["gold"], row)
+        return self._in_text_form(row["gold"], row)
 
     def bad(self, row: Row) -> str:
-        return self._written(row["bad"], row)
+        return self._in_text_form(row["bad"], row)
 
-    def _written(self, text: str, row: Row) -> str:
+    def _in_text_form(self, text: str, row: Row) -> str:
+        """Convert absolute text to the form set by --text_form."""
         if self.options.text_form == "absolute":
             return text
         return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
@@ -225,8 +234,10 @@ class BrickTask(Task):
         return OneSpelling(tokenizer, constraint)
 
     def tiny(self) -> TinySpec | None:
-        """A small Llama whose tokens are the words of captions and the parts of a line: four tokens a brick. None
-        where prompts have other words too."""
+        """Return a small Llama with caption words and pieces of brick lines as tokens (four tokens per brick).
+
+        Returns None where prompts contain words outside this vocabulary.
+        """
         if self.options.brick_data or self.options.prompt_style == "full":
             return None
         largest = self.options.world_dim or WORLD
@@ -243,7 +254,7 @@ class BrickTask(Task):
         return TinySpec(tokens=tokens, hidden_size=128, layers=4, heads=4, context=640)
 
     def render(self, row: Row, completion: str) -> bytes:
-        """The structure: bricks that give way in red, the weights it is to carry, and what is to be said of it."""
+        """Draw the structure with its weights, failing bricks in red, and the verdict below it."""
         from . import render
 
         judged = self.judge(row, completion)
@@ -257,13 +268,13 @@ class BrickTask(Task):
         return render.png(image)
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """The picture, and the model that brick viewers open."""
+        """Return the picture and an LDraw file that brick viewers can open."""
         from .ldraw import to_ldr
 
         structure = parse(completion, row["world"], self.options.max_offset_distance).structure
         return {**super().exports(row, completion), "sample.ldr": to_ldr(structure, row["caption"])}
 
 
-def _world_of(level: str) -> int:
-    """The side of a level's world; published structures have ours."""
+def _world_size(level: str) -> int:
+    """Return the edge length of a level's world; published structures use the default world."""
     return LEVELS[level].world if level in LEVELS else WORLD

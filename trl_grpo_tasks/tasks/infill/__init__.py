@@ -1,4 +1,4 @@
-"""The infill pack: texts with gaps, filled in a single step and judged by a frozen model."""
+"""The infill task: texts with gaps, filled in a single step and scored by a frozen judge model."""
 
 from .task import InfillOptions, InfillTask
 

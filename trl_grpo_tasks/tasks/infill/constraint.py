@@ -1,4 +1,4 @@
-"""What a causal model may write: for each gap a line of the right length, and nothing else."""
+"""Constraint for causal models: one line of the right length per gap, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def fills_constraint(tokenizer: Any) -> GrammarConstraint:
 
 
 def fills_grammar(row: Row) -> Grammar:
-    """A line a gap; its length in characters is exact, or within the row's slack."""
+    """Return the grammar of a row: one line per gap with the exact length in characters, or within the row's slack."""
     return Grammar.regex(r"\n".join(rf"[^\n]{{{least},{most}}}" for least, most in lengths(row)))

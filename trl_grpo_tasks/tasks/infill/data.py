@@ -1,4 +1,4 @@
-"""Texts to make gaps in: passages of a file, a Hub data set or the corpus that comes with the package."""
+"""Texts for the infill task: passages of a file, a Hub data set, or the corpus that comes with the package."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ...files import check_local_path
 from ...task import MASK_TOKEN
 
 BUILT_IN = Path(__file__).parent / "corpus" / "persuasion.txt"
-GAP = "_"  # one character that is missing, in what people and causal models read
-SHORTEST = 16  # characters of a passage worth making gaps in
+GAP = "_"  # marks one missing character in prompts and in user input
+SHORTEST = 16  # minimum length of a passage in characters
 
 
 def read_passages(source: str | None, column: str) -> list[str]:
-    """The passages of a text file (separated by blank lines), of a Hub data set's column, or of the built-in corpus;
-    spaces and line ends become single spaces. ValueError where there is no text."""
+    """Return the passages of a text file (separated by blank lines), a Hub data set's column, or the built-in corpus.
+
+    Whitespace is reduced to single spaces. Raises ValueError if there is no text.
+    """
     if source is not None:
         check_local_path(source, "--corpus")
     path = BUILT_IN if source is None else Path(source).expanduser()
@@ -34,12 +36,12 @@ def read_passages(source: str | None, column: str) -> list[str]:
         raise ValueError(f"--corpus {source!r} is neither a text file nor a Hub data set (owner/name)")
     passages = list(dict.fromkeys(text for text in map(clean, texts) if len(text) >= SHORTEST))
     if not passages:
-        raise ValueError(f"--corpus {source}: there is no passage of at least {SHORTEST} characters in it")
+        raise ValueError(f"--corpus {source}: it contains no passage of at least {SHORTEST} characters")
     return passages
 
 
 def clean(text: str) -> str:
-    """Single spaces, and nothing that stands for a gap."""
+    """Reduce whitespace to single spaces and remove gap markers."""
     return " ".join(text.replace(MASK_TOKEN, "").replace(GAP, " ").split())
 
 
@@ -57,11 +59,11 @@ def _read_hub(source: str, column: str) -> list[str]:
 
 
 def cut(passages: Sequence[str], test_fraction: float) -> dict[str, list[str]]:
-    """Passages for training and for testing, by a hash of their text. Each side gets at least one."""
+    """Split passages into training and test by a hash of their text, with at least one in each."""
     ranked = sorted(passages, key=lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
     if len(ranked) < 2:
         raise ValueError(
-            "the corpus is a single passage; separate passages by blank lines, so that some can be tested"
+            "the corpus is a single passage; separate passages by blank lines, so that some can be held out"
         )
     tested = set(ranked[: min(len(ranked) - 1, max(1, round(test_fraction * len(ranked))))])
     return {
@@ -71,12 +73,12 @@ def cut(passages: Sequence[str], test_fraction: float) -> dict[str, list[str]]:
 
 
 def window(passages: Sequence[str], weights: Sequence[int], length: int, rng: random.Random) -> str:
-    """A stretch of whole words, of up to `length` characters, from a passage drawn in proportion to its length."""
+    """Return whole words of up to `length` characters from a passage drawn in proportion to its length."""
     passage = rng.choices(passages, cum_weights=weights)[0]
     if len(passage) <= length:
         return passage
     start = rng.randrange(len(passage) - length + 1)
-    begin = passage.rfind(" ", 0, start + 1) + 1  # back to the beginning of a word
+    begin = passage.rfind(" ", 0, start + 1) + 1  # move back to the beginning of a word
     text = passage[begin : begin + length]
     if begin + length < len(passage) and passage[begin + length] != " " and " " in text:
         text = text[: text.rfind(" ")]
@@ -84,6 +86,6 @@ def window(passages: Sequence[str], weights: Sequence[int], length: int, rng: ra
 
 
 def alphabet(passages: Sequence[str], most: int = 400) -> list[str]:
-    """The characters of the passages, the rarest left out where there are more than `most`."""
+    """Return the characters of the passages, without the rarest if there are more than `most`."""
     counts = Counter(character for text in passages for character in text)
     return sorted(character for character, _ in counts.most_common(most))

@@ -1,4 +1,4 @@
-"""Completions as fills and back. A masked model gives one piece a place; a causal one a line a gap."""
+"""Conversion between completions and fills: a masked model gives one piece per place, a causal one a line per gap."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from .masking import runs
 
 
 def gold_fills(row: Row) -> list[str]:
-    """The original text of each gap; pieces of tokens are joined by spaces."""
+    """Return the original text of each gap; tokens are joined by spaces."""
     joint = "" if isinstance(row["pieces"], str) else " "
     return [joint.join(row["pieces"][place] for place in run) for run in runs(row["places"])]
 
 
 def write(row: Row, fills: Sequence[str]) -> str:
-    """A completion that says these fills, one a gap."""
+    """Write a completion with these fills, one per gap."""
     if row["policy"] == "causal":
         return "\n".join(fills)
     return ("" if isinstance(row["pieces"], str) else " ").join(fills)
 
 
 def read(row: Row, completion: str) -> tuple[list[str], str]:
-    """The fill of each gap, and nothing; or no fills, and what is wrong."""
+    """Return the fill of each gap and an empty message, or no fills and a message that says what is wrong."""
     gaps = runs(row["places"])
     if row["policy"] == "causal":
         fills = completion.split("\n")
         if len(fills) != len(gaps):
-            return [], f"{len(fills)} fills for {len(gaps)} gaps"
+            return [], f"there are {len(fills)} fills for {len(gaps)} gaps"
         for number, (fill, (least, most)) in enumerate(zip(fills, lengths(row), strict=True), 1):
             if not least <= len(fill) <= most:
                 wanted = f"{least}" if least == most else f"{least} to {most}"
-                return [], f"fill {number} has {len(fill)} characters, its gap {wanted}"
+                return [], f"fill {number} has {len(fill)} characters; its gap needs {wanted}"
         return fills, ""
     pieces = list(completion) if isinstance(row["pieces"], str) else completion.split(" ")
     if len(pieces) != len(row["places"]):
-        return [], f"{len(pieces)} fills for {len(row['places'])} masks"
+        return [], f"there are {len(pieces)} fills for {len(row['places'])} masks"
     following = iter(pieces)
     joint = "" if isinstance(row["pieces"], str) else " "
     return [joint.join(next(following) for _ in run) for run in gaps], ""
 
 
 def lengths(row: Row) -> list[tuple[int, int]]:
-    """The fewest and the most characters of each gap's fill."""
+    """Return the minimum and maximum number of characters of each gap's fill."""
     slack = row.get("slack", 0)
     return [(max(1, len(run) - slack), len(run) + slack) for run in runs(row["places"])]
 
 
 def agreement(row: Row, fills: Sequence[str]) -> float:
-    """The share of the places, characters or tokens, at which the fills are the original."""
+    """Return the fraction of places (characters or tokens) at which the fills match the original."""
     right, total = 0, 0
     for fill, gold in zip(fills, gold_fills(row), strict=True):
         if isinstance(row["pieces"], str):
@@ -61,7 +61,7 @@ def agreement(row: Row, fills: Sequence[str]) -> float:
 
 
 def parts(row: Row, fills: Sequence[str]) -> list[tuple[str, bool]]:
-    """The filled text in parts, with whether each is a fill."""
+    """Return the filled text in parts, each with whether it is a fill."""
     pieces, result, at = row["pieces"], [], 0
     joint = "" if isinstance(pieces, str) else " "
     for run, fill in zip(runs(row["places"]), fills, strict=True):

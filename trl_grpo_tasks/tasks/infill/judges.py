@@ -1,4 +1,4 @@
-"""Judges made on the spot: a small encoder that learns to tell real text from text with corrupted places."""
+"""Automatically trained judges: small encoders that learn to distinguish real text from corrupted text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ...task import TinySpec
 from .data import window
 from .masking import SCHEDULES, choose_places
 
-TESTED = 1024  # texts, half of them real, on which a judge is tested
+TESTED = 1024  # number of texts, half of them real, on which a judge is tested
 BATCH_SIZE = 32
-RATIOS = (0.05, 0.1, 0.2, 0.4)  # of a text that is corrupted: from two letters to what nobody could miss
-# 4e-3 at width 64. Steps must shrink as layers widen: at width 192 nothing was learned with 4e-3.
+RATIOS = (0.05, 0.1, 0.2, 0.4)  # corrupted fractions of a text, from subtle to obvious
+# The learning rate is 4e-3 at width 64 and must decrease with the width: at width 192, nothing was learned with 4e-3.
 RATE_TIMES_WIDTH = 0.256
-PLACES_WEIGHT = 5.0  # of finding the corrupted places, against telling whether there are any
+PLACES_WEIGHT = 5.0  # weight of the loss for locating corrupted places, relative to classifying the text
 
 
 class Corruption:
-    """Spoils places of a text, with letters learned from `passages`."""
+    """Corrupts places of a text, with letter statistics from `passages`."""
 
     def __init__(self, passages: Sequence[str]):
         self._letters = Counter(letter for text in passages for letter in text)
@@ -38,7 +38,7 @@ class Corruption:
         self._kinds = (self._frequent, self._following, self._shuffled)
 
     def spoil(self, text: str, rng: random.Random) -> str:
-        """`text` with about one of `RATIOS` of its places changed; at least one letter differs."""
+        """Return `text` with about one of `RATIOS` of its places changed; at least one letter differs."""
         for _ in range(20):
             places = choose_places(text, rng.choice(list(SCHEDULES)), rng.choice(RATIOS), rng)
             spoiled = rng.choice(self._kinds)(text, places, rng)
@@ -48,12 +48,12 @@ class Corruption:
         return other + text[1:]
 
     def _frequent(self, text: str, places: list[int], rng: random.Random) -> str:
-        """Letters as frequent as in the corpus."""
+        """Replace places by letters drawn with their frequency in the corpus."""
         drawn = rng.choices(list(self._letters), weights=list(self._letters.values()), k=len(places))
         return _replaced(text, places, drawn)
 
     def _following(self, text: str, places: list[int], rng: random.Random) -> str:
-        """Letters that follow the one before them in the corpus."""
+        """Replace places by letters that follow the previous letter in the corpus."""
         letters = list(text)
         for place in places:
             after = (self._after.get(letters[place - 1]) if place else None) or self._letters
@@ -61,7 +61,7 @@ class Corruption:
         return "".join(letters)
 
     def _shuffled(self, text: str, places: list[int], rng: random.Random) -> str:
-        """The same letters in another order."""
+        """Permute the letters at these places."""
         return _replaced(text, places, rng.sample([text[place] for place in places], len(places)))
 
 
@@ -84,10 +84,10 @@ def train_judge(
     origin: dict[str, Any],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Train a judge on passages, test it on others, say how it did, and save it to `folder`.
+    """Train a judge on passages, test it on others, report the accuracy, and save it to `folder`.
 
-    ValueError where it is no better than chance. One that was made in the same way before is left as it is; a folder
-    with anything else in it is refused.
+    Raises ValueError if the judge is no better than chance, or if `folder` contains anything else. A judge in `folder`
+    that was trained with the same settings is kept.
     """
     import torch
     from torch.nn import functional
@@ -96,14 +96,14 @@ def train_judge(
     folder = Path(folder)
     if is_made_from(folder, origin):
         return
-    _refuse_what_is_there(folder, origin)
+    _check_folder_is_free(folder, origin)
     set_seed(seed)
     tokenizer = make_tokenizer(spec.tokens, spec.context)
     labels = {0: "corrupted", 1: REAL}
     config = encoder_config(spec, tokenizer, num_labels=2, id2label=labels, classifier_pooling="mean")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = ModernBertForSequenceClassification(config).to(device).train()
-    # A label a text teaches little, so the encoder also learns, by a head that is thrown away, which places are wrong.
+    # One label per text is a weak signal, so a temporary head also learns which places are wrong.
     places_head = torch.nn.Linear(spec.hidden_size, 1).to(device)
     states: dict[str, torch.Tensor] = {}
     hook = model.model.register_forward_hook(lambda *call: states.update(last=call[2].last_hidden_state))
@@ -119,7 +119,7 @@ def train_judge(
         return {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
 
     def drawn(passages: Sequence[str], rng: random.Random) -> tuple[list[str], list[str]]:
-        """Real texts, and the same with the second half of them corrupted."""
+        """Return real texts, and the same texts with the second half of the batch corrupted."""
         weights = list(accumulate(map(len, passages)))
         real = [window(passages, weights, length, rng) for _ in range(BATCH_SIZE)]
         half = BATCH_SIZE // 2
@@ -130,18 +130,18 @@ def train_judge(
     for step in range(1, steps + 1):
         real, seen = drawn(train, rng)
         inputs = encoded(seen)
-        told = model(**inputs, labels=is_real).loss
+        label_loss = model(**inputs, labels=is_real).loss
         is_wrong = (inputs["input_ids"] != encoded(real)["input_ids"]).float()  # corruption keeps lengths
-        found = functional.binary_cross_entropy_with_logits(
+        places_loss = functional.binary_cross_entropy_with_logits(
             places_head(states["last"])[..., 0], is_wrong, weight=inputs["attention_mask"].float()
         )
-        (told + PLACES_WEIGHT * found).backward()
+        (label_loss + PLACES_WEIGHT * places_loss).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if step % max(1, steps // 4) == 0:
-            say(f"{folder.name} {step}/{steps}  loss {told.item():.3f}")
+            say(f"{folder.name} {step}/{steps}  loss {label_loss.item():.3f}")
     hook.remove()
     model.eval()
     right, rng = 0, random.Random(f"{seed}-test")
@@ -149,12 +149,12 @@ def train_judge(
         for _ in range(TESTED // BATCH_SIZE):
             right += int((model(**encoded(drawn(test, rng)[1])).logits.argmax(1) == is_real).sum())
     accuracy = right / TESTED
-    chance = 0.5 + 2 * math.sqrt(0.25 / TESTED)  # two standard deviations of guessing
-    say(f"{folder.name}: {accuracy:.1%} of {TESTED} held-out texts told right, real from corrupted")
+    chance = 0.5 + 2 * math.sqrt(0.25 / TESTED)  # guessing plus two standard deviations
+    say(f"{folder.name}: {accuracy:.1%} of {TESTED} held-out texts classified correctly as real or corrupted")
     if accuracy <= chance:
         raise ValueError(
-            f"the judge for {folder} tells real from corrupted text in {accuracy:.1%} of held-out cases, and guessing "
-            f"may reach {chance:.1%}: it is not handed over; give it more --judge_steps, or more text"
+            f"the judge for {folder} classifies {accuracy:.1%} of held-out texts correctly, but guessing may reach "
+            f"{chance:.1%}: it was not saved; increase --judge_steps, or use a larger corpus"
         )
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -167,15 +167,15 @@ def train_judge(
     partial.rename(folder)
 
 
-def _refuse_what_is_there(folder: Path, origin: dict[str, Any]) -> None:
-    """ValueError unless a judge can go to `folder`. Another one may be the reward of a run that is to go on."""
+def _check_folder_is_free(folder: Path, origin: dict[str, Any]) -> None:
+    """Raise ValueError unless `folder` is empty: a different judge in it may be the reward of an unfinished run."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    way_out = "give another --judges_folder (prepare-judge: --output_dir), or move it away"
+    way_out = "choose another --judges_folder (prepare-judge: --output_dir), or move the existing folder"
     made = origin_of(folder)
     if not isinstance(made, dict):
-        raise ValueError(f"{folder} is no judge and not empty, so no judge is put there: {way_out}")
+        raise ValueError(f"{folder} is not empty and not a judge, so no judge can be saved there: {way_out}")
     other = ", ".join(
         f"{name} {made.get(name)}, not {value}" for name, value in origin.items() if made.get(name) != value
     )
-    raise ValueError(f"the judge in {folder} was made with other settings ({other}): {way_out}")
+    raise ValueError(f"the judge in {folder} was trained with other settings ({other}): {way_out}")

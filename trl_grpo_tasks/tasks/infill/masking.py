@@ -1,4 +1,4 @@
-"""Where the gaps are: schedules that choose places of a text, given as a sequence of characters or of tokens."""
+"""Gap schedules: they choose places in a text, which is a sequence of characters or tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LONGEST_SPAN = 6
 
 
 def characters(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """Single places, anywhere."""
+    """Choose single places, anywhere."""
     return set(rng.sample(range(len(pieces)), count))
 
 
 def spans(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """Runs of two to six places."""
+    """Choose runs of two to six places."""
     chosen: set[int] = set()
     while len(chosen) < count:
         start = rng.randrange(len(pieces))
@@ -25,8 +25,10 @@ def spans(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
 
 
 def words(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """Whole words, with their punctuation, until there are about `count` places; at least one word. Tokens that are no
-    characters are words each."""
+    """Choose whole words with their punctuation, about `count` places in total, at least one word.
+
+    A token longer than one character counts as a word.
+    """
     found: list[list[int]] = [[]]
     for place, piece in enumerate(pieces):
         if piece == " ":
@@ -45,7 +47,7 @@ def words(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
 
 
 def ends(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """The beginning, the end, or some of both."""
+    """Choose places at the beginning, at the end, or at both."""
     before = rng.choice([0, count, rng.randint(0, count)])
     return {*range(before), *range(len(pieces) - (count - before), len(pieces))}
 
@@ -59,13 +61,13 @@ SCHEDULES: dict[str, Callable[[Pieces, int, random.Random], set[int]]] = {
 
 
 def choose_places(pieces: Pieces, schedule: str, ratio: float, rng: random.Random) -> list[int]:
-    """About `ratio` of the places, at least one and at most all, in order."""
+    """Choose about `ratio` of the places, at least one and at most all, in order."""
     count = min(len(pieces), max(1, round(ratio * len(pieces))))
     return sorted(SCHEDULES[schedule](pieces, count, rng))
 
 
 def runs(places: Sequence[int]) -> list[list[int]]:
-    """The gaps: places that follow each other belong to one."""
+    """Group consecutive places into gaps."""
     found: list[list[int]] = []
     for place in places:
         if found and found[-1][-1] == place - 1:

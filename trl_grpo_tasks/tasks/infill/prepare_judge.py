@@ -1,8 +1,8 @@
 """Train a judge on real and corrupted text, print its accuracy on held-out text, and save it.
 
-trl-grpo-tasks task infill prepare-judge --output_dir my_judge --corpus my_texts.txt --judge_steps 1500
+trl-grpo-tasks task infill prepare-judge --output_dir my_judge --corpus my_texts.txt
 
-A judge that is no better than chance is not saved. Options of the task may follow.
+A judge that is no better than chance is not saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="seed of the training (default: 42)")
     for option in fields(InfillOptions):
         if option.name in OPTIONS:
-            kind = {"int": int, "float": float}.get(str(option.type), str)
+            kind = str if option.default is None else type(option.default)
             parser.add_argument(f"--{option.name}", type=kind, metavar="VALUE", help=option.metadata["help"])
     given, unknown = parser.parse_known_args(arguments)
     if unknown:

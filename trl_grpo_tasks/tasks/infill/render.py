@@ -1,4 +1,4 @@
-"""Filled texts to look at: fills coloured from red to green by how real the judge finds them, as HTML and PNG."""
+"""HTML and PNG pictures of filled texts, with fills coloured from red to green by the judge's score."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-Part = tuple[str, float | None]  # a stretch of text, and the score of a fill; None: it was there before
-UNJUDGED = -1.0  # the score of a fill where there is no judge
+Part = tuple[str, float | None]  # a piece of text and the score of a fill; None for original text
+UNJUDGED = -1.0  # the score of a fill if there is no judge
 STOPS = ((0.0, (205, 55, 45)), (0.5, (214, 160, 30)), (1.0, (40, 140, 75)))
 GREY, INK = (110, 110, 110), (45, 50, 58)
-COLUMNS = 72  # characters a line of the picture
+COLUMNS = 72  # characters per line of the picture
 
 
 def colour(score: float) -> tuple[int, int, int]:
-    """Red for 0, yellow for a half, green for 1; grey where there is no judge."""
+    """Return red for 0, yellow for 0.5, green for 1, and grey if there is no judge."""
     if score == UNJUDGED:
         return GREY
     for (low, first), (high, second) in pairwise(STOPS):
@@ -28,7 +28,7 @@ def colour(score: float) -> tuple[int, int, int]:
 
 
 def to_html(lines: Sequence[tuple[str, Sequence[Part]]]) -> str:
-    """Titled texts, one below the other; everything is escaped."""
+    """Return titled texts, one below the other, as HTML with everything escaped."""
     shown = []
     for title, parts in lines:
         text = "".join(_span(part, score) for part, score in parts)
@@ -40,14 +40,14 @@ def to_html(lines: Sequence[tuple[str, Sequence[Part]]]) -> str:
 
 
 def picture(lines: Sequence[tuple[str, Sequence[Part]]]) -> bytes:
-    """The same as PNG."""
+    """Return titled texts, one below the other, as PNG."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ImportError("pictures of filled texts need pillow: pip install 'trl_grpo_tasks[infill]'") from error
     font: Any = ImageFont.load_default(18)
     small: Any = ImageFont.load_default(14)
-    width, height = 11, 24  # of a character's cell
+    width, height = 11, 24  # of a character cell, in pixels
     rows: list[tuple[str, list[tuple[str, float | None]]]] = []
     for title, parts in lines:
         letters = [(letter, score) for part, score in parts for letter in part]

@@ -1,5 +1,5 @@
-"""Draw held-out texts of a run before and after GRPO below the original, with fills coloured by the judge. Also print
-how both judges score the originals: the score that a perfect generator would reach.
+"""Draw held-out texts of a run before and after GRPO below the original, with fills coloured by
+the judge. Also print how both judges score the originals: the best that a generator can reach.
 
 trl-grpo-tasks task infill show outputs/infill_tiny --output before_and_after.png
 """
@@ -36,21 +36,22 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     results = Path(options.run_dir) / "results.json"
     if not isinstance(task, InfillTask) or not results.is_file():
-        print(f"error: {options.run_dir} holds no finished run of task infill", file=sys.stderr)
+        print(f"error: {options.run_dir} is not the folder of a finished run of task infill", file=sys.stderr)
         return 2
     evaluations = json.loads(results.read_text(encoding="utf-8"))["evaluations"]
     lines = []
-    samples_a_row = len(evaluations[0]["samples"]) // len({json.dumps(s["row"]) for s in evaluations[0]["samples"]})
-    for number in range(options.rows):
-        row = evaluations[0]["samples"][number * samples_a_row]["row"]
+    samples = evaluations[0]["samples"]
+    per_row = len(samples) // len({json.dumps(sample["row"]) for sample in samples})
+    for number in range(min(options.rows, len(samples) // per_row)):
+        row = samples[number * per_row]["row"]
         original = [(part, UNJUDGED if is_fill else None) for part, is_fill in fills.parts(row, fills.gold_fills(row))]
-        lines.append((f"{number + 1}. original; what was missing is grey", original))
+        lines.append((f"{number + 1}. original; the missing parts are grey", original))
         for evaluation in evaluations:
-            sample = evaluation["samples"][number * samples_a_row]  # the first sample of each row: nothing is chosen
+            sample = evaluation["samples"][number * per_row]  # the first of each row: nothing is cherry-picked
             lines += [
                 (f"{evaluation['name']}: {title}", parts) for title, parts in task.coloured(row, sample["completion"])
             ]
-    rows = [sample["row"] for sample in evaluations[0]["samples"][::samples_a_row]]
+    rows = [sample["row"] for sample in samples[::per_row]]
     for name, judge in task.judges().items():
         scores = judge.score(rows, [task.gold(row) for row in rows])
         print(f"{name} of the originals: {sum(scores) / len(scores):.3f}")

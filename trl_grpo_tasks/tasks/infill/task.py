@@ -1,4 +1,4 @@
-"""InfillTask: texts with gaps, filled in one step or written gap by gap, and judged by a frozen model."""
+"""The infill task: fill the gaps of a text, all at once or gap by gap; a frozen judge model scores the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
 JUDGES = ("judge", "held_out")
-JUDGE_SEED = 42  # whatever --seed is: runs that differ in it have one reward
+JUDGE_SEED = 42  # independent of --seed, so that runs with different seeds have the same reward
 JUDGE_HEADS = 4
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
@@ -28,47 +28,52 @@ QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for
 
 @dataclass(frozen=True)
 class InfillOptions:
-    """Which texts, which gaps, and who judges."""
+    """Options of the infill task: texts, gaps, judges, and the embedded model's size."""
 
     corpus: str | None = option(
         None,
-        "A text file with blank lines between passages, or a Hub data set (owner/name). None: the built-in novel.",
+        "Text file with blank lines between passages, or Hub data set (owner/name). Default: the built-in novel.",
     )
-    text_column: str = option("text", "The column of a Hub data set that holds the texts.")
-    text_length: int = option(64, "Most characters of a text; tokens with --tokens_of.")
-    test_fraction: float = option(0.1, "The share of passages kept for testing.")
+    text_column: str = option("text", "Column of the Hub data set that contains the texts.")
+    text_length: int = option(64, "Maximum length of a text in characters, or in tokens with --tokens_of.")
+    test_fraction: float = option(0.1, "Fraction of the passages held out for testing.")
     masking: list[str] = field(
         default_factory=lambda: list(SCHEDULES),
-        metadata={"help": f"Where gaps are, drawn for each row: {', '.join(SCHEDULES)}."},
+        metadata={"help": f"Kinds of gaps, one of which is drawn for each row: {', '.join(SCHEDULES)}."},
     )
     mask_ratios: list[float] = field(
         default_factory=lambda: [0.1, 0.2, 0.35],
-        metadata={"help": "Shares of a text that are missing; each is a level, easy to hard."},
+        metadata={"help": "Fractions of a text that are missing; each is a level, from easy to hard."},
     )
-    policy: str = option("masked", "masked: a masked language model fills all gaps at once. causal: a decoder writes.")
-    gap_slack: int = option(0, "With a causal policy: by how many characters a fill may differ from its gap's length.")
+    policy: str = option("masked", "'masked': a masked LM fills all gaps at once. 'causal': a decoder writes them.")
+    gap_slack: int = option(
+        0, "With --policy causal: how many characters a fill may be shorter or longer than its gap."
+    )
     tokens_of: str | None = option(
-        None, "Make gaps of tokens of this model (Hub id or folder of a masked language model), not of characters."
+        None, "Make gaps of this model's tokens instead of characters: Hub id or folder of a masked language model."
     )
     judge: str | None = option(
-        None, "The judge whose score is the reward: a folder or a Hub id. None: one is trained, in --judges_folder."
+        None, "Judge whose score is the reward: folder or Hub id. Default: one is trained in --judges_folder."
     )
-    held_out_judge: str | None = option(None, "A second judge that is only watched. None: one is trained as well.")
-    judges_folder: str = option("outputs/infill_judges", "Where judges that are trained on the spot are kept.")
-    judge_steps: int = option(400, "Steps for which a judge is trained on the spot.")
-    judge_width: int = option(128, "Width of a judge that is trained on the spot.")
-    tiny_width: int = option(128, "Width of the embedded tiny model.")
-    tiny_layers: int = option(4, "Layers of the embedded tiny model.")
-    tiny_heads: int = option(4, "Attention heads of the embedded tiny model.")
+    held_out_judge: str | None = option(None, "Second judge, for monitoring only. Default: one is trained as well.")
+    judges_folder: str = option("outputs/infill_judges", "Folder for judges that are trained automatically.")
+    judge_steps: int = option(400, "Training steps of automatically trained judges.")
+    judge_width: int = option(128, "Hidden size of automatically trained judges.")
+    tiny_width: int = option(128, "Hidden size of the embedded model.")
+    tiny_layers: int = option(4, "Number of layers of the embedded model.")
+    tiny_heads: int = option(4, "Number of attention heads of the embedded model.")
 
 
 class InfillTask(Task):
-    """The reward is how real the judge finds the filled text; agreement with the original is measured, and so is the
-    opinion of a second judge that training never sees. Success is the original text, restored exactly."""
+    """Fills gaps in texts. The reward is the judge's probability that the filled text is real.
+
+    Agreement with the original and the score of a second judge, which training never sees, are only monitored. Success
+    means that the original text is restored exactly.
+    """
 
     name: ClassVar[str] = "infill"
     version: ClassVar[str] = "1"
-    description: ClassVar[str] = "Fill the gaps of a text, all in one step; a frozen judge says how real it looks"
+    description: ClassVar[str] = "Fill the gaps of a text, all in one step; a frozen judge scores how real it looks"
     weights: Mapping[str, float] = {"judge": 1.0, "held_out": 0.0, "agreement": 0.0}
     watched = ("held_out",)
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -94,7 +99,7 @@ class InfillTask(Task):
     # ---- rows and their scores
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Rows of one split, without end; None gives one for each text of full length in it."""
+        """Return `size` rows of a split; None gives one row per `text_length` characters of the split's passages."""
         if split not in self._passages:
             raise ValueError(f"unknown split {split!r}; splits are: train, test")
         passages = self._passages[split]
@@ -133,10 +138,10 @@ class InfillTask(Task):
         return {"prompt": [{"role": "user", "content": f"{question}\n{shown}"}], **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """A text in which each missing character is a `_`. What was there is not known: no fill agrees with it."""
+        """Return a row for a text with one `_` per missing character. The original is unknown, so no fill agrees."""
         text = " ".join(text.replace(MASK_TOKEN, GAP).split())
         if GAP not in text:
-            raise ValueError(f"there is no gap in {text[:80]!r}: write a {GAP} for each missing character")
+            raise ValueError(f"there is no gap in {text[:80]!r}: write one {GAP} for each missing character")
         if self._tokenizer is not None:
             pieces = [p for part in text.split(GAP) for p in (*self._tokenizer.tokenize(part), GAP)][:-1]
         places = [place for place, piece in enumerate(text if self._tokenizer is None else pieces) if piece == GAP]
@@ -148,7 +153,7 @@ class InfillTask(Task):
         if problem:
             return self.make_score({"agreement": 0.0}, False, False, problem)
         share = fills.agreement(row, found)
-        reason = "" if share == 1 else f"{share:.0%} of what was missing is as it was"
+        reason = "" if share == 1 else f"{share:.0%} of the missing text matches the original"
         return self.make_score({"agreement": share}, True, share == 1, reason)
 
     def gold(self, row: Row) -> str:
@@ -161,12 +166,12 @@ class InfillTask(Task):
     # ---- judges
 
     def prepare(self, seed: int, say: Any = print) -> None:
-        """Check the judges that were named, and train those that were not, unless they are there already."""
+        """Check the judges that were given, and train the others unless they have been trained before."""
         from ...rewards.judge import check_judge
 
         given = [self.options.judge, self.options.held_out_judge]
         if given[0] is not None and given[0] == given[1]:
-            raise ValueError(f"--judge and --held_out_judge are both {given[0]}: the second must be another one")
+            raise ValueError(f"--judge and --held_out_judge are both {given[0]}; the second must be a different model")
         for source in given:
             if source is not None:
                 check_judge(source)
@@ -175,7 +180,7 @@ class InfillTask(Task):
                 self.train_judge(Path(self.options.judges_folder) / name, name == "held_out", JUDGE_SEED, say)
 
     def train_judge(self, folder: str | Path, held_out: bool, seed: int, say: Any = print) -> None:
-        """Train a judge into `folder`, on one half of the training passages or, `held_out`, on the other half."""
+        """Train a judge into `folder`, on one half of the training passages, or on the other half if `held_out`."""
         from .judges import train_judge
 
         options = self.options
@@ -184,7 +189,7 @@ class InfillTask(Task):
             self._alphabet, options.judge_width, 4 if held_out else 3, JUDGE_HEADS, 2 * options.text_length + 16
         )
         if not train:
-            raise ValueError("the corpus has too few passages for two judges; give --judge and --held_out_judge")
+            raise ValueError("the corpus has too few passages for two judges; pass --judge and --held_out_judge")
         settings = {"length": options.text_length * (1 if self._tokenizer is None else 5),
                     "steps": options.judge_steps, "seed": 2 * seed + held_out}  # fmt: skip
         origin = {"judge": 1, "corpus": options.corpus, "characters": sum(map(len, train)), "width": spec.hidden_size,
@@ -203,7 +208,7 @@ class InfillTask(Task):
         return {name: source or str(folder / name) for name, source in zip(JUDGES, given, strict=True)}
 
     def filled(self, row: Row, completion: str) -> str | None:
-        """The text with its gaps filled, as judges read it; None where the completion does not fit."""
+        """Return the text with its gaps filled, as judges read it; None if the completion does not fit."""
         found, problem = fills.read(row, completion)
         return None if problem else self._text(row, found)
 
@@ -224,7 +229,7 @@ class InfillTask(Task):
         return fills_constraint(tokenizer)
 
     def tiny(self) -> TinySpec | None:
-        """Single characters. A causal one also reads the question and writes as much again."""
+        """Return a model with one token per character; a causal one also needs room for the question and answer."""
         options = self.options
         if self._tokenizer is not None:
             return None
@@ -259,8 +264,11 @@ class InfillTask(Task):
         return {"sample.html": to_html(lines), "sample.png": picture(lines)}
 
     def coloured(self, row: Row, completion: str) -> list[tuple[str, list[tuple[str, float | None]]]]:
-        """A title and the filled text in parts. A fill's score is that of the original text with this fill alone, so
-        that one can see which of them the judge dislikes."""
+        """Return a title and the filled text in parts, each fill with the judge's score.
+
+        A fill's score is that of the original text with only this fill replaced, which shows the fills that the judge
+        dislikes.
+        """
         from .render import UNJUDGED
 
         found, problem = fills.read(row, completion)
@@ -272,12 +280,12 @@ class InfillTask(Task):
         scores = self._shown_judge.judge(texts) if self._shown_judge is not None else [UNJUDGED] * len(texts)
         coming = iter(scores[1:])
         parts = [(part, next(coming) if is_fill else None) for part, is_fill in fills.parts(row, found)]
-        said = "no judge" if self._shown_judge is None else f"judge {scores[0]:.2f}"
-        return [(f"{said}, {fills.agreement(row, found):.0%} as it was", parts)]
+        verdict = "no judge" if self._shown_judge is None else f"judge {scores[0]:.2f}"
+        return [(f"{verdict}, {fills.agreement(row, found):.0%} as in the original", parts)]
 
     @property
     def _shown_judge(self) -> Any:
-        """The judge, once there is one: a picture may be wanted before it has been trained."""
+        """The judge, or None if it has not been trained yet."""
         is_there = self.options.judge is not None or (Path(self._sources["judge"]) / "config.json").is_file()
         return self._judge_to_show if is_there else None
 
@@ -296,7 +304,7 @@ def _check_options(options: InfillOptions) -> None:
         raise ValueError("--masking and --mask_ratios need at least one value each")
     for ratio in options.mask_ratios:
         if not 0 < ratio <= 1:
-            raise ValueError(f"--mask_ratios {ratio} must be above 0 and at most 1")
+            raise ValueError(f"--mask_ratios {ratio} must be greater than 0 and at most 1")
     if not 0 < options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
     for name, least in (
@@ -310,9 +318,9 @@ def _check_options(options: InfillOptions) -> None:
             raise ValueError(f"--{name} {getattr(options, name)} must be at least {least}")
     for name, heads in (("judge_width", JUDGE_HEADS), ("tiny_width", options.tiny_heads)):
         width = getattr(options, name)
-        if width < 1 or width % (2 * heads):  # which the rotation of positions takes in pairs
-            raise ValueError(f"--{name} {width} must be a multiple of {2 * heads}: twice the number of heads")
+        if width < 1 or width % (2 * heads):  # rotary embeddings rotate pairs of channels within each head
+            raise ValueError(f"--{name} {width} must be a multiple of {2 * heads}, twice the number of heads")
     if options.policy == "masked" and options.gap_slack:
-        raise ValueError("--gap_slack goes with --policy causal: a masked language model fills one token a mask")
+        raise ValueError("--gap_slack requires --policy causal: a masked language model fills one token per mask")
     if options.policy == "causal" and options.tokens_of:
-        raise ValueError("--tokens_of goes with --policy masked: a causal model writes characters")
+        raise ValueError("--tokens_of requires --policy masked: a causal model writes characters")

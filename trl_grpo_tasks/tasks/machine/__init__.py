@@ -1,4 +1,4 @@
-"""The machine pack: cars and catapults as construction trees, judged by physics."""
+"""The machine task: cars and catapults as construction trees, scored by a physics simulation."""
 
 from .results import Result
 from .scene import to_xml

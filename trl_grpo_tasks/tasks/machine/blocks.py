@@ -1,6 +1,6 @@
-"""The blocks machines are built of: sizes, masses, faces and what each does, and how a child faces on each face.
+"""The block types of machines: sizes, masses, faces and functions, and the orientation of children on each face.
 
-Frame: x right, y up, z forward, left-handed. A block grows along its own +z from the face that it sits on.
+The frame is left-handed: x right, y up, z forward. A block extends along its own +z from the face that it sits on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 LIMITS = (17.0, 9.5, 17.0)  # the largest extent of a machine along x, y, z
 
 FACE_NAMES = ("Front", "Back", "Left", "Right", "Up", "Down")
-# How a child faces, by its parent's facing, in the order of FACE_NAMES.
+# The facing of a child, by its parent's facing, in the order of FACE_NAMES.
 _CHILD_FACING = {
     "z+": ("z+", "z-", "x-", "x+", "y+", "y-"),
     "z-": ("z-", "z+", "x+", "x-", "y+", "y-"),
@@ -27,7 +27,7 @@ FACINGS = tuple(_CHILD_FACING)
 
 @dataclass(frozen=True)
 class Face:
-    """A place where a child may sit: which way it looks, and where it is in the frame of its block."""
+    """A place where a child may sit: its side of the block, and its position in the block's frame."""
 
     name: str
     position: tuple[float, float, float]
@@ -35,9 +35,12 @@ class Face:
 
 @dataclass(frozen=True)
 class BlockType:
-    """`joint` is how the block moves against its parent: "" for rigid ones, else "spin" (about its own z), "bend"
-    (about its own x, up and down), "turn" (about its own y, left and right), "ball", "slide" (along its own z).
-    `drive` is what moves it: "wheel", "motor", "servo" (holds it straight), or "" for nothing."""
+    """A type of block.
+
+    `joint` is its motion relative to its parent: "" for rigid blocks, "spin" (about its own z), "bend" (about its own
+    x, up and down), "turn" (about its own y, left and right), "ball", or "slide" (along its own z). `drive` is what
+    moves it: "wheel", "motor", "servo" (holds it straight), or "" for nothing. `words` describes it in the manual.
+    """
 
     id: str
     name: str
@@ -60,7 +63,7 @@ def child_facing(facing: str, face: Face) -> str:
 
 @cache
 def rotation(facing: str) -> np.ndarray:
-    """The frame of a block that faces this way: its own right, up and front as columns."""
+    """Return the frame of a block with this facing: its right, up and front directions as columns."""
     named = dict(zip(FACE_NAMES, _CHILD_FACING[facing], strict=True))
     matrix = np.zeros((3, 3))
     for column, side in enumerate(("Right", "Up", "Front")):
@@ -71,7 +74,7 @@ def rotation(facing: str) -> np.ndarray:
 
 
 def _sides(*places: float) -> tuple[Face, ...]:
-    """Left, Right, Up and Down faces of a block one wide, each at these places along z."""
+    """Return the Left, Right, Up and Down faces of a block one unit wide, at each of these positions along z."""
     normals = {"Left": (-0.5, 0.0), "Right": (0.5, 0.0), "Up": (0.0, 0.5), "Down": (0.0, -0.5)}
     return tuple(Face(name, (x, y, place)) for name, (x, y) in normals.items() for place in places)
 
@@ -155,5 +158,5 @@ BLOCKS: dict[str, BlockType] = {
         BlockType("45", "winch", _NO_SIZE, 0.4, (), "a rope: its two ends come no farther apart", two_ended=True),
     )
 }
-# The blocks that the prompt of the published training lists.
+# The blocks listed in the prompt of the published training.
 PROMPT_BLOCKS = ("0", "15", "35", "1", "41", "63", "2", "22", "16", "30", "36", "9")

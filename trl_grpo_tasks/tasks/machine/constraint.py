@@ -1,4 +1,4 @@
-"""What may be written of a machine: JSON of the right shape (schema), or only machines that can be built (tree)."""
+"""Constraints for machines: JSON that matches the schema, or only machines that can be built (a choice tree)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from .growth import Growth
 from .reading import MOST_BLOCKS
 from .tree import ROOT, Block, ConstructionTree, block_json
 
-_GROWTHS_KEPT = 4096
+_GROWTHS_KEPT = 4096  # cache size
 _OPENING = "[" + block_json(0, ROOT)
 
 
 def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> ChoiceTreeConstraint:
-    """Texts of machines with two to `max_blocks` blocks of these kinds, as `ConstructionTree.to_json` writes them;
-    every one of them is valid. A row may have `blocks` and `max_blocks` of its own."""
+    """Make a constraint to valid machines with 2 to `max_blocks` blocks, as `ConstructionTree.to_json` writes them.
+
+    A row's `blocks` and `max_blocks` override the arguments.
+    """
     tree = MachineTree(kinds, max_blocks)
     return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
 
 
 def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
-    """Texts with the right keys and kinds of values, compact as `to_json` writes them; a machine may still be invalid.
-    A row may have `blocks` and `max_blocks` of its own."""
+    """Make a constraint to compact JSON with the right keys and value types; the machine may still be invalid.
+
+    A row's `blocks` and `max_blocks` override the arguments.
+    """
 
     def grammar(row: Row) -> Grammar:
         schema = machine_schema(row.get("blocks") or kinds, row.get("max_blocks") or max_blocks)
@@ -38,7 +42,7 @@ def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> 
 
 
 def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
-    """The JSON schema of a list of blocks: the start block, then one to `max_blocks - 1` others."""
+    """Return the JSON schema of a list of blocks: the start block, then 1 to `max_blocks - 1` others."""
     two_ended = [kind for kind in kinds if BLOCKS[kind].two_ended]
     one_ended = [kind for kind in kinds if not BLOCKS[kind].two_ended and kind != "0"]
     number = {"type": "integer", "minimum": 0, "maximum": max_blocks - 1}
@@ -69,17 +73,17 @@ def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
 
 
 class MachineTree:
-    """The tree of literals. A node is ((max_blocks, kinds), text so far, and what has been chosen of the next block):
-    kind, parent, face, and parent and face again for two ends.
+    """The choice tree. A node is (rules, text so far, *choices made for the next block).
 
-    Growths are remembered by the text, and made from it again if they have been forgotten; nodes hold plain things
-    only, because the engine keeps many thousands of them.
+    The rules are (max_blocks, kinds). The choices are kind, parent and face, and for two-ended blocks a second parent
+    and face. Growths are cached by text and recomputed from it if they have been evicted; nodes contain only strings,
+    numbers and tuples, because the engine keeps many thousands of them.
     """
 
     def __init__(self, kinds: Sequence[str], max_blocks: int):
         self._defaults = (max_blocks, tuple(kinds))
         self.growths: dict[str, Growth] = {_OPENING: Growth.start()}
-        self.root({})  # so that bad options show now, not at the first row
+        self.root({})  # report invalid options now, not at the first row
 
     def root(self, row: Row) -> tuple[Any, ...]:
         max_blocks = row.get("max_blocks") or self._defaults[0]
@@ -87,14 +91,14 @@ class MachineTree:
         unknown = [kind for kind in kinds if kind not in BLOCKS]
         if unknown or not any(not BLOCKS[kind].two_ended and kind != "0" for kind in kinds):
             raise ValueError(
-                f"blocks {', '.join(kinds)}: give some of {', '.join(BLOCKS)}, not only 0 and two-ended ones"
+                f"blocks {', '.join(kinds)}: name some of {', '.join(BLOCKS)}, including a one-ended type other than 0"
             )
         if not 2 <= max_blocks <= MOST_BLOCKS:
-            raise ValueError(f"max_blocks is {max_blocks}; it must be from 2 to {MOST_BLOCKS}, the most ever read")
+            raise ValueError(f"max_blocks is {max_blocks}; it must be from 2 to {MOST_BLOCKS}, the parser's limit")
         return ((max_blocks, kinds), "")
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
-        """Every node has a choice: kinds are offered that fit somewhere, and a machine of two blocks may end."""
+        """Return the next literals. No dead ends: every kind offered fits, and two blocks may end the text."""
         rules, text, *chosen = node
         if not text:
             return [(_OPENING, (rules, _OPENING))]
@@ -111,7 +115,7 @@ class MachineTree:
         two_ended = BLOCKS[kind].two_ended
         places = growth.faces if two_ended else growth.places(kind)
         if len(ends) >= 2:
-            places = [place for place in places if place != (ends[0], ends[1])]  # both ends on one face are none
+            places = [place for place in places if place != (ends[0], ends[1])]  # both ends on one face is invalid
         letter = ("_a" if len(ends) < 2 else "_b") if two_ended else ""
         if len(ends) % 2 == 0:
             parents = dict.fromkeys(parent for parent, _ in places)
@@ -126,7 +130,7 @@ class MachineTree:
         return finished
 
     def _growth(self, text: str) -> Growth:
-        """From the one a block before where that is remembered, otherwise from the text."""
+        """Return the growth of a text, from the cached one a block earlier if possible."""
         growth = self.growths.get(text)
         if growth is None:
             tree = ConstructionTree.parse(text + "]")

@@ -1,4 +1,4 @@
-"""Rows of the machine task: a way of asking, a level of size, and a machine that is known to do it."""
+"""Rows of the machine task: a phrasing of the request, a size level, and a machine known to succeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLD_FILE = Path(__file__).with_name("gold.json")
 
 @lru_cache(1)
 def gold_machines() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Machines that succeed, by trial and level, as `make_gold.py` found them."""
+    """Return the successful machines found by `make_gold.py`, by trial and level."""
     return json.loads(GOLD_FILE.read_text())
 
 
@@ -33,8 +33,10 @@ def rows(
     with_manual: bool = False,
     unbroken: bool = False,
 ) -> list[dict[str, Any]]:
-    """Levels and trials take turns; no way of asking is in both splits. There are as many rows as ways of asking
-    times machines. `unbroken` leaves out machines that break where breakage counts."""
+    """Return rows that alternate between levels and trials; no phrasing is in both splits.
+
+    There is one row per phrasing and gold machine. `unbroken` excludes machines that break when breakage is simulated.
+    """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
     rng = random.Random(f"{seed}-{split}")
@@ -51,12 +53,13 @@ def rows(
             pairs = [(variant, machine) for variant in kept for machine in machines]
             rng.shuffle(pairs)
             queues.append([_row(trial, level, variant, machine, kinds, with_manual) for variant, machine in pairs])
-    # One from each queue in turn, trials of one level apart, so that any few rows have all levels.
+    # Take from the queues in turn, all levels of one trial first, so that a few rows already cover all levels.
     order = [queues[level * len(trials) + trial] for trial in range(len(trials)) for level in range(len(LEVELS))]
     found = [queue[n] for n in range(max(map(len, order))) for queue in order if n < len(queue)]
     if not found:
         raise ValueError(
-            f"no known machine for {', '.join(trials)} uses only the blocks {', '.join(kinds)}; allow more"
+            f"no known machine for {', '.join(trials)} uses only the blocks {', '.join(kinds)}; allow more "
+            "types with --blocks"
         )
     return found[:size]
 

@@ -1,4 +1,4 @@
-"""Machines that work: a seeded generator of cars and catapults, and a short search that betters them."""
+"""Generation of successful machines: a seeded generator of cars and catapults, and a short random search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .simulator import simulate
 from .tree import Block, ConstructionTree
 from .trials import Trial, get_trial, task_score
 
-LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # blocks of a machine, at least and at most
+LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # minimum and maximum number of blocks
 _BARS = ("15", "1", "63")
 _FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
 
@@ -25,15 +25,17 @@ def search(
     sketches: int = 16,
     changes: int = 32,
 ) -> tuple[ConstructionTree, float]:
-    """The best of some sketches with that many blocks (at least, at most), bettered by random changes, and its score.
-    The same seed gives the same machine."""
+    """Return the best of several sketches, improved by random changes, and its score.
+
+    `blocks` is the minimum and maximum number of blocks. The result depends only on the arguments.
+    """
     trial = get_trial(trial)
     rng = random.Random(f"{seed}-{trial.name}")
     draw = sketch_catapult if trial.throws else sketch_car
     best, best_score = None, -3.0
     for step in range(sketches + changes):
-        tree = draw(rng, blocks, kinds) if step < sketches or best is None else changed(best, rng, blocks[1], kinds)
-        score = _worth(tree, trial) if blocks[0] <= len(tree.blocks) <= blocks[1] else -2.0
+        tree = draw(rng, blocks, kinds) if step < sketches or best is None else mutated(best, rng, blocks[1], kinds)
+        score = _search_score(tree, trial) if blocks[0] <= len(tree.blocks) <= blocks[1] else -2.0
         if score > best_score:
             best, best_score = tree, score
     assert best is not None
@@ -41,7 +43,7 @@ def search(
 
 
 def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
-    """A spine along the way, pairs of wheels on its sides, and perhaps something on top."""
+    """Sketch a car: a spine along the driving direction, pairs of wheels on its sides, and sometimes a load."""
     draft, max_blocks = _Draft(kinds), blocks[1]
     ends = [draft.add(rng.choice(_BARS), 0, face) for face in (_FRONT, _BACK)]
     while rng.random() < 0.4 and len(draft.blocks) < max_blocks - 4:
@@ -61,9 +63,9 @@ def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]
 
 
 def sketch_catapult(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
-    """Feet, a tower, a motor on its side, an arm on the motor, a bowl at the end of the arm, a boulder in the bowl."""
+    """Sketch a catapult: feet, a tower, a motor on its side, an arm on the motor, and a bowl with a boulder."""
     draft, max_blocks = _Draft(kinds), blocks[1]
-    spare = max_blocks - 6  # the tower, motor, arm, bowl, boulder and the start
+    spare = max_blocks - 6  # without the start, tower, motor, arm, bowl and boulder
     feet = [f for f in (_FRONT, _BACK, _LEFT, _RIGHT) if rng.random() < 0.8][: max(1, spare - 1)]
     for face in feet:
         foot = draft.add("63", 0, face)
@@ -72,21 +74,21 @@ def sketch_catapult(rng: random.Random, blocks: tuple[int, int], kinds: Sequence
     tower = draft.add(rng.choice(("63", "63", "1")), 0, _UP)
     if tower and rng.random() < 0.3 and len(draft.blocks) < max_blocks - 4:
         tower = draft.add(rng.choice(_BARS), tower, 0) or tower
-    motor = _try(draft, rng, "22", tower)
-    arm = _try(draft, rng, rng.choice(("63", "63", "1")), motor)
+    motor = _add_on_any_face(draft, rng, "22", tower)
+    arm = _add_on_any_face(draft, rng, rng.choice(("63", "63", "1")), motor)
     if arm and rng.random() < 0.6 and len(draft.blocks) < max_blocks - 2:
         arm = draft.add(rng.choice(_BARS), arm, 0) or arm
-    bowl = _try(draft, rng, "30", arm)
+    bowl = _add_on_any_face(draft, rng, "30", arm)
     if bowl:
         draft.add("36", bowl, 0)
     draft.fill(rng, rng.randint(*blocks) if blocks[0] > 2 else len(draft.blocks) + rng.choice((0, 0, 1)))
     return draft.tree()
 
 
-def changed(
+def mutated(
     tree: ConstructionTree, rng: random.Random, max_blocks: int, kinds: Sequence[str] = PROMPT_BLOCKS
 ) -> ConstructionTree:
-    """The machine with a block left out, another in its place, one on another face, or one more; always valid."""
+    """Return the machine with one block removed, replaced, moved to another face, or added; it stays valid."""
     blocks = list(tree.blocks)
     index = rng.randrange(1, len(blocks))
     what = rng.choice(("drop", "kind", "face", "add"))
@@ -111,7 +113,7 @@ def changed(
 
 
 class _Draft:
-    """A machine that grows by what fits; what does not fit is left out."""
+    """A machine under construction; blocks that do not fit are skipped."""
 
     def __init__(self, kinds: Sequence[str]):
         self.growth, self.kinds = Growth.start(), ["0", *(kind for kind in kinds if kind != "0")]
@@ -126,7 +128,7 @@ class _Draft:
     def add(
         self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None
     ) -> int | None:
-        """The number of the new block, or None where it does not fit."""
+        """Add a block and return its number, or None if it does not fit."""
         if parent is None or kind not in self.kinds:
             return None
         if BLOCKS[kind].two_ended:
@@ -142,7 +144,7 @@ class _Draft:
         return len(self.blocks) - 1
 
     def fill(self, rng: random.Random, size: int) -> None:
-        """Random blocks on random faces until the machine has this many; mostly plain ones."""
+        """Add random blocks, mostly rigid ones, on random faces until the machine has `size` blocks."""
         plain = [kind for kind in ("15", "1", "63", "35", "41") if kind in self.kinds]
         for _ in range(20 * size):
             if len(self.blocks) >= size:
@@ -154,8 +156,8 @@ class _Draft:
                 self.add(kind, *(number for end in ends for number in end))
 
 
-def _try(draft: _Draft, rng: random.Random, kind: str, parent: int | None) -> int | None:
-    """The block on some side of its parent on which it fits."""
+def _add_on_any_face(draft: _Draft, rng: random.Random, kind: str, parent: int | None) -> int | None:
+    """Add a block on a random face of its parent on which it fits."""
     if parent is None:
         return None
     faces = list(range(len(draft.blocks[parent].type.faces)))
@@ -163,7 +165,8 @@ def _try(draft: _Draft, rng: random.Random, kind: str, parent: int | None) -> in
     return next((number for face in faces if (number := draft.add(kind, parent, face))), None)
 
 
-def _worth(tree: ConstructionTree, trial: Trial) -> float:
+def _search_score(tree: ConstructionTree, trial: Trial) -> float:
+    """Return the score of a machine for the search; invalid machines score -1."""
     if trial.throws and not any(block.kind == "36" for block in tree.blocks):
         return 0.0
     result = simulate(tree, trial)

@@ -1,4 +1,4 @@
-"""Where the next block of a machine may go: all faces at once, by the same rules as ConstructionTree.validate."""
+"""Legal positions of a machine's next block, for all faces at once, by the rules of ConstructionTree.validate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRONTS = np.array([rotation(facing)[:, 2] for facing in FACINGS])
 
 
 class Growth:
-    """A valid machine, and its open ends. `grow` gives the machine with one more block; nothing here changes."""
+    """A valid machine and the faces on which blocks fit. It is immutable; `grow` returns it with one more block."""
 
     def __init__(self, tree: ConstructionTree):
         self.blocks = tree.blocks
@@ -53,7 +53,7 @@ class Growth:
         return grown
 
     def places(self, kind: str) -> list[tuple[int, int]]:
-        """The (parent, face) pairs on which a block with one parent fits."""
+        """Return the (parent, face) pairs on which a block with one parent fits."""
         size = BLOCKS[kind].size
         if size not in self._open:
             fits = self._fits(size)
@@ -61,7 +61,7 @@ class Growth:
         return self._open[size]
 
     def kinds(self, wanted: Iterable[str]) -> list[str]:
-        """Those of the wanted kinds that fit somewhere; two-ended ones always do."""
+        """Return those of the wanted kinds that fit somewhere; two-ended ones always do."""
         return [kind for kind in wanted if kind != "0" and (BLOCKS[kind].two_ended or self.places(kind))]
 
     def _fits(self, size: tuple[float, float, float]) -> np.ndarray:
@@ -72,13 +72,13 @@ class Growth:
         clash = (shared > TOUCHING).all(axis=-1)
         for row, (index, _) in enumerate(self.faces):
             if self.blocks[index].kind == "30":
-                clash[row, np.searchsorted(self._indices, index)] = False  # a child may be in its container
+                clash[row, np.searchsorted(self._indices, index)] = False  # a child may be inside its container
         extent = np.maximum(high, self._high.max(axis=0)) - np.minimum(low, self._low.min(axis=0))
         return ~clash.any(axis=1) & (extent <= _LIMITS).all(axis=1)
 
 
 def _faces(index: int, block: Block, placement: Placement | None) -> tuple[list[tuple[int, int]], Any, Any]:
-    """The faces of a block as (block, face), where they are, and how a child on each faces."""
+    """Return a block's faces as (block, face), their positions, and the facing of a child on each."""
     if placement is None or not block.type.faces:
         return [], np.zeros((0, 3)), np.zeros(0, dtype=int)
     faces = block.type.faces

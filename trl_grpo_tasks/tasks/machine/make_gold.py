@@ -1,5 +1,5 @@
-"""Search for gold machines of every trial and level, and write them to gold.json. This takes about five minutes on one
-core.
+"""Search for gold machines of every trial and level, and write them to gold.json. This takes about
+five minutes on one core.
 
 trl-grpo-tasks task machine make-gold
 """
@@ -18,7 +18,7 @@ from .simulator import DT, simulate
 from .tree import ConstructionTree
 from .trials import SCORINGS, TRIALS, Trial, task_score
 
-_MARGIN = 1.1  # gold machines are this much better than their trial asks, so that no rounding matters
+_MARGIN = 1.1  # gold machines exceed their trial's goal by this factor, so that rounding differences do not matter
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -52,8 +52,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _is_gold(tree: ConstructionTree, trial: Trial) -> bool:
-    """Whether the machine succeeds by every scoring, and with another time step too: then other processors and other
-    versions of MuJoCo, which round otherwise, will find the same."""
+    """Return whether the machine succeeds with every scoring, and with a different time step too.
+
+    The second step size makes sure that processors and MuJoCo versions with different rounding give the same verdict.
+    """
     for dt in (DT, 0.8 * DT):
         result = simulate(tree, trial, dt=dt, to_the_end=True)
         if not result.valid or any(task_score(trial, result, way)[0] < _MARGIN * trial.goal for way in SCORINGS):

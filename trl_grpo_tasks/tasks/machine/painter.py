@@ -1,4 +1,4 @@
-"""A small painter of MuJoCo scenes: boxes, cylinders and balls in parallel projection. Pillow and numpy, no OpenGL."""
+"""A small renderer for MuJoCo scenes: boxes, cylinders and balls in parallel projection. Needs no OpenGL."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ except ImportError as error:
 
 SKY, GROUND, GRID, ROPE, RING = (236, 241, 245), (214, 220, 208), (190, 197, 184), (70, 74, 82), (222, 160, 20)
 _LIGHT = np.array([0.35, -0.5, 0.8]) / np.linalg.norm([0.35, -0.5, 0.8])
-_FINE = 2  # drawn this much larger, then shrunk
-_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6  # MuJoCo's numbers of the shapes
+_FINE = 2  # pictures are drawn this many times larger, then shrunk
+_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6  # MuJoCo's mjtGeom values
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=float)
 _BOX_FACES = ((0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3))
 _BOX_NORMALS = np.array([_CORNERS[list(face)].mean(axis=0) for face in _BOX_FACES])
-_UNSEEN = 3  # the group of shapes that only touch
-_SIDES = 18  # of the prism that stands for a cylinder
+_UNSEEN = 3  # the group of geoms used for collisions only
+_SIDES = 18  # sides of the prism that approximates a cylinder
 
 
 @dataclass(frozen=True)
 class Camera:
-    """Looks at `centre` from behind and the right; `span` metres fill the width of the picture, and there is a line on
-    the ground every `grid` metres."""
+    """A camera that looks at `centre` from behind and the right.
+
+    `span` metres fill the width of the picture; ground lines are `grid` metres apart.
+    """
 
     centre: np.ndarray
     span: float
@@ -39,14 +41,14 @@ class Camera:
 
     @cached_property
     def axes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Right, up and towards the viewer."""
+        """The directions right, up and towards the viewer."""
         a, e = math.radians(self.azimuth), math.radians(self.elevation)
         towards = np.array([-math.sin(a) * math.cos(e), -math.cos(a) * math.cos(e), math.sin(e)])
         right = np.array([math.cos(a), -math.sin(a), 0.0])
         return right, np.cross(towards, right), towards
 
     def project(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels of the fine picture, and how near each point is."""
+        """Return the pixels of points in the enlarged picture, and their depths (larger is nearer)."""
         right, up, towards = self.axes
         offset = points - self.centre
         scale = _FINE * self.size[0] / self.span
@@ -56,7 +58,7 @@ class Camera:
 
 
 def paint(camera: Camera, model: Any, positions: np.ndarray, matrices: np.ndarray, sites: np.ndarray) -> Image.Image:
-    """One moment of a run: poses of all geoms and sites, as `simulate(..., record=True)` keeps them."""
+    """Paint one moment of a run from the poses of all geoms and sites that `simulate(..., record=True)` recorded."""
     image = Image.new("RGB", (_FINE * camera.size[0], _FINE * camera.size[1]), SKY)
     _paint_ground(ImageDraw.Draw(image), camera)
     canvas = _Canvas(np.array(image))
@@ -80,14 +82,14 @@ def shrunk(image: Image.Image) -> Image.Image:
 
 
 class _Canvas:
-    """Colours, and how near what is painted at each pixel is: solids that interlock come out right."""
+    """Colours with a depth buffer, so that interlocking solids are drawn correctly."""
 
     def __init__(self, colours: np.ndarray):
         self.colours = colours
         self._depth: np.ndarray = np.full(colours.shape[:2], -np.inf)
 
     def polygon(self, pixels: np.ndarray, depths: np.ndarray, colour: tuple[int, int, int]) -> None:
-        """A flat convex polygon, its rim darker."""
+        """Draw a flat convex polygon with a darker rim."""
         window, x, y = self._window(pixels.min(axis=0), pixels.max(axis=0))
         if window is None:
             return
@@ -121,7 +123,7 @@ class _Canvas:
         self.colours[window][seen] = (255 * shade[seen][:, None] * colour).astype(np.uint8)
 
     def _window(self, low: np.ndarray, high: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
-        """The part of the canvas between two corners, and the middles of its pixels; None where there is none."""
+        """Return the part of the canvas between two corners and its pixel centres, or None if it is empty."""
         height, width = self._depth.shape
         left, right = max(0, math.floor(low[0])), min(width, math.ceil(high[0]))
         top, bottom = max(0, math.floor(low[1])), min(height, math.ceil(high[1]))
@@ -140,7 +142,7 @@ def _solid(
     frame: np.ndarray,
     colour: np.ndarray,
 ) -> None:
-    """The faces of a box or a prism that look at the viewer."""
+    """Draw the faces of a box or a prism that point towards the viewer."""
     if shape == _BOX:
         outlines = [_CORNERS[list(face)] * size for face in _BOX_FACES]
         normals = _BOX_NORMALS

@@ -1,4 +1,4 @@
-"""What machines are asked for, in words: twelve ways of asking for each trial, and the manual that explains blocks."""
+"""Prompts of the machine task: twelve phrasings per trial, and the manual that explains the format and the blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .blocks import BLOCKS, LIMITS
 
-# The last TEST_VARIANTS of each are kept for testing.
+# The last TEST_VARIANTS phrasings of each trial are held out for testing.
 TEST_VARIANTS = 2
 VARIANTS: dict[str, tuple[str, ...]] = {
     "car": (
@@ -101,7 +101,7 @@ def question(trial: str, variant: int, max_blocks: int) -> str:
 
 
 def manual(kinds: Sequence[str]) -> str:
-    """How a machine is written, what blocks there are, and what makes a machine invalid."""
+    """Return the text of the system message: the format, the blocks, and what makes a machine invalid."""
     lines = [
         "You design machines. Answer with one JSON list of blocks and nothing else.",
         'The first is the start block {"id":"0","order_id":0,"parent":-1,"bp_id":-1}. Every other block sits on a '

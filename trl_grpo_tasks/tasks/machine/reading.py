@@ -1,4 +1,4 @@
-"""Reading blocks from whatever a model wrote: thoughts, fences, both spellings of the fields. Nothing here raises."""
+"""Parser for blocks in any model output: it skips other text and accepts fences and both field names. Never raises."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from .blocks import BLOCKS
 
-LONGEST_TEXT = 200_000
-MOST_BLOCKS = 200
-_STARTS_TRIED = 20  # places in a text without a fence at which a list may begin
+LONGEST_TEXT = 200_000  # characters; longer texts are rejected
+MOST_BLOCKS = 200  # machines with more blocks are rejected
+_STARTS_TRIED = 20  # number of "[" tried as the start of the list in a text without a fence
 
 _FENCE = re.compile(r"```[ \t]*(?:json|JSON)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _JSON_FENCE = re.compile(r"```[ \t]*(?:json|JSON)[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 
-# The authors' fields, and the paper's, each for blocks with one parent and with two.
+# The field names of the authors' code and those of the paper.
 _SPELLINGS = (
     {"kind": "id", "order": "order_id", "face": "bp_id"},
     {"kind": "type", "order": "id", "face": "face_id"},
@@ -23,6 +23,8 @@ _SPELLINGS = (
 
 
 class Entry(NamedTuple):
+    """The fields of one block; `parent_b` and `face_b` are None for blocks with one parent."""
+
     kind: str
     parent: int
     face: int
@@ -30,19 +32,19 @@ class Entry(NamedTuple):
     face_b: int | None
 
 
-class _Repeated(dict[str, Any]):
-    """An object of a JSON text that had a key twice."""
+class _DuplicateKeys(dict[str, Any]):
+    """A JSON object in which a key occurred twice."""
 
 
 def read_blocks(text: str) -> tuple[list[Entry], list[str]]:
-    """The blocks of a text and all problems in words; blocks are given only where there are no problems."""
+    """Return the blocks of a text and messages for all problems; blocks are returned only if there are no problems."""
     found, problem = _find_list(text)
     if problem:
         return [], [problem]
     if not found:
         return [], ["the list of blocks is empty"]
     if len(found) > MOST_BLOCKS:
-        return [], [f"the machine has {len(found)} blocks; at most {MOST_BLOCKS} are read"]
+        return [], [f"the machine has {len(found)} blocks; at most {MOST_BLOCKS} are accepted"]
     entries: list[Entry] = []
     problems: list[str] = []
     for place, item in enumerate(found):
@@ -54,7 +56,7 @@ def read_blocks(text: str) -> tuple[list[Entry], list[str]]:
 
 def _find_list(text: str) -> tuple[list[Any], str]:
     if len(text) > LONGEST_TEXT:
-        return [], f"the text has {len(text)} characters; at most {LONGEST_TEXT} are read"
+        return [], f"the text has {len(text)} characters; at most {LONGEST_TEXT} are accepted"
     fenced = _JSON_FENCE.findall(text) or _FENCE.findall(text)
     if fenced:
         value, problem = _decode(fenced[-1].strip(), whole=True)
@@ -82,24 +84,24 @@ def _decode(text: str, whole: bool) -> tuple[Any, str]:
     decoder = json.JSONDecoder(object_pairs_hook=_pairs)
     try:
         return (decoder.decode(text) if whole else decoder.raw_decode(text)[0]), ""
-    except ValueError as error:  # also numbers with thousands of digits
-        return None, f"the JSON cannot be read: {str(error)[:200]}"
+    except ValueError as error:  # also raised for numbers with thousands of digits
+        return None, f"the JSON cannot be parsed: {str(error)[:200]}"
     except RecursionError:
         return None, "the JSON is nested too deeply"
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     plain = dict(pairs)
-    return plain if len(plain) == len(pairs) else _Repeated(plain)
+    return plain if len(plain) == len(pairs) else _DuplicateKeys(plain)
 
 
 def _read_entry(place: int, item: Any, problems: list[str]) -> Entry | None:
-    where = f"the block at place {place}"
+    where = f"the block at index {place}"
     if not isinstance(item, dict):
         problems.append(f"{where} is {_described(item)}, not an object")
         return None
-    if isinstance(item, _Repeated):
-        problems.append(f"{where} has a key twice")
+    if isinstance(item, _DuplicateKeys):
+        problems.append(f"{where} has a duplicate key")
         return None
     names = _SPELLINGS[1] if "type" in item else _SPELLINGS[0]
     kind = item.get(names["kind"])
@@ -121,12 +123,12 @@ def _read_entry(place: int, item: Any, problems: list[str]) -> Entry | None:
         return None
     if item[names["order"]] != place:
         problems.append(
-            f"{where} has {names['order']!r} {_described(item[names['order']])}; they must count 0, 1, 2, ..."
+            f"{where} has {names['order']!r} {_described(item[names['order']])}; blocks must be numbered 0, 1, 2, ..."
         )
         return None
     numbers = [item[key] for key in wanted[2:]]
     if any(abs(number) > 10 * MOST_BLOCKS for number in numbers):
-        problems.append(f"{where} names a parent or a face far beyond any there could be")
+        problems.append(f"{where} has a parent or face number far out of range")
         return None
     parent, face, parent_b, face_b = (*numbers, None, None)[:4]
     return Entry(kind, parent, face, parent_b, face_b)
@@ -137,7 +139,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """A value in a message, short, and without what a file could not hold."""
+    """Describe a value for a message: short and ASCII only."""
     shown = (
         ascii(value) if isinstance(value, str | int | float | None) and not _is_huge(value) else type(value).__name__
     )
@@ -145,4 +147,4 @@ def _described(value: Any) -> str:
 
 
 def _is_huge(value: Any) -> bool:
-    return _is_integer(value) and value.bit_length() > 200  # printing thousands of digits is refused by Python
+    return _is_integer(value) and value.bit_length() > 200  # Python refuses to print integers with too many digits

@@ -1,4 +1,4 @@
-"""Pictures of machines at work: a picture with what path they took, and an animated GIF. Nothing but Pillow is needed.
+"""Pictures of simulated machines: a PNG with the path, and an animated GIF. Needs Pillow only.
 
 from trl_grpo_tasks.tasks.machine import simulate
 from trl_grpo_tasks.tasks.machine.render import animation
@@ -26,8 +26,10 @@ _LINES_SHOWN = 8
 
 
 def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[str]) -> bytes:
-    """A PNG: the machine at the start, close, above the whole way it or its boulder took; `lines` are written on it.
-    Without a run that was recorded there are only the lines."""
+    """Return a PNG: a close view of the machine at the start above a view of its, or its boulder's, whole path.
+
+    `lines` are written on it. Without a recorded run the picture contains only the lines.
+    """
     if result is None or not result.valid or result.frames is None or trial is None:
         image = Image.new("RGB", _SIZE, SKY)
         _write(image, ["no machine", *lines], WARNING)
@@ -38,13 +40,13 @@ def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[st
     image = Image.new("RGB", (_SIZE[0], 2 * _SIZE[1]))
     image.paste(close, (0, 0))
     image.paste(far, (0, _SIZE[1]))
-    ImageDraw.Draw(image).line((0, _SIZE[1], _SIZE[0], _SIZE[1]), "white", 4)  # two views, not one
+    ImageDraw.Draw(image).line((0, _SIZE[1], _SIZE[0], _SIZE[1]), "white", 4)  # separates the two views
     _write(image, [line for line in lines if line], INK)
     return _png(image)
 
 
 def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 10, caption: str = "") -> bytes:
-    """An animated GIF of a recorded run. The camera goes along with a car; a throw is seen whole."""
+    """Return an animated GIF of a recorded run. The camera follows a car; a throw is shown as a whole."""
     if result.frames is None or not result.valid:
         raise ValueError("an animation needs a valid run made with record=True")
     trial = get_trial(trial)
@@ -53,7 +55,7 @@ def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 10
     moments = np.searchsorted(result.times, wanted).clip(max=len(result.times) - 1)
     images = []
     for moment in moments.tolist():
-        # A fast car passes more than a metre from one frame to the next: a fine grid would seem to stand or go back.
+        # A fast car moves more than a metre between frames, so a fine grid would seem to stand still or move back.
         camera = _far_camera(paths) if trial.throws else _close_camera(result, moment, span=14.0, grid=5.0)
         camera = replace(camera, size=_FILM_SIZE)
         image = _painted(result, moment, camera, [path[: moment + 1] for path in paths if moment])

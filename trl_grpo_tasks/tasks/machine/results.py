@@ -1,4 +1,4 @@
-"""What a simulated run gave: distances, throws, loads, paths and poses."""
+"""Results of a simulated run: distances, throws, loads, paths and poses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Throw:
-    """How a boulder flew: highest point, rise above its own start, how far it landed, how far it was at the end."""
+    """The flight of a boulder: its highest point, rise above its start, and distances at landing and at the end."""
 
     height: float
     rise: float
     distance: float
     final_distance: float
     landed: bool
-    landing: tuple[float, float]  # right, forward of where it started
+    landing: tuple[float, float]  # relative to its start: right, forward
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run. Paths are (samples, 3) in metres: right, forward, up. `timed_out` means that nothing is
-    known of the machine, because the run took too long by the clock."""
+    """The result of a run. Paths are (samples, 3) in metres: right, forward, up.
+
+    `timed_out` means that the run exceeded its wall-clock limit, so the outcome is unknown.
+    """
 
     valid: bool
     reason: str = ""
@@ -37,12 +39,12 @@ class Result:
     times: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
     path: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)), compare=False)
     boulder_paths: tuple[np.ndarray, ...] = field(default=(), compare=False)
-    frames: Any = field(default=None, compare=False, repr=False)  # poses for pictures, with record=True
+    frames: Any = field(default=None, compare=False, repr=False)  # poses for pictures; only with record=True
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The poses of all geoms over a run, for pictures."""
+    """The poses of all geoms during a run, for pictures."""
 
     model: Any
     times: np.ndarray

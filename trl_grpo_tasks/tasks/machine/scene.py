@@ -1,8 +1,8 @@
-"""From a construction tree to a MuJoCo model in MJCF, the XML that MuJoCo's own viewer opens.
+"""Conversion of a construction tree to a MuJoCo model (MJCF), the XML that MuJoCo's viewer opens.
 
 Rigidly joined blocks are fused into one body: free bodies held together by welds are 25 times slower and unstable.
-MuJoCo's frame is x right, y forward, z up; ours is left-handed, so vectors swap y and z and turns change their sense.
-Every body keeps the world's axes at the start, so that boxes need no rotation.
+MuJoCo's frame is x right, y forward, z up; ours is left-handed, so vectors swap y and z, and rotations change sign.
+Every body starts aligned with the world's axes, so boxes need no rotation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .blocks import rotation
 from .tree import Block, ConstructionTree, Placement
 
 GRAVITY = 9.81
-CLEARANCE = 0.02  # blocks are smaller by this on every side, so that parts that only touch do not rub
+CLEARANCE = 0.02  # blocks are smaller by this on every side, so that touching parts do not rub
 FRICTION = 1.0
-# A wheel with no load runs at WHEEL_SPEED * WHEEL_KV / (WHEEL_KV + WHEEL_DAMPING).
+# A wheel without load turns at WHEEL_SPEED * WHEEL_KV / (WHEEL_KV + WHEEL_DAMPING).
 WHEEL_SPEED, WHEEL_KV, WHEEL_DAMPING, WHEEL_TORQUE = 10.0, 50.0, 1.0, 60.0
-# The large gain keeps an arm from sagging; the inertia of the rotor keeps light machines from being flung about.
+# The large gain keeps an arm from sagging; the rotor inertia keeps light machines from being thrown around.
 MOTOR_SPEED, MOTOR_KV, MOTOR_TORQUE, MOTOR_INERTIA = 5.0, 3000.0, 600.0, 0.3
 SPRING_STIFFNESS, SPRING_DAMPING, SPRING_REST, SPRING_PULL = 200.0, 8.0, 0.5, 1000.0
 SERVO_KP, SERVO_KV = 800.0, 40.0
@@ -33,8 +33,11 @@ _COLOURS = {"": "0.72 0.53 0.33", "wheel": "0.20 0.22 0.26", "motor": "0.80 0.25
 
 @dataclass(frozen=True)
 class Scene:
-    """What a machine stands on: bumps across the way as (distance, height), a slope in degrees, a wall as
-    (distance, height), rings to throw through as (distance, height, radius)."""
+    """The surroundings of a machine, with distances along the driving direction.
+
+    `bumps` are (distance, height), `slope` is in degrees, `wall` is (distance, height), and `rings` to throw through
+    are (distance, height, radius).
+    """
 
     bumps: tuple[tuple[float, float], ...] = ()
     slope: float = 0.0
@@ -44,7 +47,7 @@ class Scene:
 
 @dataclass
 class _Body:
-    """A body of the model while it is put together: `parent` None is the world."""
+    """A body of the model under construction; `parent` None is the world."""
 
     name: str
     parent: _Body | None
@@ -55,13 +58,15 @@ class _Body:
 
 
 def to_xml(tree: ConstructionTree, scene: Scene | None = None, *, dt: float = 0.005, loads: bool = False) -> str:
-    """The model of a valid tree. With `loads` every block is a body of its own, with sensors of the force and torque
-    in its seat."""
+    """Return the MJCF model of a valid tree.
+
+    With `loads` every block becomes a separate body, with sensors for the force and torque at its joint.
+    """
     return _Builder(tree, scene or Scene(), loads).xml(dt)
 
 
 def to_world(vector: np.ndarray) -> np.ndarray:
-    """A vector of ours in MuJoCo's frame."""
+    """Convert a vector to MuJoCo's frame."""
     return np.asarray(vector)[[0, 2, 1]]
 
 
@@ -70,7 +75,7 @@ class _Builder:
         self.tree, self.scene, self.loads = tree, scene, loads
         _, low, high = tree.boxes
         middle = (low.min(axis=0) + high.max(axis=0)) / 2
-        # The published lowest point of y = 0.5 is the ground here: machines start standing on it, without a drop.
+        # In the paper the lowest point is at y = 0.5; here that is the ground, so machines start without a drop.
         bottoms = [low[n, 1] + _gap_below(tree, int(index)) for n, index in enumerate(tree.boxes[0])]
         self.shift = np.array([-middle[0], -min(bottoms), -middle[2]])
         self.roots: list[_Body] = []
@@ -109,7 +114,7 @@ class _Builder:
             '<light pos="0 -20 40" dir="0 0.4 -1"/>',
             '<geom name="ground" type="plane" size="200 200 1" rgba="0.85 0.87 0.83 1"/>',
             *self._obstacles(),
-            *(_written(body) for body in self.roots),
+            *(_body_xml(body) for body in self.roots),
             "</worldbody>",
             *(f"<{name}>{''.join(lines)}</{name}>" for name, lines in sections.items() if lines),
             "</mujoco>",
@@ -136,7 +141,7 @@ class _Builder:
         return lines
 
     def _add(self, index: int, block: Block, placement: Placement) -> _Body:
-        """The body that a block belongs to: a new one where it moves, otherwise its parent's."""
+        """Add a block and return its body: a new one if it moves relative to its parent, otherwise the parent's."""
         kind = block.type
         parent = self.bodies[block.parent] if index else None
         is_loose = not index or block.kind == "36"
@@ -175,7 +180,7 @@ class _Builder:
         column = {"spin": 2, "slide": 2, "bend": 0, "turn": 1}[kind.joint]
         axis = to_world(frame[:, column])
         if kind.joint == "spin":
-            # What drives turns so that a wheel on the left or the right rolls forward, one that faces forward rolls
+            # Driven wheels turn so that a wheel on the left or right rolls forward, one that faces forward rolls
             # left, and one that faces back rolls right.
             axis = np.array([-1.0, 0.0, 0.0]) if placement.facing[0] == "x" else -axis
         name, where = f"j{index}", f'axis="{_v(axis)}"'
@@ -221,7 +226,7 @@ class _Builder:
         return [f'<geom {common} {shape} mass="{kind.mass}" contype="0" conaffinity="0"/>']
 
     def _bowl(self, index: int, placement: Placement, offset: np.ndarray) -> list[str]:
-        """A foot and four walls that lean outward, so that what is thrown can leave."""
+        """Return a foot and four walls that lean outwards, so that a boulder can leave."""
         frame = rotation(placement.facing)
         swap = np.array([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0]])
         lines = []
@@ -233,7 +238,7 @@ class _Builder:
             ((0, 0.79, 1.16, 1.3), (0, -0.79, -1.16, 1.3), (1, 1.09, 1.46, 1.0), (1, -1.09, -1.46, 1.0))
         ):
             lean = math.atan2(rim - base, 1.8)
-            # Own axes of a wall: across the wall, along it, and up it; in the frame of the block, then of the world.
+            # The axes of a wall (across, along, up), in the block's frame and then in the world's.
             up, normal, along = np.zeros(3), np.zeros(3), np.zeros(3)
             up[across], up[2] = math.sin(lean), math.cos(lean)
             normal[across], normal[2] = math.cos(lean), -math.sin(lean)
@@ -279,15 +284,15 @@ class _Builder:
 
 
 def _gap_below(tree: ConstructionTree, index: int) -> float:
-    """How far above the bottom of its box a block really begins."""
+    """Return how far above the bottom of its box the block's geometry begins."""
     placement, kind = tree.placements[index], tree.blocks[index].type
     is_round = kind.id in ("30", "36") or (kind.is_wheel and placement is not None and placement.facing[0] != "y")
     return 0.0 if is_round else CLEARANCE
 
 
-def _written(body: _Body) -> str:
+def _body_xml(body: _Body) -> str:
     at = body.position - (body.parent.position if body.parent else 0)
-    children = "".join(map(_written, body.children))
+    children = "".join(map(_body_xml, body.children))
     hulls = "".join(
         f'<geom class="hull" size="{_v((high - low) / 2 - CLEARANCE)}" pos="{_v((low + high) / 2)}"/>'
         for low, high in _merged(body.boxes)
@@ -296,8 +301,8 @@ def _written(body: _Body) -> str:
 
 
 def _merged(boxes: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Boxes that continue one another as one. Every box on the ground has up to four contacts, and these are what a
-    step of the simulation costs."""
+    """Merge boxes that continue one another. Each box on the ground has up to four contacts, which dominate the cost
+    of a simulation step."""
     left = sorted(boxes, key=lambda box: box[0].round(3).tolist())
     is_done = False
     while not is_done:

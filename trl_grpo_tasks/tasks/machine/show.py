@@ -1,9 +1,9 @@
-"""Simulate one machine, print its scores or why it is not valid, and write a picture, an animation or XML.
+"""Simulate one machine, print its scores or why it is not valid, and write a picture or XML.
 
 trl-grpo-tasks task machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine, and the output
-folder of a run the best machine of its last evaluation. MuJoCo's viewer opens the XML file:
+The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine,
+and the output folder of a run the best machine of its last evaluation. MuJoCo's viewer shows XML:
 python -m mujoco.viewer --mjcf=machine.xml
 """
 
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", help="a text with a machine in it, - for the terminal, gold, or a run's folder")
+    parser.add_argument("file", help="a text with a machine in it, - for standard input, gold, or a run's folder")
     parser.add_argument("--trial", choices=list(TRIALS), default="car")
     for kind in ("png", "gif", "xml"):
-        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write a {kind.upper()} file")
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write this {kind.upper()} file")
     options = parser.parse_args(arguments)
     if options.file == "gold":
         known = [entry for level in gold_machines()[options.trial].values() for entry in level]

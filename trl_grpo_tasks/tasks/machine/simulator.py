@@ -1,4 +1,4 @@
-"""simulate(tree, trial): runs a machine in MuJoCo and says what came of it; always the same for the same machine."""
+"""Deterministic simulation of machines in MuJoCo: `simulate(tree, trial)` returns distances, throws and loads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .trials import Trial, get_trial
 logger = logging.getLogger(__name__)
 
 DT = 0.005
-SAMPLE_S = 0.02  # positions are looked at this often
-TRIGGER_S = 0.2  # springs pull and grabbers let go from here on
-FASTEST = 100.0  # m/s: no machine of these parts gets there, so what does is a fault of the numbers
-TIME_LIMIT_S = 20.0
+SAMPLE_S = 0.02  # interval at which positions are recorded
+TRIGGER_S = 0.2  # springs contract and grabbers release from this time on
+FASTEST = 100.0  # m/s: machines of these parts cannot be this fast, so higher speeds are numerical errors
+TIME_LIMIT_S = 20.0  # wall-clock limit
 BOULDER_RADIUS = 0.95
-_CHECK_EVERY = 10  # samples
-_FLYING = 0.5  # a boulder has left the ground when it is this far above it
-# The load at which a block breaks off its seat: newtons, newton metres. Rods bear a fifth.
+_CHECK_EVERY = 10  # samples between checks for numerical errors
+_FLYING = 0.5  # metres above the ground from which a boulder counts as flying
+# The load at which a block breaks off its parent, in newtons and newton metres. Rods bear a fifth of it.
 STRENGTH = (8000.0, 8000.0)
 _FRAGILE = {"41": 0.2}
 
@@ -40,10 +40,10 @@ def simulate(
     record: bool = False,
     limit_s: float = TIME_LIMIT_S,
 ) -> Result:
-    """Run a machine. What cannot be built, and runs whose numbers cannot be trusted, are not valid, with a reason.
+    """Run a machine. Machines that cannot be built, and runs with numerical errors, are invalid, with a reason.
 
-    A throw ends when all boulders have landed, unless `to_the_end`. With `breakage` the run ends where the load on a
-    seat is more than it bears. `limit_s` is by the clock.
+    A throw ends when all boulders have landed, unless `to_the_end` is set. With `breakage`, the run ends when the load
+    on a joint exceeds its strength. `limit_s` is a wall-clock limit.
     """
     tree = ConstructionTree.parse(tree) if isinstance(tree, str) else tree
     trial = get_trial(trial)
@@ -83,19 +83,19 @@ class _Run:
                     name.rstrip("0123456789"), 0.0
                 )
         self.held = [i for i in range(model.neq) if model.equality(i).name.startswith("held")]
-        # Sensors come in pairs, force and torque, for every block with a seat of its own.
+        # Sensors come in pairs (force and torque), one pair per block that is a separate body.
         self.seats = [int(model.sensor(n).name.removeprefix("force")) for n in range(0, model.nsensor, 2)]
         self.peaks = np.zeros((len(self.seats), 2))
         self.strengths = np.outer([_FRAGILE.get(tree.blocks[index].kind, 1.0) for index in self.seats], STRENGTH)
         self.broken = ""
-        self.looked_at = 0
+        self.checked = 0  # number of samples already checked for numerical errors
         self.times: list[float] = []
         self.positions: list[np.ndarray] = []
         self.recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def until_done(self, limit_s: float) -> Result:
         mujoco, model, data = self.mujoco, self.model, self.data
-        # Loads are spikes: they are looked at in every step.
+        # Loads are short spikes, so they are checked in every step.
         steps = 1 if self.seats else max(1, round(SAMPLE_S / model.opt.timestep))
         samples = math.ceil(self.trial.seconds / (steps * model.opt.timestep) - 1e-9)
         trigger = round(TRIGGER_S / (steps * model.opt.timestep))
@@ -109,7 +109,7 @@ class _Run:
                 for index in self.held:
                     data.eq_active[index] = 0
             mujoco.mj_step(model, data, nstep=steps)
-            mujoco.mj_kinematics(model, data)  # a step leaves positions of bodies where they were before it
+            mujoco.mj_kinematics(model, data)  # mj_step leaves body positions as they were before the step
             self._observe()
             if self.broken:
                 break
@@ -118,7 +118,9 @@ class _Run:
                     return problem
                 if time.perf_counter() > deadline:
                     return Result(
-                        False, f"the simulation took longer than {limit_s:g} s, at {data.time:.2f} s", timed_out=True
+                        False,
+                        f"the simulation exceeded its limit of {limit_s:g} s of wall-clock time, at {data.time:.2f} s",
+                        timed_out=True,
                     )
             if self.boulders and self.trial.throws and not self.to_the_end:
                 for body in self.boulders:
@@ -145,20 +147,20 @@ class _Run:
                 self.broken = f"block {index} ({self.tree.blocks[index].type.name}) broke off at {data.time:.2f} s"
 
     def _fault(self) -> Result | None:
-        """What shows, in the samples since the last look, that the numbers cannot be trusted."""
-        positions = np.array(self.positions[self.looked_at :])
-        times = self.times[self.looked_at :]
-        self.looked_at = len(self.positions) - 1
+        """Return an invalid result if the samples since the last check show a numerical error."""
+        positions = np.array(self.positions[self.checked :])
+        times = self.times[self.checked :]
+        self.checked = len(self.positions) - 1
         moved = np.diff(positions, axis=0)
         speeds = np.sqrt((moved * moved).sum(axis=2)).max(axis=1) / np.diff(times)
         problem, at = "", times[-1]
         if not (np.isfinite(positions).all() and np.isfinite(self.data.qvel).all()):
             problem = "positions are not finite"
         elif len(warned := np.flatnonzero(self.data.warning.number)):
-            problem = f"MuJoCo warns ({self.mujoco.mjtWarning(int(warned[0])).name})"
+            problem = f"MuJoCo reported {self.mujoco.mjtWarning(int(warned[0])).name}"
         elif len(fast := np.flatnonzero(speeds > FASTEST)):
-            problem, at = f"a part moves at {speeds[fast[0]]:.0f} m/s, more than {FASTEST:g}", times[fast[0]]
-        return Result(False, f"the simulation went wrong after {at:.2f} s: {problem}") if problem else None
+            problem, at = f"a part moves at {speeds[fast[0]]:.0f} m/s, more than {FASTEST:g} m/s", times[fast[0]]
+        return Result(False, f"the simulation became unstable after {at:.2f} s: {problem}") if problem else None
 
     def _result(self) -> Result:
         positions, times = np.array(self.positions), np.array(self.times)
@@ -184,8 +186,11 @@ class _Run:
 
 
 def flight(path: np.ndarray, radius: float = BOULDER_RADIUS) -> Throw:
-    """What became of a ball on this path, (samples, 3). It lands where it first touches the ground after it has been
-    clear of it; between samples the path is straight. One that has not landed is where it is at the end."""
+    """Measure the flight of a ball on this path, (samples, 3).
+
+    It lands where it first touches the ground after it has been clear of it, interpolated linearly between samples. If
+    it has not landed, its last position counts.
+    """
     above = path[:, 2] - radius
     flew = np.maximum.accumulate(above > _FLYING)
     touching = np.flatnonzero(flew & (above <= 0))
@@ -213,8 +218,8 @@ def _mujoco() -> Any:
     try:
         import mujoco
     except ImportError as error:
-        raise ImportError("machines need MuJoCo: pip install 'trl_grpo_tasks[machine]'") from error
+        raise ImportError("the machine task needs MuJoCo: pip install 'trl_grpo_tasks[machine]'") from error
     if mujoco.get_mju_user_warning() is None:
-        # Without a handler MuJoCo appends to MUJOCO_LOG.TXT in the working directory.
-        mujoco.set_mju_user_warning(lambda message: logger.debug("MuJoCo warns: %s", message))
+        # Without a handler, MuJoCo appends to MUJOCO_LOG.TXT in the working directory.
+        mujoco.set_mju_user_warning(lambda message: logger.debug("MuJoCo warning: %s", message))
     return mujoco

@@ -35,16 +35,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def evaluations(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """The samples of each evaluation of a run that could be judged, by its name."""
+    """Return the scored samples of each evaluation of a run, by its name."""
     file = run / "results.json"
     if not file.is_file():
-        raise SystemExit(f"{run} holds no results.json; give the output folder of a run that was evaluated")
+        raise SystemExit(f"{run} contains no results.json; pass the output folder of a run that was evaluated")
     found = json.loads(file.read_text(encoding="utf-8"))["evaluations"]
     return {one["name"]: [s for s in one["samples"] if s["score"] is not None] for one in found}
 
 
 def by_trial(samples: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Counts, mean and best of the samples of each trial; what is not valid scores 0."""
+    """Return counts, mean and best score of the samples of each trial; invalid machines score 0."""
     scores: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         scores.setdefault(sample["row"]["trial"], []).append(sample["score"])

@@ -1,4 +1,4 @@
-"""MachineTask: write a machine as a construction tree; physics says how far it drives or throws."""
+"""The machine task: write a machine as a construction tree; physics measures how far it drives or throws."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ GRAMMARS = ("tree", "schema")
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What machines are asked to do, and how they are judged."""
+    """Options of the machine task: trials, scoring rules, constraint, allowed blocks, and the embedded model."""
 
     trials: list[str] = field(
-        default_factory=lambda: ["car", "catapult"], metadata={"help": f"What machines do: {', '.join(TRIALS)}."}
+        default_factory=lambda: ["car", "catapult"],
+        metadata={"help": f"What the machines must do, one or more of: {', '.join(TRIALS)}."},
     )
     scoring: str = option(
         "paper",
-        "paper: a boulder must rise 3 m above its start and is measured where it lands. authors: it must be 3 m high, "
-        "and is measured where it is after 5 s.",
+        "'paper': the boulder must rise 3 m above its start; its distance is measured where it lands. 'authors': it "
+        "must reach a height of 3 m; its distance is measured after 5 s.",
     )
-    breakage: bool = option(False, "End a run where the load on a joint is more than it bears. Twice as slow.")
+    breakage: bool = option(False, "End the run when the load on a joint exceeds its strength. Takes twice the time.")
     grammar: str = option(
         "tree",
         "With --constrain: 'tree' allows only machines that can be built, 'schema' any JSON of the right shape.",
     )
     blocks: list[str] = field(
         default_factory=lambda: list(PROMPT_BLOCKS),
-        metadata={"help": f"Types of blocks that may be used. All: {' '.join(BLOCKS)}."},
+        metadata={"help": f"Allowed block types. All types: {' '.join(BLOCKS)}."},
     )
-    manual: bool = option(False, "Explain the format and the blocks in a system message.")
-    tiny_width: int = option(128, "Width of the embedded model.")
-    tiny_layers: int = option(4, "Layers of the embedded model.")
+    manual: bool = option(False, "Add a system message that explains the format and the blocks.")
+    tiny_width: int = option(128, "Hidden size of the embedded model.")
+    tiny_layers: int = option(4, "Number of layers of the embedded model.")
 
     def __post_init__(self) -> None:
         for trial in self.trials:
             check_choice("trials", trial, TRIALS)
         if not self.trials or len(set(self.trials)) < len(self.trials):
-            raise ValueError(f"--trials {' '.join(self.trials)}: give some of {' '.join(TRIALS)}, each once")
+            raise ValueError(f"--trials {' '.join(self.trials)}: name at least one of {' '.join(TRIALS)}, each once")
         for kind in self.blocks:
             check_choice("blocks", kind, BLOCKS)
         check_choice("scoring", self.scoring, SCORINGS)
@@ -64,12 +65,15 @@ class MachineOptions:
 
 
 class MachineTask(Task):
-    """The reward is R_valid * R_task: 0 for what cannot be built or simulated, else metres for cars, height times
-    distance for catapults, up to ten points for rings."""
+    """Generates a machine as JSON and scores it in a physics simulation.
+
+    The reward is R_valid * R_task: 0 for machines that cannot be built or simulated, otherwise metres for cars, height
+    times distance for catapults, and up to ten points for rings.
+    """
 
     name: ClassVar[str] = "machine"
     version: ClassVar[str] = "1"
-    description: ClassVar[str] = "Cars and catapults from blocks, written as JSON and judged by physics"
+    description: ClassVar[str] = "Cars and catapults from blocks, written as JSON and scored by a physics simulation"
     weights: Mapping[str, float] = {"score": 1.0, "distance": 0.0, "height": 0.0, "blocks": 0.0}
     levels: Sequence[str] = tuple(LEVELS)
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -87,7 +91,7 @@ class MachineTask(Task):
     }
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Rows with a prompt, a level, a trial, the most blocks, and a `gold` machine."""
+        """Return rows with a prompt, a level, a trial, the maximum number of blocks, and a `gold` machine."""
         options = self.options
         return data.rows(
             options.trials,
@@ -100,7 +104,7 @@ class MachineTask(Task):
         )
 
     def score(self, row: Row, completion: str) -> Score | None:
-        """None where the simulation took too long by the clock: then nothing is known of the machine."""
+        """Score a machine. Returns None if the simulation exceeded its wall-clock limit: the outcome is unknown."""
         tree, problems = _read(row, completion)
         if problems:
             return self._failed("; ".join(problems), {"problems": problems[:20]})
@@ -114,7 +118,7 @@ class MachineTask(Task):
         trial = get_trial(row["trial"])
         value, why = task_score(trial, result, self.options.scoring)
         success = value >= trial.goal
-        reason = why or ("" if success else f"the score is {value:.2f}; success begins at {trial.goal:g}")
+        reason = why or ("" if success else f"the score is {value:.2f}; success needs {trial.goal:g}")
         throws = [vars(throw) | {"landing": list(throw.landing)} for throw in result.throws]
         info = {
             "r_valid": 1.0,
@@ -138,11 +142,11 @@ class MachineTask(Task):
         return row["gold"]
 
     def bad(self, row: Row) -> str:
-        """A block on a block: it can be built, and does nothing."""
+        """Return a machine that can be built but does not move: one block on the start block."""
         return ConstructionTree((ROOT, Block("15", 0, 4))).to_json()
 
     def canonical(self, row: Row, completion: str) -> str:
-        """The machine as JSON, without what was said around it."""
+        """Return the machine as JSON, without any text around it."""
         tree, problems = _read(row, completion)
         return super().canonical(row, completion) if problems else tree.to_json()
 
@@ -155,7 +159,7 @@ class MachineTask(Task):
         return OneSpelling(tokenizer, make(tokenizer, self.options.blocks, most))
 
     def tiny(self) -> TinySpec:
-        """Four tokens a block: its type, its number, its parent, its face. Prompts are cut into words."""
+        """Return a small Llama with four tokens per block (type, number, parent, face) and words for prompts."""
         most = max(most for _, most in LEVELS.values())
         numbers = [str(n) for n in range(most)]
         tokens = ["[" + block_json(0, ROOT), "]"]
@@ -168,7 +172,7 @@ class MachineTask(Task):
         ]
         if self.options.manual:
             texts.append(manual(["0", *self.options.blocks]))
-        # Words keep their commas: a comma by itself would also begin a block, of which no other token is the rest.
+        # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
         words = sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
         options = self.options
         heads = options.tiny_width // 32
@@ -191,7 +195,7 @@ class MachineTask(Task):
         )
 
     def _run(self, row: Row, tree: ConstructionTree, record: bool = False) -> Result:
-        # The authors measure at the end of the run, the paper where a boulder lands.
+        # The authors measure at the end of the run; the paper measures where a boulder lands.
         to_the_end = self.options.scoring == "authors"
         return simulate(tree, row["trial"], breakage=self.options.breakage, to_the_end=to_the_end, record=record)
 
@@ -204,5 +208,5 @@ def _read(row: Row, completion: str) -> tuple[ConstructionTree, list[str]]:
     problems = tree.validate()
     most = row.get("max_blocks")
     if most and len(tree.blocks) > most:
-        problems.append(f"the machine has {len(tree.blocks)} blocks; at most {most} were asked for")
+        problems.append(f"the machine has {len(tree.blocks)} blocks; the prompt allows at most {most}")
     return tree, problems

@@ -1,4 +1,4 @@
-"""ConstructionTree: a machine as a list of blocks, each on a face of one before; read from any text and checked."""
+"""ConstructionTree: a machine as a list of blocks, each on a face of an earlier one; parsing and validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from .blocks import BLOCKS, LIMITS, BlockType, child_facing, rotation
 from .reading import read_blocks
 
-TOUCHING = 1e-3  # boxes that share less than this along some axis only touch
+TOUCHING = 1e-3  # boxes that overlap by less than this along some axis count as touching only
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ ROOT = Block("0", -1, -1)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a block is before the machine is put on the ground: the start block is at the origin."""
+    """The position of a block before the machine is put on the ground; the start block is at the origin."""
 
     origin: np.ndarray
     facing: str
@@ -44,13 +44,13 @@ class Placement:
     half: np.ndarray
 
     def face(self, kind: str, index: int) -> np.ndarray:
-        """The position of a face of this block."""
+        """Return the position of a face of this block."""
         return self.origin + rotation(self.facing) @ np.asarray(BLOCKS[kind].faces[index].position)
 
 
 @dataclass(frozen=True)
 class ConstructionTree:
-    """Blocks in order, and what was wrong with the text that they came from.
+    """The blocks of a machine in order, and the problems of the text that they were parsed from.
 
     >>> tree = ConstructionTree.parse('[{"id":"0","order_id":0,"parent":-1,"bp_id":-1},'
     ...                               '{"id":"2","order_id":1,"parent":0,"bp_id":2}]')
@@ -63,20 +63,22 @@ class ConstructionTree:
 
     @staticmethod
     def parse(text: str) -> ConstructionTree:
-        """The machine in a text: the last fenced JSON block, or the first JSON list. Never raises; `validate` tells
-        what could not be read."""
+        """Parse the machine in a text: the last fenced JSON block, or the first JSON list.
+
+        Never raises; `validate` reports what could not be parsed.
+        """
         entries, problems = read_blocks(text)
         return ConstructionTree(tuple(Block(*entry) for entry in entries), tuple(problems))
 
     def validate(self) -> list[str]:
-        """All problems in words; none for a machine that can be built."""
+        """List all problems; the list is empty for a machine that can be built."""
         if self.reading_problems or not self.blocks:
             return list(self.reading_problems) or ["the machine has no blocks"]
         problems = []
         if self.blocks[0] != ROOT:
             problems.append('block 0 must be the start block: "id":"0", "parent":-1, "bp_id":-1')
         if len(self.blocks) == 1:
-            problems.append("the start block alone is no machine")
+            problems.append("the machine has only the start block; add at least one more block")
         for index, block in enumerate(self.blocks):
             if index and block.kind == "0":
                 problems.append(f"block {index} is a second start block")
@@ -106,7 +108,7 @@ class ConstructionTree:
 
     @cached_property
     def placements(self) -> tuple[Placement | None, ...]:
-        """Of every block; None for two-ended ones, and for those whose parent or face does not exist."""
+        """The placement of every block; None for two-ended blocks and those whose parent or face does not exist."""
         placed: list[Placement | None] = [Placement(np.zeros(3), "z+", np.zeros(3), np.full(3, 0.5))]
         for index, block in enumerate(self.blocks[1:], start=1):
             parent = placed[block.parent] if 0 <= block.parent < index and not block.type.two_ended else None
@@ -127,7 +129,7 @@ class ConstructionTree:
         )
 
     def overlaps(self) -> list[tuple[int, int]]:
-        """Pairs of blocks whose boxes share room. A container and its own child may."""
+        """Return the pairs of blocks whose boxes overlap. A container and its own child may overlap."""
         indices, low, high = self.boxes
         shared = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])
         pairs = np.argwhere(np.triu((shared > TOUCHING).all(axis=-1), 1))
@@ -141,7 +143,7 @@ class ConstructionTree:
         return x, y, z
 
     def end(self, block: Block, second: bool = False) -> np.ndarray:
-        """Where a two-ended block is fastened."""
+        """Return the position where an end of a two-ended block is attached."""
         parent, face = (block.parent_b, block.face_b) if second else (block.parent, block.face)
         assert parent is not None and face is not None
         placement = self.placements[parent]
@@ -149,7 +151,7 @@ class ConstructionTree:
         return placement.face(self.blocks[parent].kind, face)
 
     def to_json(self) -> str:
-        """The one text of this machine: the first spelling of the fields, no blanks."""
+        """Return the canonical text of this machine: the first set of field names, no whitespace."""
         return "[" + ",".join(block_json(index, block) for index, block in enumerate(self.blocks)) + "]"
 
 
@@ -163,7 +165,7 @@ def block_json(index: int, block: Block) -> str:
 
 
 def place(parent: Placement, parent_kind: str, face: int, kind: str) -> Placement:
-    """Where a block lands on a face of a placed one."""
+    """Return the placement of a block on a face of a placed one."""
     facing = child_facing(parent.facing, BLOCKS[parent_kind].faces[face])
     size = np.asarray(BLOCKS[kind].size)
     frame = rotation(facing)

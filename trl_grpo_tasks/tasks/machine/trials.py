@@ -1,7 +1,7 @@
-"""What machines are asked to do, and how well they did it: the trials and their scores.
+"""Trials (what machines must do) and their scores.
 
-A new trial is a line in TRIALS, ways of asking for it in prompts.py and machines that make_gold.py finds; one with a
-new kind of score also has a function in `_SCORES`.
+To add a trial, add an entry to TRIALS, phrasings to prompts.py, and machines with make_gold.py. A new kind of score
+also needs a function in `_SCORES`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .results import Result, Throw
 from .scene import Scene
 
 SCORINGS = ("paper", "authors")
-GATE = 3.0  # metres a boulder must rise
+GATE = 3.0  # minimum rise of a boulder in metres; lower throws score 0
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One thing to do: where, how it is scored (a name of `_SCORES`), and the score that counts as success."""
+    """A trial: its scene, its kind of score ("distance", "forward" or a key of `_SCORES`), and its goal."""
 
     name: str
     words: str
@@ -61,10 +61,10 @@ def get_trial(trial: Trial | str) -> Trial:
 
 
 def task_score(trial: Trial, result: Result, scoring: str = "paper") -> tuple[float, str]:
-    """R_task of a valid run, 0 or more, and in words why it is 0.
+    """Return R_task of a valid run (0 or more), and a message if it is 0.
 
-    `scoring` "paper": a boulder must rise 3 m above its own start, and its throw is measured where it lands.
-    "authors": it must only be 3 m high, and is measured where it is at the end of the run, rolling included.
+    `scoring` "paper": a boulder must rise 3 m above its own start, and its distance is measured where it lands.
+    "authors": it must reach a height of 3 m, and its distance is measured at the end of the run, including rolling.
     """
     if scoring not in SCORINGS:
         raise ValueError(f"unknown scoring {scoring!r}; scorings are: {', '.join(SCORINGS)}")
@@ -72,7 +72,7 @@ def task_score(trial: Trial, result: Result, scoring: str = "paper") -> tuple[fl
         distance = result.distance if trial.score == "distance" else max(0.0, result.forward)
         return distance, ""
     if not result.throws:
-        return 0.0, "there is no boulder to throw"
+        return 0.0, "the machine has no boulder to throw"
     best = max(
         (_SCORES[trial.score](trial, result, n, scoring) for n in range(len(result.throws))), key=lambda s: s[0]
     )
@@ -84,7 +84,7 @@ def _throw(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, s
     risen = throw.rise if scoring == "paper" else throw.height
     if risen < GATE:
         above = "above its start" if scoring == "paper" else "above the ground"
-        return 0.0, f"the boulder came {risen:.2f} m {above}, not {GATE:g} m"
+        return 0.0, f"the boulder rose to {risen:.2f} m {above}; at least {GATE:g} m is needed"
     return throw.height * _measured(throw, scoring), ""
 
 
@@ -93,18 +93,17 @@ def _over_wall(trial: Trial, result: Result, n: int, scoring: str) -> tuple[floa
     path = result.boulder_paths[n]
     behind = path[0, 1] + result.throws[n].landing[1] > trial.scene.wall[0]
     score, why = _throw(trial, result, n, scoring)
-    return (score, why) if behind and score else (0.0, why or "the boulder did not pass the wall")
+    return (score, why) if behind and score else (0.0, why or "the boulder did not land behind the wall")
 
 
 def _rings(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, str]:
-    """Ten points, shared among the rings: all of a share for a boulder through the middle, half at the rim, less
-    outside."""
+    """Score up to ten points, split evenly among the rings: full share at a ring's centre, half at the rim."""
     points = 0.0
     for distance, height, radius in trial.scene.rings:
         misses = [math.hypot(p[0], p[2] - height) / radius for p in _crossings(result.boulder_paths[n], distance)]
         points += 1 / (1 + min(misses) ** 2) if misses else 0.0
     score = 10 * points / len(trial.scene.rings)
-    return score, "" if score else "the boulder reached no ring"
+    return score, "" if score else "the boulder did not reach any ring"
 
 
 def _measured(throw: Throw, scoring: str) -> float:
@@ -112,7 +111,7 @@ def _measured(throw: Throw, scoring: str) -> float:
 
 
 def _crossings(path: np.ndarray, forward: float) -> list[np.ndarray]:
-    """The points at which a path passes a plane across the way, from near to far."""
+    """Return the points at which a path crosses the plane at distance `forward`, in the order of the path."""
     before, after = path[:-1], path[1:]
     found = np.flatnonzero((before[:, 1] < forward) & (after[:, 1] >= forward))
     shares = (forward - before[found, 1]) / (after[found, 1] - before[found, 1])

@@ -1,4 +1,4 @@
-"""The prompts pack: the user's own prompts, or generated ones, with rewards chosen row by row."""
+"""The prompts task: the user's own prompts, or generated ones, with rewards chosen per row."""
 
 from .task import PromptsOptions, PromptsTask
 

@@ -1,4 +1,4 @@
-"""What rows with a format may be answered with: their JSON schema, or the pattern of their regex reward."""
+"""Constraint for rows with a format: their JSON schema, or the pattern of their regex reward."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...task import Row
 
 
 def row_grammar(row: Row) -> Grammar | None:
-    """The grammar of a row's answer; None for a row that asks for no format.
+    """Return the grammar of a row's answer, or None if the row has no format.
 
-    JSON is laid out as `json.dumps` does it, properties in the schema's order: one text for one value.
+    JSON is formatted as by `json.dumps`, with properties in the schema's order, so each value has one text.
     """
     chosen = {name for name, weight in row["rewards"].items() if weight is not None}
     if row.get("schema") and chosen & {"schema", "fields", "json"}:
@@ -23,7 +23,7 @@ def row_grammar(row: Row) -> Grammar | None:
 
 
 def format_constraint(tokenizer: Any, rows: Sequence[Row]) -> GrammarConstraint:
-    """Compiled for `tokenizer` as rows come up; the grammars of `rows` are read now, so that mistakes show early."""
+    """Make the constraint. Grammars are compiled on first use, but those of `rows` are parsed now to report errors."""
     for grammar in {row_grammar(row) for row in rows}:
         if grammar is not None:
             grammar.parse()

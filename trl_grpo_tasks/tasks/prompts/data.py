@@ -1,6 +1,6 @@
-"""Rows from a user's file or a Hub data set: reading them, checking them, and cutting them into train and test.
+"""Rows from a user's file or a Hub data set: parsing, validation, and the split into training and test.
 
-Everything that can be wrong with a row is found here, with its place, before any model is loaded.
+Every problem with a row is reported here, with its file and line, before any model is loaded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from ...files import check_local_path
-from ...task import import_from_here, nearest, printable
+from ...task import add_current_folder_to_path, nearest, printable
 from .reward import REWARDS, read_number, validator
 
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
-PlacedRow = tuple[str, dict[str, Any]]  # where a row stands ("prompts.jsonl, line 3") and what it holds
+PlacedRow = tuple[str, dict[str, Any]]  # the location of a row ("prompts.jsonl, line 3") and its content
 
 
 def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
-    """The rows of a file under "all", or those of a Hub data set under "train" and "test" where it has both."""
+    """Read the rows of a file as "all", or those of a Hub data set as "train" and "test" if it has both."""
     check_local_path(source, "--prompts_file")
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES and path.is_file():
@@ -44,7 +44,7 @@ def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
     else:
         parts = _read_hub(source)
     if not any(parts.values()):
-        raise ValueError(f"{source}: there is no prompt in it")
+        raise ValueError(f"{source} contains no prompt")
     return parts
 
 
@@ -69,7 +69,7 @@ def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
         try:
             for row in reader:
                 if None in row:
-                    raise ValueError(f"{path.name}, line {reader.line_num}: more cells than the header has columns")
+                    raise ValueError(f"{path.name}, line {reader.line_num}: there are more cells than columns")
                 rows.append((f"{path.name}, line {reader.line_num}", {k: v for k, v in row.items() if k and v}))
         except csv.Error as error:
             raise ValueError(f"{path.name}, line {reader.line_num}: {error}") from error
@@ -80,10 +80,10 @@ def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
     entries = _parse(text, path.name)
     if isinstance(entries, dict):
         if not isinstance(entries.get("prompts"), list):
-            raise ValueError(f'{path.name} must hold a list, or an object with a list under "prompts"')
+            raise ValueError(f'{path.name} must contain a list, or an object with a list under "prompts"')
         entries = entries["prompts"]
     if not isinstance(entries, list):
-        raise ValueError(f"{path.name} must hold a list of prompts, got {type(entries).__name__}")
+        raise ValueError(f"{path.name} must contain a list of prompts, got {type(entries).__name__}")
     places = [f"{path.name}, row {i}" for i in range(1, len(entries) + 1)]
     return [(place, _as_row(entry, place, prompt_column)) for place, entry in zip(places, entries, strict=True)]
 
@@ -127,7 +127,7 @@ def _as_row(entry: Any, place: str, prompt_column: str) -> dict[str, Any]:
 def clean_row(
     row: Mapping[str, Any], place: str, prompt_column: str, answer_column: str, fallback: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row with its columns under our names and checked; `fallback` gives columns that it lacks."""
+    """Validate a row and rename its columns to the standard names; `fallback` provides missing columns."""
     if row.get(prompt_column) in (None, "", []):
         raise ValueError(f"{place}: column {prompt_column!r} is missing or empty; columns are: {', '.join(row)}")
     renamed = {
@@ -136,14 +136,14 @@ def clean_row(
     renamed["answer"] = row.get(answer_column)
     renamed["rewards"] = row.get("rewards") or row.get("reward")
     cleaned: dict[str, Any] = {"prompt": row[prompt_column]}
-    # A missing value is None, or NaN in tables that pandas wrote.
+    # A missing value is None, or NaN in tables written by pandas.
     for key, value in {**fallback, **{k: v for k, v in renamed.items() if v is not None and v == v}}.items():
         try:
             cleaned[key] = COLUMNS[key](value) if key in COLUMNS else json.loads(json.dumps(value))
         except (TypeError, ValueError) as error:
             if key in COLUMNS:
                 raise ValueError(f"{place}: column {key!r} {error}") from error
-            _warn_once(f"{place.split(',')[0]}: column {key!r} is left out, as JSON cannot hold it: {error}")
+            _warn_once(f"{place.split(',')[0]}: column {key!r} is ignored, because it is not JSON-compatible: {error}")
     return cleaned
 
 
@@ -153,13 +153,16 @@ def _warn_once(message: str) -> None:
 
 
 def check_row(row: Mapping[str, Any], place: str, functions: Collection[str]) -> None:
-    """ValueError where a reward that the row chooses lacks a column, or a column does not suit it, or the reward is
-    none of the user's `functions` and would be code that only the data names."""
+    """Raise ValueError if a reward of the row lacks a column, or a column is unsuitable.
+
+    Also raised for a reward that is not built in and not among the user's `functions`: code must not run because data
+    names it.
+    """
     for name in row["rewards"]:
         if name not in REWARDS and name not in functions:
             raise ValueError(
-                f"{place}: reward {name!r} is code, which is not imported because data names it; if you trust it, "
-                f"name it yourself: --rewards {shlex.quote(printable(name))}"
+                f"{place}: reward {name!r} refers to code, which is not imported because data asks for it; if you "
+                f"trust it, pass --rewards {shlex.quote(printable(name))}"
             )
         for column in REWARDS[name].columns if name in REWARDS else ():
             if row.get(column) in (None, "", []):
@@ -170,15 +173,15 @@ def check_row(row: Mapping[str, Any], place: str, functions: Collection[str]) ->
 
 
 def messages(prompt: Any, system_prompt: str | None, place: str) -> list[dict[str, str]]:
-    """A prompt as chat messages that end with the user's."""
+    """Convert a prompt to chat messages, the last of which is the user's."""
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     well_made = isinstance(chat, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in chat
     )
     if not well_made or not chat or chat[-1]["role"] != "user":
         raise ValueError(
-            f"{place}: a prompt must be text, or chat messages with 'role' and 'content' of which the last is the "
-            f"user's; got {prompt!r:.80}"
+            f"{place}: a prompt must be text, or chat messages with 'role' and 'content' that end with a user "
+            f"message; got {prompt!r:.80}"
         )
     chat = [{"role": m["role"], "content": m["content"]} for m in chat]
     if system_prompt and chat[0]["role"] != "system":
@@ -187,7 +190,7 @@ def messages(prompt: Any, system_prompt: str | None, place: str) -> list[dict[st
 
 
 def parse_rewards(chosen: Any) -> dict[str, float]:
-    """{name: weight} from that, from ["numeric", "length=0.2"], or from the text "numeric length=0.2"."""
+    """Parse rewards to {name: weight} from a mapping, a list ["numeric", "length=0.2"], or "numeric length=0.2"."""
     if isinstance(chosen, str):
         chosen = _parsed(chosen) if chosen.lstrip().startswith(("{", "[")) else chosen.split()
     if isinstance(chosen, Mapping):
@@ -212,14 +215,14 @@ def check_reward_name(name: str) -> None:
     if name not in REWARDS and not re.search(r"\w[.:]\w", name):
         raise ValueError(
             f"names an unknown reward {name!r}{nearest(name, REWARDS)}; rewards are: {', '.join(REWARDS)}; "
-            "or give your own as my_module:my_function"
+            "or pass your own as my_module:my_function"
         )
 
 
 def user_reward(name: str) -> Callable[..., Any]:
-    """The callable behind `my_module:my_function` or `my_module.my_function`."""
+    """Import the function behind `my_module:my_function` or `my_module.my_function`."""
     module_name, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-    import_from_here()
+    add_current_folder_to_path()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -237,7 +240,7 @@ def user_reward(name: str) -> Callable[..., Any]:
     return judge
 
 
-# ---- columns: each function gives the value in the form that rewards read, or says what is wrong
+# ---- columns: each function converts a value to the form that rewards read, or raises ValueError
 
 
 def _text(value: Any) -> str:
@@ -335,7 +338,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
 
 
 def cut(rows: Iterable[dict[str, Any]], test_fraction: float) -> dict[str, list[dict[str, Any]]]:
-    """Train and test. Whether a row is in test depends on a hash of its prompt: equal prompts stay together."""
+    """Split rows into training and test by a hash of their prompt, so that equal prompts stay together."""
     by_prompt: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_prompt.setdefault(prompt_key(row), []).append(row)

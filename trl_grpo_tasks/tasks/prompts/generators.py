@@ -1,7 +1,7 @@
-"""Problems that need no download and are right by construction: arithmetic, word problems, code and JSON.
+"""Generated problems with answers that are correct by construction: arithmetic, word problems, code and JSON.
 
-Row i is drawn with Random(f"{seed}-{split}-{i}"). Which split a problem belongs to is decided by a hash of the problem
-itself, so the splits share none, whatever the seeds.
+Row i is drawn with Random(f"{seed}-{split}-{i}"). The split of a problem depends on a hash of the problem itself, so
+the splits have no problem in common, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Template
 from typing import Any, NamedTuple
 
-ATTEMPTS = 300  # draws without a new problem before a level counts as used up
-ROWS = {"train": 2000, "test": 200}  # where no size is asked for
+ATTEMPTS = 300  # draws without a new problem after which a level counts as exhausted
+ROWS = {"train": 2000, "test": 200}  # default number of rows
 
 
 class Problem(NamedTuple):
-    """A question, the columns its rewards read, and the key that makes it this problem and no other."""
+    """A question, the columns that its rewards read, and a key that identifies the problem."""
 
     key: str
     question: str
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """Problems of one kind: how many levels there are and how to draw one."""
+    """One kind of problems: the number of levels, the rewards, and a function that draws a problem."""
 
     levels: int
     rewards: dict[str, float]
@@ -37,8 +37,11 @@ class Generator(NamedTuple):
 def generate(
     kind: str, levels: Sequence[str], split: str, size: int | None, seed: int, test_fraction: float
 ) -> Iterator[dict[str, Any]]:
-    """Rows of `kind`, levels in turn. Where a level has no new problem left, training rows of it come again, so that
-    levels stay in balance; a test problem never does, so that there may be fewer than `size`."""
+    """Generate rows of `kind`, alternating between levels.
+
+    When a level is exhausted, its training rows are repeated, so that levels stay balanced. Test rows are not
+    repeated, so there may be fewer than `size`.
+    """
     kinds = list(GENERATORS) if kind == "mixed" else [kind]
     cells = [(name, level) for level in levels for name in kinds if int(level) <= GENERATORS[name].levels]
     rows_of: dict[tuple[str, str], dict[str, dict[str, Any]]] = {cell: {} for cell in cells}
@@ -66,19 +69,19 @@ def generate(
 
 
 def levels_of(kind: str) -> tuple[str, ...]:
-    """The levels of a generator, easy to hard."""
+    """Return the levels of a generator, from easy to hard."""
     deepest = max(g.levels for name, g in GENERATORS.items() if kind in (name, "mixed"))
     return tuple(str(level) for level in range(1, deepest + 1))
 
 
 def in_test(key: str, test_fraction: float) -> bool:
-    """Whether a problem is for testing: a matter of the problem alone."""
+    """Return whether a problem belongs to the test split, which depends only on the problem."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < test_fraction * 2**64
 
 
 # ---- arithmetic
 
-# The embedded model reads these pieces whole, so that its sequences are as short as "17 + 25 -> 42".
+# The embedded model has these pieces as single tokens, which keeps its sequences short.
 ARITHMETIC_TOKENS = ("What is ", "? Answer with the number only.", " + ", " - ", " * ", " / ", *"0123456789-()")
 
 
@@ -160,7 +163,7 @@ def draw_word_problem(rng: random.Random, level: int) -> Problem:
 
 
 class Exercise(NamedTuple):
-    """A function to write. `$k` and the like stand for parameters, drawn anew for each problem."""
+    """A function to write. `$k` and similar names are parameters, drawn for each problem."""
 
     level: int
     name: str
@@ -244,8 +247,8 @@ def draw_code(rng: random.Random, level: int) -> Problem:
     body = Template(exercise.body).substitute(values).replace("\n", "\n    ")
     source = f"def {exercise.name}({exercise.argument}):\n    {body}\n"
     namespace: dict[str, Any] = {}
-    exec(source, namespace)  # our own text from the table above: the expected values are what it returns
-    cases = _telling_cases(rng, namespace[exercise.name], exercise.argument, values.get("k"))
+    exec(source, namespace)  # trusted source from the table above; its return values are the expected ones
+    cases = _discriminating_cases(rng, namespace[exercise.name], exercise.argument, values.get("k"))
     if cases is None:
         return draw_code(rng, level)
     call, expected = cases[0]
@@ -258,10 +261,10 @@ def draw_code(rng: random.Random, level: int) -> Problem:
     return Problem(f"code {exercise.name} {values}", question, {"tests": tests, "gold": f"```python\n{source}```"})
 
 
-def _telling_cases(
+def _discriminating_cases(
     rng: random.Random, function: Callable[[Any], Any], kind: str, k: int | None
 ) -> list[tuple[str, str]] | None:
-    """Pairs of argument and result that neither a constant nor the argument itself would pass; None if all would."""
+    """Return test cases that neither a constant nor the identity would pass, or None if there are none."""
     arguments = [_argument(rng, kind) for _ in range(30)]
     if kind == "n" and k is not None:
         arguments += [max(0, k + step) for step in (-2, -1, 0, 1, 2)]
@@ -281,7 +284,7 @@ def _telling_cases(
 
 
 class Field(NamedTuple):
-    """One property: its schema, how to draw a value, and how to say it in words."""
+    """One property: its schema, how to draw a value, and how to express it in words."""
 
     schema: dict[str, Any]
     draw: Callable[[random.Random], Any]

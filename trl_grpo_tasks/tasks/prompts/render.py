@@ -1,4 +1,4 @@
-"""A question, its answer and the verdict as a piece of HTML: everything escaped, nothing that runs."""
+"""A prompt, its answer and the score as HTML: everything is escaped, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_SHOWN = 4_000
 
 
 def to_html(row: Row, completion: str, score: Score | None) -> str:
-    """One card: prompt, completion (JSON laid out, code set as code), verdict and components."""
+    """Return one card: prompt, completion (with formatted JSON or code), result and components."""
     prompt = row["prompt"]
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     parts = [f"<p><b>{_escape(message['role'])}</b>: {_escape(message['content'])}</p>" for message in chat]

@@ -1,6 +1,6 @@
-"""The rewards of the prompts pack: small pure functions (row, completion) -> Verdict, in one explicit table.
+"""The rewards of the prompts task: small pure functions (row, completion) -> Verdict, in one table.
 
-Every reward reads the completion and never the prompt: a number in the question is not an answer to it.
+Rewards read the completion and never the prompt: a number in the question is not an answer to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...rewards.time_limit import time_limit
 
-# Longer texts are not read to their end: a reward must stay fast whatever a model writes.
+# Limits that keep rewards fast whatever a model writes; longer texts are cut or rejected.
 TAIL_FOR_NUMBERS = 4_000
 LONGEST_TEXT = 100_000
 LONGEST_FOR_REGEX = 10_000
@@ -24,7 +24,7 @@ SCHEMA_SECONDS = 2.0
 
 
 class Verdict(NamedTuple):
-    """What one reward says: a value in [0, 1], why it is not full, and whether an answer could be read at all."""
+    """The result of one reward: a value in [0, 1], why it is below 1, and whether an answer could be parsed."""
 
     value: float
     reason: str = ""
@@ -32,13 +32,14 @@ class Verdict(NamedTuple):
 
 
 class CannotJudgeError(Exception):
-    """The reward itself failed (a sandbox that did not start, a pattern or schema that ran away), not the answer."""
+    """Raised when the reward itself failed, e.g. a sandbox did not start or a pattern ran too long."""
 
 
 class Reward(NamedTuple):
-    """One line of the table: the function, the columns a row must have for it, and what role it plays.
+    """An entry of the table: the function, the columns that a row needs for it, and its role.
 
-    `checks`: its full value is part of a row's success. `rules`: it decides success only where nothing checks.
+    Role "checks": success needs its full value. "rules": it decides success only if no reward of the row checks.
+    `full_marks` describes an answer with full value.
     """
 
     judge: Callable[[Mapping[str, Any], str], Verdict] | None
@@ -59,7 +60,7 @@ _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,40})\}\{([^{}]{1,40})\}")
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a written number (42, -1,234.5, 3/4, 6e3), or None."""
+    """Return the exact value of a written number (42, -1,234.5, 3/4, 6e3), or None."""
     text = text.replace(",", "").replace(" ", "")
     mantissa, _, denominator = text.partition("/")
     exponent = re.search(r"[eE]([-+]?[0-9]+)$", mantissa)
@@ -73,8 +74,10 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def read_number(text: str) -> Fraction | None:
-    """The final number of a text: after its last `####`, `\\boxed{` or `answer:` (and of `x = 42` there, after the
-    `=`), else the last one written."""
+    """Return the final number of a text.
+
+    This is the number after the last `####`, `\\boxed{` or `answer:` (for `x = 42`, after the `=`), else the last one.
+    """
     text = _FRACTION.sub(r"\1/\2", _plain(text[-TAIL_FOR_NUMBERS:]))
     for after in _marked(text):
         after = after.rsplit("=", 1)[-1]
@@ -86,24 +89,24 @@ def read_number(text: str) -> Fraction | None:
 
 
 def numeric(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The final number equals `answer`: exactly if that is whole, to six digits if not, or within `tolerance`."""
+    """Check that the final number equals `answer`: exactly for integers, else to six digits or within `tolerance`."""
     expected = read_number(str(row["answer"]))
     if expected is None:
-        raise CannotJudgeError(f"the row's answer {row['answer']!r} holds no number")
+        raise CannotJudgeError(f"the row's answer {row['answer']!r} contains no number")
     given = read_number(completion)
     if given is None:
-        return Verdict(0.0, "no number in the answer", readable=False)
+        return Verdict(0.0, "there is no number in the answer", readable=False)
     tolerance = row.get("tolerance")
     if tolerance is None:
         size: Fraction = max(Fraction(1), abs(expected))
         tolerance = 0 if expected.denominator == 1 else size / 10**6
     if abs(given - expected) <= tolerance:
         return Verdict(1.0)
-    return Verdict(0.0, f"the answer reads {_short(given)}, not {_short(expected)}")
+    return Verdict(0.0, f"the final number is {_short(given)}; expected {_short(expected)}")
 
 
 def exact(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The completion, or what follows its last answer marker, is `answer` (white space apart)."""
+    """Check that the completion, or the text after its last answer marker, equals `answer` up to whitespace."""
     expected = " ".join(str(row["answer"]).split())
     text = _plain(completion[-TAIL_FOR_NUMBERS:])
     if len(completion) <= TAIL_FOR_NUMBERS and " ".join(text.split()) == expected:
@@ -113,7 +116,7 @@ def exact(row: Mapping[str, Any], completion: str) -> Verdict:
         if expected in (" ".join(after.split()), " ".join(after.split()).rstrip("*_$. ")):
             return Verdict(1.0)
         break
-    return Verdict(0.0, "the answer is not the expected text", readable=bool(completion.strip()))
+    return Verdict(0.0, "the answer differs from the expected text", readable=bool(completion.strip()))
 
 
 def _plain(text: str) -> str:
@@ -121,7 +124,7 @@ def _plain(text: str) -> str:
 
 
 def _marked(text: str) -> list[str]:
-    """What follows each answer marker on its line, the last marker first."""
+    """Return the rest of the line after each answer marker, the last marker first."""
     rests = []
     for marker in reversed(list(_MARKER.finditer(text))):
         rest = text[marker.end() :].lstrip().split("\n", 1)[0][:200]
@@ -152,7 +155,7 @@ _FENCE = re.compile(r"```[ \t]{0,9}([A-Za-z0-9_+.-]{0,20})[ \t]{0,9}\r?\n(.*?)(?
 
 
 def fenced(text: str, languages: Sequence[str]) -> str | None:
-    """The last fenced block in one of the languages, or the last one of all, or None where there is none."""
+    """Return the last fenced block in one of the languages, else the last fenced block, else None."""
     blocks = _FENCE.findall(text)
     named = [body for language, body in blocks if language.lower() in languages]
     bodies = named or [body for _, body in blocks]
@@ -160,7 +163,7 @@ def fenced(text: str, languages: Sequence[str]) -> str | None:
 
 
 def read_code(completion: str) -> str:
-    """The program in a completion: its fenced block, or all of it."""
+    """Return the program in a completion: its fenced block, or all of it."""
     block = fenced(completion, ("python", "py", "python3"))
     return completion if block is None else block
 
@@ -172,15 +175,15 @@ def tests(
     memory_mb: int = 512,
     require_sandbox: bool = False,
 ) -> Verdict:
-    """The share of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
+    """Return the fraction of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
     code = read_code(completion)
     if not code.strip() or len(code) > LONGEST_TEXT or not _encodes(code):
-        return Verdict(0.0, "no program in the answer", readable=False)
+        return Verdict(0.0, "there is no program in the answer", readable=False)
     from ...rewards.sandbox import SandboxError, missing_layers, run_tests
 
     try:
         if require_sandbox and (missing := missing_layers()):
-            raise CannotJudgeError(f"--require_sandbox: the sandbox lacks layers here: {missing}")
+            raise CannotJudgeError(f"--require_sandbox: this machine lacks layers of the sandbox: {missing}")
         outcome = run_tests(code, list(row["tests"]), timeout=timeout, memory_mb=memory_mb)
     except SandboxError as error:
         raise CannotJudgeError(f"the sandbox failed: {error}") from error
@@ -202,7 +205,7 @@ def _encodes(text: str) -> bool:
 
 
 def read_json(completion: str) -> tuple[Any, str]:
-    """(the JSON value in a completion, "" or "embedded" or why there is none). Embedded: bare, among other text."""
+    """Return (value, ""), (value, "embedded") for JSON among other text, or (None, why there is no JSON)."""
     if len(completion) > LONGEST_TEXT:
         return None, f"longer than {LONGEST_TEXT} characters"
     block = fenced(completion, ("json",))
@@ -221,30 +224,30 @@ def read_json(completion: str) -> tuple[Any, str]:
 
 
 def json_text(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The completion is JSON, bare or in a fenced block; half marks for JSON with other text around it."""
+    """Check that the completion is JSON, bare or fenced; half credit if there is other text around it."""
     return _json_verdict(completion, lambda value: (1.0, ""))
 
 
 def schema(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The completion is JSON that the row's `schema` allows; half marks if there is other text around it."""
+    """Check that the completion is JSON that matches the row's `schema`; half credit with other text around it."""
     return _json_verdict(completion, lambda value: _conforms(str(row["schema"]), value))
 
 
 def fields(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The share of the row's expected `fields` that the JSON object in the completion has, with equal values."""
+    """Return the fraction of the row's `fields` that the JSON object in the completion has with equal values."""
     expected = json.loads(row["fields"])
 
     def compare(value: Any) -> tuple[float, str]:
         if not isinstance(value, dict):
             return 0.0, "the JSON is not an object"
         wrong = [key for key, wanted in expected.items() if key not in value or not same_json(value[key], wanted)]
-        return 1 - len(wrong) / len(expected), f"wrong or missing: {', '.join(wrong)}"[:200] if wrong else ""
+        return 1 - len(wrong) / len(expected), f"fields wrong or missing: {', '.join(wrong)}"[:200] if wrong else ""
 
     return _json_verdict(completion, compare)
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equal as JSON: 1 is 1.0 but not true."""
+    """Compare two values as JSON: 1 equals 1.0 but not true."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):
@@ -256,7 +259,7 @@ def same_json(left: Any, right: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def validator(schema_text: str) -> Any:
-    """A JSON Schema validator that never fetches anything: a reference to somewhere else is an error."""
+    """Return a JSON Schema validator that never fetches anything: external references are errors."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing.jsonschema import EMPTY_REGISTRY
 
@@ -277,16 +280,16 @@ def _conforms(schema_text: str, value: Any) -> tuple[float, str]:
     except TimeoutError as timeout:
         raise CannotJudgeError(f"the check against the row's schema {timeout}") from timeout
     except Unresolvable as unresolvable:
-        raise CannotJudgeError(f"the row's schema refers to what is not in it: {unresolvable}") from unresolvable
+        raise CannotJudgeError(f"the row's schema has an unresolvable reference: {unresolvable}") from unresolvable
     except (RecursionError, OverflowError):
-        return 0.0, "nested too deeply or too large to check"
+        return 0.0, "the JSON is nested too deeply or too large to check"
     return (1.0, "") if error is None else (0.0, f"{error.json_path}: {error.message}"[:200])
 
 
 def _json_verdict(completion: str, mark: Callable[[Any], tuple[float, str]]) -> Verdict:
     value, problem = read_json(completion)
     if problem not in ("", "embedded"):
-        return Verdict(0.0, f"not JSON: {problem}"[:200], readable=False)
+        return Verdict(0.0, f"the answer is not JSON: {problem}"[:200], readable=False)
     share, reason = mark(value)
     if problem == "embedded":
         return Verdict(share / 2, reason or "there is other text around the JSON")
@@ -308,9 +311,9 @@ def _finite(text: str) -> float:
 
 
 def tags(row: Mapping[str, Any], completion: str) -> Verdict:
-    """Every one of the row's `tags` stands once, in order, with text inside and nothing outside.
+    """Check that each of the row's `tags` occurs once, in order, with text inside and nothing outside.
 
-    The share of tags that are written well; half of that if they are out of order or there is text around them.
+    The value is half the fraction of well-formed tags; 0.5 if they are out of order or there is text around them.
     """
     spans = []
     for tag in row["tags"]:
@@ -330,12 +333,12 @@ def tags(row: Mapping[str, Any], completion: str) -> Verdict:
 
 
 def pattern(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The whole completion (white space at its ends apart) matches the row's `pattern`."""
+    """Check that the whole completion, without outer whitespace, matches the row's `pattern`."""
     import regex  # unlike re, it can be given a time limit
 
     text = completion.strip()
     if len(text) > LONGEST_FOR_REGEX:
-        return Verdict(0.0, f"longer than {LONGEST_FOR_REGEX} characters", readable=False)
+        return Verdict(0.0, f"the answer is longer than {LONGEST_FOR_REGEX} characters", readable=False)
     try:
         matches = regex.fullmatch(row["pattern"], text, timeout=REGEX_SECONDS)
     except TimeoutError as error:
@@ -344,18 +347,22 @@ def pattern(row: Mapping[str, Any], completion: str) -> Verdict:
 
 
 def length(row: Mapping[str, Any], completion: str) -> Verdict:
-    """Words close to `target_length`: full marks within a tenth of it, falling to nothing at twice or none of it."""
+    """Compare the number of words with `target_length`: full credit within 10%, falling to 0 at 0% and 200%."""
     words, target = len(completion.split()), row["target_length"]
     distance = abs(words - target) / target
-    return Verdict(1.0) if distance <= 0.1 else Verdict(max(0.0, 1 - distance), f"{words} words, not about {target}")
+    return (
+        Verdict(1.0)
+        if distance <= 0.1
+        else Verdict(max(0.0, 1 - distance), f"the answer has {words} words; the target is {target}")
+    )
 
 
 def keywords(row: Mapping[str, Any], completion: str) -> Verdict:
-    """The share of rules kept: each of `keywords` appears as a word, none of `forbidden` does (case apart)."""
+    """Return the fraction of rules kept: each of `keywords` occurs as a word, none of `forbidden` does (caseless)."""
     text = completion[:LONGEST_TEXT].casefold()
     rules = [(word, True) for word in row["keywords"]] + [(word, False) for word in row.get("forbidden") or ()]
     broken = [word for word, wanted in rules if _has_word(text, word.casefold()) != wanted]
-    reason = f"missing or forbidden: {', '.join(broken)}"[:200] if broken else ""
+    reason = f"missing or forbidden words: {', '.join(broken)}"[:200] if broken else ""
     return Verdict(1 - len(broken) / len(rules), reason)
 
 
@@ -364,7 +371,7 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def novelty(completions: Sequence[str]) -> list[float]:
-    """For each completion of a group, 1 minus its likeness (Jaccard, runs of 4 characters) to the nearest other.
+    """Return, for each completion of a group, 1 minus its largest Jaccard similarity (4-grams) to another one.
 
     >>> novelty(["the cat sat", "the cat sat", "a dog ran off"])
     [0.0, 0.0, 1.0]
@@ -382,22 +389,22 @@ def novelty(completions: Sequence[str]) -> list[float]:
 
 REWARDS: dict[str, Reward] = {
     "numeric": Reward(numeric, ("answer",), "checks", "the final number equals the answer"),
-    "exact": Reward(exact, ("answer",), "checks", "the text, or what follows its last marker, is the answer"),
+    "exact": Reward(exact, ("answer",), "checks", "the text, or the part after its last marker, equals the answer"),
     "tests": Reward(tests, ("tests",), "checks", "every test passes in the sandbox"),
     "json": Reward(json_text, (), "checks", "JSON and nothing else, bare or fenced"),
-    "schema": Reward(schema, ("schema",), "checks", "JSON that the schema allows, and nothing else"),
+    "schema": Reward(schema, ("schema",), "checks", "JSON that matches the schema, and nothing else"),
     "fields": Reward(fields, ("fields",), "checks", "a JSON object with every expected value"),
-    "regex": Reward(pattern, ("pattern",), "checks", "all of the text matches the pattern"),
+    "regex": Reward(pattern, ("pattern",), "checks", "the whole text matches the pattern"),
     "tags": Reward(tags, ("tags",), "checks", "each tag once, in order, filled, nothing outside"),
-    "length": Reward(length, ("target_length",), "rules", "a number of words within a tenth of the target"),
+    "length": Reward(length, ("target_length",), "rules", "a number of words within 10% of the target"),
     "keywords": Reward(keywords, ("keywords",), "rules", "every keyword, no forbidden word"),
     "novelty": Reward(None, (), "group", "unlike every other completion of the same prompt"),
-    "reward_model": Reward(None, (), "judge", "what the model gives"),
+    "reward_model": Reward(None, (), "judge", "the model's score"),
 }
 
 
 def call_user_reward(judge: Callable[..., Any], name: str, row: Mapping[str, Any], completion: str) -> Verdict:
-    """The verdict of a user's own callable, which may return a number or (number, reason)."""
+    """Return the verdict of a user-defined reward, which may return a number or (number, reason)."""
     returned = judge(row, completion)
     value, reason = returned if isinstance(returned, tuple) else (returned, "")
     if value is None:

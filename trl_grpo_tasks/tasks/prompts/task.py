@@ -1,4 +1,4 @@
-"""PromptsTask: prompts from a file, the Hub or a generator, judged by rewards that each row chooses."""
+"""The prompts task: prompts from a file, the Hub or a generator, scored by rewards that each row chooses."""
 
 from __future__ import annotations
 
@@ -23,45 +23,50 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptsOptions:
-    """Where prompts come from and how answers to them are judged."""
+    """Options of the prompts task: the source of the prompts, the rewards, and the sandbox."""
 
     prompts_file: str | None = option(
-        None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). None: use --generator."
+        None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). Default: use --generator."
     )
-    generator: str = option("arithmetic", f"Without a file: {', '.join(generators.GENERATORS)} or mixed.")
+    generator: str = option(
+        "arithmetic", f"Generator of prompts if there is no file: {', '.join(generators.GENERATORS)} or mixed."
+    )
     generator_levels: list[str] = field(
-        default_factory=list, metadata={"help": "Levels of the generator to use, such as 1 2 3. Empty: all."}
+        default_factory=list, metadata={"help": "Levels of the generator, such as 1 2 3. Empty means all of them."}
     )
     rewards: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Rewards of rows that choose none, as name or name=weight; they replace a generator's own. Names: "
-            f"{', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is given here."
+            "help": "Rewards of rows that choose none, as name or name=weight; they override those of a generator. "
+            f"Names: {', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is listed here."
         },
     )
-    prompt_column: str = option("prompt", "The column of the file that holds the prompt: text or chat messages.")
-    answer_column: str = option("answer", "The column of the file that holds the answer.")
-    system_prompt: str | None = option(None, "A system message in front of every prompt that has none.")
-    target_length: int | None = option(None, "Words that reward 'length' wants, in rows without a target_length.")
-    reward_model: str | None = option(None, "A sequence-classification model (Hub id or folder) that scores answers.")
-    test_fraction: float = option(0.1, "The share of prompts kept for testing.")
+    prompt_column: str = option("prompt", "Column of the file with the prompt: text or chat messages.")
+    answer_column: str = option("answer", "Column of the file with the answer.")
+    system_prompt: str | None = option(None, "System message for every prompt that has none.")
+    target_length: int | None = option(None, "Target of reward 'length' in words, for rows without a target_length.")
+    reward_model: str | None = option(None, "Sequence-classification model (Hub id or folder) that scores answers.")
+    test_fraction: float = option(0.1, "Fraction of the prompts held out for testing.")
     allow_code_execution: bool = option(
-        False, "Run programs that the model wrote, in a sandbox that is not a container. Needed by reward 'tests'."
+        False, "Run model-written programs, in a sandbox that is not a container. Reward 'tests' needs this."
     )
-    sandbox_timeout: float = option(10.0, "Seconds that the tests of one program may take.")
-    sandbox_memory_mb: int = option(512, "Memory that one program may use, in MB.")
+    sandbox_timeout: float = option(10.0, "Time limit for all tests of one program, in seconds.")
+    sandbox_memory_mb: int = option(512, "Memory limit of one program, in MB.")
     require_sandbox: bool = option(
         False,
-        "Refuse to run programs where this machine lacks a layer of the sandbox. Otherwise a warning says which.",
+        "Refuse to run programs if this machine lacks a layer of the sandbox. Without it, a warning names the layer.",
     )
 
 
 class PromptsTask(Task):
-    """Rows choose their rewards; a row's weight for a reward scales that component, and raw values are in the info."""
+    """Scores answers by the rewards that their rows choose.
+
+    A row's weight for a reward scales that component; the unscaled values are in `Score.info`.
+    """
 
     name: ClassVar[str] = "prompts"
     version: ClassVar[str] = "2"
-    description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards by row"
+    description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards per row"
     defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
     Options: ClassVar[type] = PromptsOptions
 
@@ -75,7 +80,7 @@ class PromptsTask(Task):
         if self.options.reward_model:
             given.setdefault("reward_model", 1.0)
         elif "reward_model" in given:
-            raise ValueError("reward 'reward_model' needs a model: give --reward_model with a Hub id or a folder")
+            raise ValueError("reward 'reward_model' needs a model: pass --reward_model with a Hub id or a folder")
         self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
@@ -94,7 +99,7 @@ class PromptsTask(Task):
         self._judges = self._find_judges(used)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Rows of one split. A file or a generator with fewer than `size` gives those it has."""
+        """Return rows of one split; fewer than `size` if the file or generator has fewer."""
         if split not in ("train", "test"):
             raise ValueError(f"unknown split {split!r}; splits are: train, test")
         if self._rows is None:
@@ -104,8 +109,10 @@ class PromptsTask(Task):
         return rows[:size]
 
     def score(self, row: Row, completion: str) -> Score | None:
-        """Judge a completion by the rewards its row chose. None where a reward could not be computed. What a user's
-        own reward raises is not caught here: the executor reports it and counts the completion as not scored."""
+        """Score a completion by the rewards of its row; None if a reward could not be computed.
+
+        Exceptions of user-defined rewards propagate to the caller, which reports them and skips the completion.
+        """
         row = self._known_row(row)
         weights = row["rewards"]
         try:
@@ -120,7 +127,7 @@ class PromptsTask(Task):
         if not completion.strip():
             reasons = {"": "the answer is empty"}
         elif not deciding:
-            reasons = {"": "nothing in this row checks the answer"}
+            reasons = {"": "no reward of this row checks the answer"}
         return self.make_score(
             {name: weights[name] * verdict.value for name, verdict in verdicts.items()},
             valid=valid,
@@ -130,10 +137,10 @@ class PromptsTask(Task):
         )
 
     def gold(self, row: Row) -> str:
-        """The row's `gold`, or its `answer`; ValueError where it has neither."""
+        """Return the row's `gold` or `answer`; raises ValueError if it has neither."""
         gold = row.get("gold") or row.get("answer")
         if gold is None:
-            raise ValueError("this row has no known good answer; give it a column 'gold' (or 'answer')")
+            raise ValueError("this row has no known good answer; add a column 'gold' (or 'answer')")
         return gold
 
     def bad(self, row: Row) -> str:
@@ -144,7 +151,7 @@ class PromptsTask(Task):
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:
-        """How unlike the others of its group each completion is, where rows ask for that."""
+        """Return the novelty of each completion within its group, for rows that choose it."""
         if "novelty" not in self.weights:
             return {}
         values = reward.novelty(completions)
@@ -174,7 +181,7 @@ class PromptsTask(Task):
         return OneSpelling(tokenizer, format_constraint(tokenizer, rows))
 
     def tiny(self) -> TinySpec:
-        """Whole words of the question for arithmetic; single characters for everything else."""
+        """Return a model with the pieces of the question as tokens for arithmetic, else with single characters."""
         characters = set(self.options.system_prompt or "")
         if self._rows is None and self.options.generator == "arithmetic":
             return TinySpec([*generators.ARITHMETIC_TOKENS, *sorted(characters - set("0123456789-()"))])
@@ -212,7 +219,7 @@ class PromptsTask(Task):
         if not cleaned.get("rewards"):
             if not self._default_rewards and not self.options.reward_model:
                 raise ValueError(
-                    f"{place}: no reward; give the row a column 'rewards', or give --rewards for all rows"
+                    f"{place}: the row has no reward; add a column 'rewards', or pass --rewards for all rows"
                 )
             cleaned["rewards"] = dict(self._default_rewards)
         return self._finished_row(cleaned, place)
@@ -228,21 +235,24 @@ class PromptsTask(Task):
         data.check_row(row, place, self._functions)
         if "tests" in row["rewards"] and not self.options.allow_code_execution:
             raise ValueError(
-                f"{place}: reward 'tests' runs programs that the model wrote; read the note on security in the README "
-                "of the prompts pack, then give --allow_code_execution"
+                f"{place}: reward 'tests' runs model-written programs; read the security note in the README of the "
+                "prompts task, then pass --allow_code_execution"
             )
         return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
 
     def _known_row(self, row: Row) -> Row:
-        """The row as `dataset` gives it. One from elsewhere may be as in a prompts file, and may choose rewards that
-        no row of this task has; but no functions of the user's, since to find those is to run them."""
+        """Return the row in the form that `dataset` gives.
+
+        A row from elsewhere may be as in a prompts file and may choose rewards that no row of this task has, but not
+        user-defined functions, because resolving those would run their code.
+        """
         if not isinstance(row.get("rewards"), Mapping) or not isinstance(row.get("prompt"), list):
             row = self._ready_row(row, "the row")
         chosen = {name: weight for name, weight in row["rewards"].items() if weight is not None}
         row = {**row, "rewards": chosen}
         if new := [name for name in chosen if name not in self.weights]:
             if unknown := [name for name in new if name not in REWARDS or name == "reward_model"]:
-                raise ValueError(f"the row's reward {unknown[0]!r} is not one of this task; name it in --rewards")
+                raise ValueError(f"the row's reward {unknown[0]!r} is not enabled for this task; name it in --rewards")
             self._finished_row(dict(row), "the row")
             self._judges.update(self._find_judges(dict.fromkeys(new)))
             self.weights.update(dict.fromkeys(new, 1.0))
@@ -268,24 +278,26 @@ class PromptsTask(Task):
 
 
 def check_sandbox(required: bool) -> None:
-    """Find out which layers of the sandbox this machine has, which warns if one is missing; ValueError if all are
-    required."""
+    """Check which layers of the sandbox are available, with a warning if one is missing.
+
+    Raises ValueError if `required` and a layer is missing.
+    """
     from ...rewards.sandbox import SandboxError, missing_layers
 
     try:
         missing = missing_layers()
     except SandboxError as error:
         missing = str(error)
-        logger.warning("programs cannot be run here: %s", error)
+        logger.warning("programs cannot be run on this machine: %s", error)
     if required and missing:
         raise ValueError(
-            f"--require_sandbox: this machine lacks layers of the sandbox: {missing}. Run where the kernel grants "
-            "them (a container must allow namespaces), or without --require_sandbox"
+            f"--require_sandbox: this machine lacks layers of the sandbox: {missing}. Use a machine whose kernel "
+            "provides them (a container must allow namespaces), or omit --require_sandbox"
         )
 
 
 def _levels(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The levels of a file, where every row has one: in number order, or else as they come."""
+    """Return the levels of a file in which every row has one: in numerical order, or in order of appearance."""
     if not all("level" in row for row in rows):
         return ()
     names = list(dict.fromkeys(row["level"] for row in rows))
@@ -306,8 +318,8 @@ def _check_options(options: PromptsOptions) -> None:
     if options.reward_model:
         check_local_path(options.reward_model, "--reward_model")
     if not 0 <= options.test_fraction < 1:
-        raise ValueError(f"test_fraction must be from 0 to below 1, got {options.test_fraction}")
+        raise ValueError(f"--test_fraction {options.test_fraction} must be at least 0 and less than 1")
     for name, least in (("sandbox_timeout", 0.1), ("sandbox_memory_mb", 64), ("target_length", 1)):
         value = getattr(options, name)
         if value is not None and not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+            raise ValueError(f"--{name} {value} must be at least {least}")

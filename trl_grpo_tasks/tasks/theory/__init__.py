@@ -1,4 +1,4 @@
-"""The theory pack: quantum field theories whose anomalies, vacuum and masses are checked with exact arithmetic."""
+"""The theory task: quantum field theories whose anomalies, vacuum and masses are checked by computation."""
 
 from .anomalies import anomalies
 from .task import TheoryOptions, TheoryTask

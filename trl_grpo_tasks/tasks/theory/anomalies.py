@@ -1,4 +1,4 @@
-"""Anomaly coefficients of a theory: exact, every condition, in whole numbers until the last division."""
+"""Anomaly coefficients of a theory, computed exactly: all sums are integers until the last division."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ZERO = Fraction(0)
 
 
 def anomalies(theory: Theory | Mapping[str, Any]) -> dict[str, Fraction]:
-    """The coefficient of every anomaly, by name; the theory is consistent if all are zero.
+    """Return the coefficient of every anomaly, by name; the theory is consistent if all are zero.
 
     With groups c = SU(3), L = SU(2) and Y = U(1) the names are c^3, c^2*Y, L^2*Y, witten:L (0 or 1), grav^2*Y, Y*Y*Y.
     """
@@ -28,7 +28,7 @@ def anomalies(theory: Theory | Mapping[str, Any]) -> dict[str, Fraction]:
     for i, group in enumerate(theory.groups):
         column: Any = [fermion.numbers[i] for fermion in theory.fermions]
         if group.group == U1:
-            # Charges as whole numbers of a unit: fractions are slow, and there are many products.
+            # Charges are integer multiples of a unit, because fractions are slow and there are many products.
             units[i] = unit = lcm(*(charge.denominator for charge in column))
             charges[i] = [charge.numerator * (unit // charge.denominator) for charge in column]
         else:
@@ -58,8 +58,10 @@ def anomalies(theory: Theory | Mapping[str, Any]) -> dict[str, Fraction]:
 
 @lru_cache(256)
 def _conditions(groups: tuple[GaugeGroup, ...]) -> tuple[list[Any], list[Any]]:
-    """The names of all conditions: for each simple factor its cubic, mixed and global one, and for each U(1) the
-    gravitational one and the products of charges. A name that is empty is no condition."""
+    """Return the names of all conditions; an empty name is not a condition.
+
+    A simple factor has a cubic, mixed and global one; a U(1) has the gravitational one and products of charges.
+    """
     simple = [(i, group) for i, group in enumerate(groups) if group.group != U1]
     abelian = [(i, group.id) for i, group in enumerate(groups) if group.group == U1]
     factors = [

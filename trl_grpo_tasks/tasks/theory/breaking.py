@@ -1,7 +1,7 @@
-"""Symmetry breaking: what the vevs leave of the gauge group, and the electric charge in it.
+"""Symmetry breaking: the gauge group that the vevs leave unbroken, and the electric charge in it.
 
-Vevs lie along components, so what survives is spanned by diagonal generators and by pairs E_ab, E_ba: it can be
-counted exactly, and nothing has to be diagonalised.
+Vevs lie along components, so the unbroken algebra is spanned by diagonal generators and pairs E_ab, E_ba: it can be
+determined exactly, without diagonalisation.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Diagonal = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True)
 class Vacuum:
-    """What is left of a gauge group. `charge` and `colour` are None unless SU(3) x U(1) is left and nothing else."""
+    """The unbroken gauge group. `charge` and `colour` are None unless it is exactly SU(3) x U(1)."""
 
     dimension: int
     unbroken: int
     charge: Diagonal | None
-    colour: tuple[int, tuple[int, int, int]] | None  # the factor that holds it, and its three indices there
+    colour: tuple[int, tuple[int, int, int]] | None  # the factor that contains it, and its three indices there
 
     @property
     def broken(self) -> int:
         return self.dimension - self.unbroken
 
     def charge_of(self, weights: Sequence[Sequence[int | Fraction]]) -> Fraction:
-        """The electric charge of a component with these weights (for a U(1): its charge)."""
+        """Return the electric charge of a component with these weights (for a U(1): its charge)."""
         if self.charge is None:
-            raise ValueError(f"there is no electric charge: {self.unbroken} generators are unbroken, not SU(3) x U(1)")
+            raise ValueError(f"no electric charge: {self.unbroken} generators are unbroken, not SU(3) x U(1)")
         total = Fraction(0)
         for entries, weight in zip(self.charge, weights, strict=True):
             for x, w in zip(entries, weight, strict=True):
@@ -48,7 +48,7 @@ class Vacuum:
 
 
 def vacuum(theory: Theory) -> Vacuum:
-    """The vacuum of a theory. Remembered by groups and vevs, which most theories share."""
+    """Return the vacuum of a theory. Cached by groups and vevs, which most theories share."""
     vevs = tuple((s.numbers, s.vev.components) for s in theory.scalars if s.vev is not None and s.vev.value)
     return _vacuum(theory.groups, vevs)
 
@@ -60,7 +60,7 @@ def _vacuum(groups: tuple[GaugeGroup, ...], vevs: tuple[tuple[tuple[Number, ...]
     pairs = [(i, a, b) for i, n in enumerate(sizes) for a, b in combinations(range(n), 2)]
     kept = [pair for pair in pairs if all(_keeps(groups, vev, pair) for vev in vevs)]
 
-    # Diagonal generators x: traceless in each SU(N), and no vev has a charge under them.
+    # Diagonal generators x: traceless in each SU(N), and all vevs are neutral under them.
     offsets = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     traceless = [
         [Fraction(int(offsets[i] <= k < offsets[i + 1])) for k in range(offsets[-1])]
@@ -71,7 +71,7 @@ def _vacuum(groups: tuple[GaugeGroup, ...], vevs: tuple[tuple[tuple[Number, ...]
     torus = null_space([*traceless, *neutral], offsets[-1])
     unbroken = len(torus) + 2 * len(kept)
 
-    # The charge commutes with what is left of the non-abelian part: equal entries where E_ab survives.
+    # The charge commutes with the non-abelian part that is left: equal entries where E_ab is unbroken.
     equal = [
         [Fraction(int(k == offsets[i] + a) - int(k == offsets[i] + b)) for k in range(offsets[-1])] for i, a, b in kept
     ]
@@ -89,7 +89,7 @@ def _vacuum(groups: tuple[GaugeGroup, ...], vevs: tuple[tuple[tuple[Number, ...]
 def _keeps(
     groups: tuple[GaugeGroup, ...], vev: tuple[tuple[Number, ...], tuple[int, ...]], pair: tuple[int, int, int]
 ) -> bool:
-    """Whether E_ab and E_ba leave a vev as it is."""
+    """Return whether E_ab and E_ba leave a vev unchanged."""
     i, a, b = pair
     rep, component = vev[0][i], vev[1][i]
     assert isinstance(rep, tuple)
@@ -100,7 +100,7 @@ def _keeps(
 def _weights(
     groups: tuple[GaugeGroup, ...], numbers: tuple[Number, ...], chosen: tuple[int, ...]
 ) -> list[tuple[int, ...] | tuple[Fraction]]:
-    """The weights of one component, for each group; for a U(1) the charge."""
+    """Return the weights of one component under each group; for a U(1), the charge."""
     return [
         components(group.group, number)[(component or 1) - 1] if isinstance(number, tuple) else (number,)
         for group, number, component in zip(groups, numbers, chosen, strict=True)
@@ -110,8 +110,11 @@ def _weights(
 def _normalised(
     charge: Diagonal, pairs: Sequence[tuple[int, int, int]], colour: tuple[int, tuple[int, int, int]]
 ) -> Diagonal:
-    """The charge in units of the W boson's: the smallest charge of a gauge boson without colour is 1, positive for the
-    first of them. Without such a boson the first U(1) enters with factor 1, or else a coloured boson has charge 1."""
+    """Scale the charge so that the smallest non-zero charge of a colourless gauge boson (the W) is 1.
+
+    The sign is positive for the first such boson. Without one, the first U(1) has factor 1, or else a coloured boson
+    has charge 1.
+    """
     factor, indices = colour
     steps = [(charge[i][a] - charge[i][b], i == factor and bool({a, b} & set(indices))) for i, a, b in pairs]
     colourless = [step for step, coloured in steps if step and not coloured]
@@ -122,7 +125,7 @@ def _normalised(
 
 
 def null_space(equations: Sequence[Sequence[Fraction]], unknowns: int) -> list[list[Fraction]]:
-    """A basis of the solutions of homogeneous linear equations, exactly."""
+    """Return a basis of the solutions of homogeneous linear equations, exactly."""
     rows = [list(row) for row in equations]
     pivots: list[int] = []
     for column in range(unknowns):

@@ -1,9 +1,8 @@
-"""Canonical form: two theories have the same one if they differ only in how their content is written down.
+"""Canonical form of a theory, equal for theories that differ only in how their content is written.
 
-That is in the order of fields and groups, in how generations of equal fields are grouped, in the scale of each U(1)
-charge, in which of two conjugate representations of a group is called the fundamental one, and in calling a scalar by
-its conjugate. Couplings, vevs and masses are parameters of a theory and do not count, except whether a scalar has a
-vev.
+It does not depend on the order of fields and groups, on how generations of equal fields are grouped, on the scale of
+each U(1) charge, on which of two conjugate representations is called fundamental, or on replacing a scalar by its
+conjugate. It ignores the values of couplings, vevs and masses, but not whether a scalar has a vev.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Form = tuple[tuple[str, ...], tuple, tuple]
 
 
 def canonical(theory: Theory) -> Form:
-    """The groups, the fermions with their generations, and the scalars, in the smallest of all equivalent forms."""
+    """Return groups, fermions with their generations, and scalars, in the smallest of all equivalent forms."""
     groups = [group.group for group in theory.groups]
     fields: list[Fermion | Scalar] = [*theory.fermions, *theory.scalars]
     units = [_unit([field.numbers[i] for field in fields]) for i in range(len(groups))]
@@ -45,12 +44,12 @@ def canonical(theory: Theory) -> Form:
 
 
 def digest(theory: Theory) -> str:
-    """A short name for the canonical form."""
+    """Return a short hash of the canonical form."""
     return hashlib.sha256(repr(canonical(theory)).encode()).hexdigest()[:16]
 
 
 def rediscovered(key: str) -> str | None:
-    """The named theory with this digest, if there is one."""
+    """Return the name of the known theory with this digest, or None."""
     return _named_digests().get(key)
 
 
@@ -60,7 +59,7 @@ def _named_digests() -> dict[str, str]:
 
 
 def _unit(column: Sequence[Number]) -> Fraction:
-    """What all charges of a U(1) are whole multiples of, without a common divisor; 0 if there are none."""
+    """Return the largest unit of which all charges of a U(1) are integer multiples; 0 if all charges are 0."""
     charges = [number for number in column if isinstance(number, Fraction) and number]
     if not charges:
         return Fraction(0)
@@ -74,7 +73,7 @@ def _scaled(numbers: Sequence[Number], units: Sequence[Fraction]) -> tuple[Entry
 
 
 def _renamings(groups: Sequence[str]) -> Iterator[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """Every order of the groups that puts their names in order, with every choice of groups to conjugate."""
+    """Generate every order of the groups that sorts their names, with every choice of groups to conjugate."""
     kinds = sorted(set(groups))
     places = [[i for i, group in enumerate(groups) if group == kind] for kind in kinds]
     flips = [(False, True) if _has_complex(group) else (False,) for group in groups]
@@ -86,7 +85,7 @@ def _renamings(groups: Sequence[str]) -> Iterator[tuple[tuple[int, ...], tuple[b
 
 @cache
 def _has_complex(group: str) -> bool:
-    """Whether the group has charges or representations that conjugation changes."""
+    """Return whether the group has charges or representations that conjugation changes."""
     if group == U1:
         return True
     lie = algebra(group)
@@ -102,7 +101,7 @@ def _renamed(
 def _both(
     groups: Sequence[str], numbers: Sequence[Entry], order: Sequence[int], flips: Sequence[bool]
 ) -> list[tuple[Entry, ...]]:
-    """A scalar, and its conjugate."""
+    """Return a scalar's numbers and those of its conjugate."""
     return [
         _renamed(groups, numbers, order, flips),
         _renamed(groups, numbers, order, [not flip for flip in flips]),

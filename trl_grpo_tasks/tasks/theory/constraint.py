@@ -1,10 +1,10 @@
-"""What may be written next in a theory: a choice tree over the words of the language.
+"""Constraint for theories: a choice tree over the words of the language.
 
-Whatever it allows is a theory that parses: ids are declared in order, counts match, no multiplet comes twice, and the
-interactions are exactly those that gauge symmetry allows, each with a value (0 for none). Groups are written in one
-order, and scalars before fermions, so that fewer texts mean the same.
+Everything it allows parses as a theory: ids are declared in order, counts match, no multiplet occurs twice, and the
+interactions are exactly those that gauge symmetry allows, each with a value (0 for none). Groups have a fixed order,
+and scalars precede fermions, which reduces the number of texts with the same meaning.
 
-Fields are kept as codes: small numbers that say which of the options was taken at each step.
+Fields are stored as codes: the indices of the options chosen at each step.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .words import (
 )
 
 Code = tuple[int, ...]
-_SCALAR_MASS_WORDS = list(MASS_WORDS)[1:]  # a scalar has a mass; only a term can be zero
+_SCALAR_MASS_WORDS = list(MASS_WORDS)[1:]  # a scalar's mass cannot be zero; a mass term can
 
 
 class Content:
-    """The groups and the fields written so far. Equal contents allow the same, whatever was written in between."""
+    """The groups and fields so far. Equal contents allow the same continuations."""
 
     __slots__ = ("_hash", "fermions", "groups", "scalars", "terms", "vevs")
 
@@ -55,7 +55,7 @@ class Content:
         fermions: tuple[Code, ...] = (),
     ):
         self.groups, self.vevs, self.scalars, self.fermions = groups, vevs, scalars, fermions
-        self.terms: list[tuple[str, int]] | None = None  # found once the content is complete
+        self.terms: list[tuple[str, int]] | None = None  # computed when the content is complete
         self._hash = hash((groups, vevs, scalars, fermions))
 
     def __hash__(self) -> int:
@@ -73,35 +73,35 @@ class Content:
 
 
 def theory_constraint(tokenizer: Any) -> ChoiceTreeConstraint:
-    """The constraint for rows whose `prompt` is the beginning of a theory."""
+    """Make the constraint for rows whose `prompt` is the beginning of a theory."""
     return ChoiceTreeConstraint(tokenizer, lambda row: (after_prompt, row["prompt"]), choices, look_ahead=False)
 
 
 def choices(node: tuple) -> Choices:
-    """What may follow at a node: nodes are a step of the grammar and what it needs to know."""
+    """Return the options at a node. A node is a function for one step of the grammar, followed by its arguments."""
     return node[0](*node[1:])
 
 
 def check_prompt(prompt: str) -> None:
-    """ValueError, with the word, unless `prompt` is the beginning of a theory and leaves something to write."""
+    """Raise ValueError, naming the word, unless `prompt` is the proper beginning of a theory."""
     words = prompt.split()
     if prompt != " ".join(words) or not words:
-        raise ValueError("a prompt is words of the language with single spaces between them and none at the ends")
+        raise ValueError("a prompt must be words of the language, separated by single spaces, without outer spaces")
     if not after_prompt(prompt):
         if words[-1] == "END" and after_prompt(" ".join(words[:-1])):
-            raise ValueError("the prompt is a whole theory and leaves nothing to write")
+            raise ValueError("the prompt is a complete theory, which leaves nothing to generate")
         known = next(n for n in range(len(words) - 1, -1, -1) if n == 0 or after_prompt(" ".join(words[:n])))
         following = {"BOS"} if known == 0 else set()
         for text, node in after_prompt(" ".join(words[:known])):
             texts = [text] if text.strip() else [text for text, _ in choices(node)]
             following |= {text.split()[0] for text in texts}
         shown = ", ".join(sorted(following)[:8]) + (", ..." if len(following) > 8 else "")
-        raise ValueError(f"word {known + 1} of the prompt is {words[known]!r}; there may be: {shown}")
+        raise ValueError(f"word {known + 1} of the prompt is {words[known]!r}; allowed here: {shown}")
 
 
 @lru_cache(4096)
 def after_prompt(prompt: str) -> list[tuple[str, Any]]:
-    """What may follow a prompt: the rest of the text in whose middle it ends."""
+    """Return what may follow a prompt, beginning with the rest of the literal in which the prompt ends."""
     found: list[tuple[str, Any]] = []
     todo: list[tuple[str, Any]] = [(prompt, START)]
     while todo:
@@ -172,7 +172,7 @@ def _generations(content: Content, left: int) -> Choices:
 
 
 def _fermion_number(content: Content, left: int, code: Code) -> Choices:
-    """Representation or charge under the next group; generations are the first entry of a fermion's code."""
+    """Choose the representation or charge under the next group; a fermion's code begins with its generations."""
     groups, place = content.groups, len(code) - 1
     words = _options(groups[place])
     free = _untaken(code, range(len(words)), content.fermions, prod(_sizes(groups)[place + 1 :]))
@@ -190,7 +190,7 @@ def _fermion_done(content: Content, left: int, code: Code) -> Choices:
 def _scalar_number(content: Content, left: int, vev: bool, code: Code) -> Choices:
     groups, place = content.groups, len(code)
     words = _options(groups[place])
-    # A scalar with a vev has its component, vev and mass still to come: too many to run out of.
+    # A scalar with a vev still has many choices left (component, vev and mass), so it can always differ.
     taken = () if vev else content.scalars
     free = _untaken(code, range(len(words)), taken, prod(_sizes(groups)[place + 1 :]) * len(_SCALAR_MASS_WORDS))
     if place + 1 < len(groups):
@@ -202,7 +202,7 @@ def _scalar_number(content: Content, left: int, vev: bool, code: Code) -> Choice
 
 
 def _component(content: Content, left: int, code: Code, place: int) -> Choices:
-    """Where a vev lies under the next group of which the field is no singlet; 0 for the others."""
+    """Choose the vev's component under the next group in which the field is not a singlet; 0 for singlets."""
     groups = content.groups
     while place < len(groups) and (groups[place] == "U_1" or code[place] == 0):
         code, place = (*code, 0), place + 1
@@ -245,12 +245,12 @@ def _term_value(content: Content, place: int, pairs: int) -> Choices:
 
 @lru_cache(16)
 def _value_texts(pairs: int) -> list[str]:
-    """The values of a Yukawa coupling of so many pairs of generations; 0 pairs: of a mass term."""
+    """Return the value words of a Yukawa coupling with `pairs` pairs of generations, or of a mass term (0 pairs)."""
     return [f"{word} " for word in (yukawa_words(pairs) if pairs else MASS_WORDS)]
 
 
 def _terms(content: Content) -> list[tuple[str, int]]:
-    """The text in front of the value of each term, and its pairs of generations (0: a mass term)."""
+    """Return, for each allowed term, the text before its value and its pairs of generations (0: a mass term)."""
     theory = theory_of(content)
     result = []
     for shape in allowed_shapes(theory):
@@ -265,7 +265,7 @@ def _terms(content: Content) -> list[tuple[str, int]]:
 
 
 def theory_of(content: Content) -> Theory:
-    """The fields that the codes stand for."""
+    """Return the theory that the codes describe."""
     groups = tuple(GaugeGroup(f"group_{n}", group_name(word)) for n, word in enumerate(content.groups, 1))
     count = len(groups)
     scalars, fermions = [], []
@@ -288,7 +288,7 @@ def _values(group: str) -> tuple[Number, ...]:
 
 @lru_cache(16)
 def _options(group: str) -> list[str]:
-    """The words for what a field can be under a group."""
+    """Return the words for a field's representation or charge under a group."""
     return list(CHARGE_WORDS) if group_name(group) == U1 else list(reps_of(group_name(group)))
 
 
@@ -303,7 +303,7 @@ def _opening(groups: tuple[str, ...], place: int) -> str:
 
 
 def _untaken(code: Code, options: Sequence[int], taken: Sequence[Code], leaves: int) -> Sequence[int]:
-    """The options after which a new field can still differ from those that are there: `leaves` ways are left then."""
+    """Return the options after which a new field can still differ from existing ones in one of `leaves` ways."""
     length = len(code)
     alike = [one[length] for one in taken if one[:length] == code]
     if not alike:

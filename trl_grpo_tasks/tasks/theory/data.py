@@ -1,4 +1,4 @@
-"""Rows of the theory pack: prompts are beginnings of theories that are known to succeed, cut at some place."""
+"""Rows of the theory task: prompts are truncated texts of theories that are known to succeed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from .terms import with_all_terms
 from .theory import Fermion, MassTerm, Term, Theory, Yukawa, conjugate_numbers
 from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS
 
-TEST_SHARE = 5  # one prompt in so many belongs to the test split
+TEST_SHARE = 5  # one of this many prompts belongs to the test split
 DEFAULT_ROWS = {"train": 512, "test": 64}
-_TRIES = 300  # without a new prompt, before there seem to be no more
+_TRIES = 300  # stop after this many attempts without a new prompt
 _HEAVY = [mass for mass in MASSES if mass >= 300]
 _SMALL = (0.0, 1e-6, 1e-3, 0.01, 0.1)
 
 
 def generate(start: str, split: str, size: int | None, seed: int, most_new: int) -> list[dict[str, Any]]:
-    """Rows of one kind of prompt. A prompt belongs to one split by its own words, whatever the seed; in the test split
-    none comes twice, so there may be fewer than `size`."""
+    """Generate rows of one kind of prompt.
+
+    The split of a prompt depends only on its text, not on the seed. The test split has no duplicates, so it may have
+    fewer than `size` rows.
+    """
     wanted = DEFAULT_ROWS[split] if size is None else size
     makers = list(STARTS.values()) if start == "mixed" else [STARTS[start]]
     rows: list[dict[str, Any]] = []
@@ -48,7 +51,7 @@ def generate(start: str, split: str, size: int | None, seed: int, most_new: int)
 
 
 def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Rows of both splits from a file: a line is a prompt, or a JSON object with `prompt` and perhaps `gold`."""
+    """Read the rows of both splits from a file: each line is a prompt, or a JSON object with `prompt` and `gold`."""
     file = Path(path).expanduser()
     check_local_path(path, "--prompts_file")
     if not file.is_file():
@@ -60,15 +63,15 @@ def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
         try:
             row = json.loads(line) if line.lstrip().startswith("{") else {"prompt": line.strip()}
             if not isinstance(row.get("prompt"), str):
-                raise ValueError("a JSON line needs a text under 'prompt'")
+                raise ValueError("a JSON line needs a string under 'prompt'")
             check_prompt(row["prompt"])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         splits["test" if _is_test(row["prompt"]) else "train"].append(row)
     prompts = [row for rows in splits.values() for row in rows]
     if not prompts:
-        raise ValueError(f"--prompts_file {path} has no prompt")
-    # A short list can fall on one side; evaluation then uses the prompts that it has.
+        raise ValueError(f"--prompts_file {path} contains no prompt")
+    # With few prompts one split may be empty; it then uses all prompts.
     return {split: rows or prompts for split, rows in splits.items()} if len(prompts) < TEST_SHARE else splits
 
 
@@ -80,19 +83,19 @@ def _is_test(prompt: str) -> bool:
 
 
 def _standard_model(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """The Standard Model with room for some more multiplets."""
+    """Give the Standard Model and the number of multiplets; the new ones are missing."""
     theory, new = extension(rng, most_new)
     return _cut(theory, len(theory.fermions) - new)
 
 
 def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """The same, with the first of the new multiplets given."""
+    """Give the Standard Model and the first new multiplet."""
     theory, new = extension(rng, most_new, least_new=2)
     return _cut(theory, len(theory.fermions) - new + 1)
 
 
 def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """The Standard Model under one more U(1): a mixture of B-L and hypercharge, which needs neutral fermions."""
+    """Give the Standard Model with an additional U(1), a mixture of B-L and Y, which needs neutral fermions."""
     while True:
         a, b = (
             Fraction(rng.choice((-6, -3, -2, 2, 3, 6)), 6),
@@ -104,13 +107,13 @@ def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
 
 
 def _groups(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """Groups, vevs and the number of multiplets; all fermions are to be found."""
+    """Give groups, vevs and the number of multiplets; all fermions are missing."""
     theory = named(rng.choice(NAMES)) if rng.random() < 0.2 else extension(rng, most_new)[0]
     return _cut(_shuffled(theory, rng), 0)
 
 
 def _scratch(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """The first few words: how many groups there are, and perhaps which."""
+    """Give the first few words: the number of groups, and sometimes the groups."""
     theory = named(rng.choice(NAMES)) if rng.random() < 0.5 else extension(rng, most_new)[0]
     words = write(theory).split()
     end = rng.randrange(4, words.index("SYMMETRY_BREAKING") + 3)
@@ -127,7 +130,7 @@ STARTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
 
 
 def _cut(theory: Theory, given: int) -> tuple[str, str]:
-    """The text of a theory up to so many of its fermions, and the rest."""
+    """Split the text of a theory after its first `given` fermions."""
     words = write(theory).split()
     starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]
     return " ".join(words[: starts[given]]), " " + " ".join(words[starts[given] :])
@@ -137,7 +140,7 @@ def _cut(theory: Theory, given: int) -> tuple[str, str]:
 
 
 def extension(rng: random.Random, most_new: int, least_new: int = 1) -> tuple[Theory, int]:
-    """The Standard Model with new fermions that succeeds, and how many multiplets are new: the last ones."""
+    """Return a successful extension of the Standard Model, and the number of new multiplets, which come last."""
     model = _shuffled(named("standard_model"), rng)
     most = min(most_new, MAX_MULTIPLETS - len(model.fermions))
     while True:
@@ -155,7 +158,7 @@ def extension(rng: random.Random, most_new: int, least_new: int = 1) -> tuple[Th
 
 
 def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Fermion]:
-    """Pairs of conjugate fields, and for an odd number one that is its own conjugate."""
+    """Generate pairs of conjugate fields and, for an odd number, one that is its own conjugate."""
     reps = [list(reps_of(group.group).values()) for group in theory.groups[:2]]
     real = [pair for pair in product(*reps) if pair[0] in (reps[0][0], reps[0][3]) and pair[1] != reps[1][1]]
     if count % 2:
@@ -168,7 +171,7 @@ def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Ferm
 
 
 def _with_values(theory: Theory, rng: random.Random) -> Theory:
-    """Heavy masses and small couplings for the terms that have no value yet."""
+    """Set heavy masses and small couplings for terms that have no value yet."""
     terms: list[Term] = []
     for term in with_all_terms(theory).terms:
         first, second = theory.fermion(term.first), theory.fermion(term.second)
@@ -185,13 +188,13 @@ def _with_values(theory: Theory, rng: random.Random) -> Theory:
 
 
 def _shuffled(theory: Theory, rng: random.Random) -> Theory:
-    """The same theory with its fermions in another order."""
+    """Return the same theory with its fermions in random order."""
     fermions = rng.sample(theory.fermions, len(theory.fermions))
     return with_all_terms(Theory(theory.groups, tuple(fermions), theory.scalars, theory.terms))
 
 
 def _u1_theory(a: Fraction, b: Fraction, rng: random.Random) -> Theory | None:
-    """X = a (B-L) + b Y with right-handed neutrinos; None if a charge has no word."""
+    """Return the theory with X = a (B-L) + b Y and right-handed neutrinos, or None if some charge has no word."""
     b_minus_l = {
         "Q": Fraction(1, 3),
         "uc": Fraction(-1, 3),

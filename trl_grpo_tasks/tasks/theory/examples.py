@@ -1,4 +1,4 @@
-"""Named theories: the Standard Model and well-known extensions of it, each anomaly free with a realistic vacuum."""
+"""Known theories: the Standard Model and well-known extensions, each anomaly free with a realistic vacuum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SM_FERMIONS: Fields = {
 
 
 def hierarchical(largest: float, generations: int = 3) -> tuple[float, ...]:
-    """Couplings that fall by a factor of a hundred from generation to generation."""
+    """Return couplings that decrease by a factor of 100 from generation to generation."""
     return tuple(largest / HIERARCHY**below for below in range(generations - 1, -1, -1))
 
 
@@ -39,9 +39,11 @@ SM_COUPLINGS: Couplings = {
 
 
 def make(groups: Mapping[str, str], scalars: Fields, fermions: Fields, couplings: Couplings) -> Theory:
-    """A theory from short notes: a fermion is (numbers, generations), a scalar (numbers, mass) or (numbers, mass,
-    components of its vev, vev); numbers are words. Terms that are not named have coupling 0; one number stands for
-    all generations."""
+    """Make a theory from a short notation.
+
+    A fermion is (numbers, generations); a scalar is (numbers, mass) or (numbers, mass, components of its vev, vev).
+    Numbers are words. Unnamed terms have coupling 0; one number stands for all generations.
+    """
     declared = tuple(GaugeGroup(id, group) for id, group in groups.items())
     theory = Theory(
         declared,
@@ -74,7 +76,7 @@ def _term(theory: Theory, fields: Sequence[str], value: float | tuple[float, ...
 def extend(
     scalars: Fields | None = None, fermions: Fields | None = None, couplings: Couplings | None = None
 ) -> Theory:
-    """The Standard Model with more fields."""
+    """Return the Standard Model with additional fields."""
     return make(
         SM_GROUPS,
         {**SM_SCALARS, **(scalars or {})},
@@ -84,7 +86,7 @@ def extend(
 
 
 def _with_u1(charges: Mapping[str, str], fields: Fields) -> Fields:
-    """The same fields with one more charge each; 0 where none is given."""
+    """Return the same fields with an additional U(1) charge, 0 by default."""
     return {
         name: (
             f"{words} {charges.get(name, '0')}",
@@ -104,7 +106,7 @@ def _seesaw_1() -> Theory:
 
 
 def _seesaw_2() -> Theory:
-    # Only the neutral component of the triplet has a vev; lepton doublets couple to it in pairs.
+    # Only the neutral component of the triplet has a vev; it couples to pairs of lepton doublets.
     return extend({"D": ("singlet adjoint 1", 1000, (0, 2, 0), 1)}, None, {"L L D": 1e-6})
 
 
@@ -128,7 +130,7 @@ def _vectorlike_leptons() -> Theory:
 
 
 def _vectorlike_family() -> Theory:
-    """5 and 10 of SU(5) with their conjugates, one of each part."""
+    """The 5 and 10 of SU(5) with their conjugates, decomposed under the Standard Model group."""
     fermions: dict[str, tuple] = {}
     for name, (words, _) in SM_FERMIONS.items():
         if name in ("Q", "dc", "L"):
@@ -198,7 +200,7 @@ def _mu_minus_tau() -> Theory:
 
 
 def _e6_u1n() -> Theory:
-    """Three 27 of E6 under SU(3) x SU(2) x U(1) x U(1)_N, with the Higgs fields among their scalar partners."""
+    """Three 27s of E6 under SU(3) x SU(2) x U(1) x U(1)_N, with Higgs fields from their scalar partners."""
     charges = {"Q": "1", "uc": "1", "ec": "1", "dc": "2", "L": "2"}
     fermions = {
         **_with_u1(charges, SM_FERMIONS),
@@ -315,7 +317,7 @@ NAMES = tuple(_MAKERS)
 
 @cache
 def named(name: str) -> Theory:
-    """The theory of that name."""
+    """Return the theory with this name."""
     if name not in _MAKERS:
         raise ValueError(f"unknown theory {name!r}; theories are: {', '.join(NAMES)}")
     return _MAKERS[name]()

@@ -1,6 +1,6 @@
-"""Group theory of simple gauge groups, exactly: dimensions, indices, cubic coefficients, weights, products.
+"""Exact group theory of simple gauge groups: dimensions, indices, cubic coefficients, weights and products.
 
-A representation is the tuple of its Dynkin labels in Bourbaki's order. Lengths are such that long roots have square 2:
+A representation is the tuple of its Dynkin labels in Bourbaki's order. Long roots have squared length 2, so
 T(fundamental of SU(N)) = 1/2, T(vector of SO(N)) = 1, T(27 of E6) = 3, and A(fundamental of SU(N)) = 1.
 """
 
@@ -19,23 +19,23 @@ _CACHE = 4096
 
 
 class Algebra(NamedTuple):
-    """What is needed of a simple Lie algebra. Roots are given by how often they contain each simple root."""
+    """A simple Lie algebra. Roots are given by their coefficients in terms of the simple roots."""
 
     series: str
     rank: int
     dimension: int
-    half_lengths: tuple[Fraction, ...]  # half the square of each simple root: 1 if it is long
+    half_lengths: tuple[Fraction, ...]  # half the squared length of each simple root: 1 if it is long
     simple_roots: tuple[Dynkin, ...]  # their Dynkin labels: the rows of the Cartan matrix
     positive_roots: tuple[tuple[int, ...], ...]
     metric: tuple[tuple[Fraction, ...], ...]  # scalar products of the fundamental weights
 
 
 class Irrep(NamedTuple):
-    """The numbers of a representation that anomalies are made of."""
+    """The properties of a representation that enter anomaly coefficients."""
 
     dimension: int
-    dynkin_index: int  # 2 T(R), which is always whole
-    cubic: int  # A(R); 0 for groups that have no cubic invariant
+    dynkin_index: int  # 2 T(R), which is always an integer
+    cubic: int  # A(R); 0 for groups without a cubic invariant
 
     @property
     def index_t(self) -> Fraction:
@@ -45,7 +45,7 @@ class Irrep(NamedTuple):
 
 @lru_cache(_CACHE)
 def algebra(group: str) -> Algebra:
-    """The Lie algebra of "SU(5)", "SO(10)", "Sp(4)" or "E6"."""
+    """Return the Lie algebra of "SU(5)", "SO(10)", "Sp(4)" or "E6"."""
     series, rank = _series(group)
     edges = _edges(series, rank)
     half = [Fraction(1)] * rank
@@ -55,7 +55,7 @@ def algebra(group: str) -> Algebra:
         half[:-1] = [Fraction(1, 2)] * (rank - 1)
     cartan = [[2 * int(i == j) for j in range(rank)] for i in range(rank)]
     for i, j in edges:
-        # <a_i, a_j> is minus half the longer square; a label divides by half the square of its own root.
+        # <a_i, a_j> is minus half the longer squared length; labels divide by half that of their own root.
         product = -max(half[i], half[j])
         cartan[i][j], cartan[j][i] = int(product / half[j]), int(product / half[i])
     roots = _positive_roots(cartan)
@@ -68,7 +68,7 @@ def algebra(group: str) -> Algebra:
 
 @lru_cache(_CACHE)
 def irrep(group: str, rep: Dynkin) -> Irrep:
-    """Dimension, index and cubic coefficient of a representation."""
+    """Return dimension, index and cubic coefficient of a representation."""
     lie = algebra(group)
     check_rep(group, rep)
     top = bottom = Fraction(1)
@@ -83,19 +83,19 @@ def irrep(group: str, rep: Dynkin) -> Irrep:
 
 
 def has_cubic(group: str) -> bool:
-    """Whether the group can have a cubic anomaly: SU(N) from N = 3 on, and SO(6), which is SU(4)."""
+    """Return whether the group can have a cubic anomaly: SU(N) with N >= 3, and SO(6), which is SU(4)."""
     lie = algebra(group)
     return (lie.series == "A" and lie.rank > 1) or (lie.series == "D" and lie.rank == 3)
 
 
 def has_witten(group: str) -> bool:
-    """Whether the group can have a global anomaly: SU(2), Sp(2n), and SO(5), which is Sp(4)."""
+    """Return whether the group can have a global (Witten) anomaly: SU(2), Sp(2n), and SO(5), which is Sp(4)."""
     lie = algebra(group)
     return lie.series == "C" or (lie.series, lie.rank) in (("A", 1), ("B", 2))
 
 
 def conjugate(group: str, rep: Dynkin) -> Dynkin:
-    """The complex conjugate representation."""
+    """Return the complex conjugate representation."""
     lie = algebra(group)
     if lie.series == "A":
         return rep[::-1]
@@ -108,23 +108,23 @@ def conjugate(group: str, rep: Dynkin) -> Dynkin:
 
 @lru_cache(_CACHE)
 def reality(group: str, rep: Dynkin) -> int:
-    """1 for a real representation, -1 for one that equals its conjugate only up to a sign, 0 for a complex one."""
+    """Return 1 for a real representation, -1 for a pseudoreal one, 0 for a complex one."""
     if conjugate(group, rep) != rep:
         return 0
     lie = algebra(group)
     steps = sum(
         2 * label * lie.metric[j][i] / lie.half_lengths[j] for i, label in enumerate(rep) for j in range(lie.rank)
     )
-    return -1 if steps % 2 else 1  # the steps from the highest weight to the lowest
+    return -1 if steps % 2 else 1  # the number of steps from the highest weight to the lowest
 
 
 def trivial(group: str) -> Dynkin:
-    """The singlet."""
+    """Return the singlet."""
     return (0,) * algebra(group).rank
 
 
 def inner(group: str, first: Sequence[int], second: Sequence[int]) -> Fraction:
-    """The scalar product of two weights given by their Dynkin labels."""
+    """Return the scalar product of two weights given by their Dynkin labels."""
     metric = algebra(group).metric
     return sum(
         (a * b * metric[i][j] for i, a in enumerate(first) if a for j, b in enumerate(second) if b), Fraction(0)
@@ -133,7 +133,7 @@ def inner(group: str, first: Sequence[int], second: Sequence[int]) -> Fraction:
 
 @lru_cache(_CACHE)
 def weights(group: str, rep: Dynkin) -> dict[Dynkin, int]:
-    """All weights of a representation with their multiplicities, by Freudenthal's recursion."""
+    """Return all weights of a representation with their multiplicities, by Freudenthal's recursion."""
     lie = algebra(group)
     check_rep(group, rep)
     labels = [_combine(root, lie.simple_roots) for root in lie.positive_roots]
@@ -164,13 +164,13 @@ def weights(group: str, rep: Dynkin) -> dict[Dynkin, int]:
 
 @lru_cache(_CACHE)
 def product(group: str, first: Dynkin, second: Dynkin) -> dict[Dynkin, int]:
-    """What the product of two representations contains, with multiplicities (Klimyk's formula)."""
+    """Decompose the product of two representations, with multiplicities (Klimyk's formula)."""
     if irrep(group, first).dimension > irrep(group, second).dimension:
         first, second = second, first
     lie = algebra(group)
     content: dict[Dynkin, int] = {}
     for weight, multiplicity in weights(group, first).items():
-        # A weight moved by rho is reflected into the dominant chamber; on a wall it counts nothing.
+        # A weight shifted by rho is reflected into the dominant chamber; on a wall it does not contribute.
         labels = [a + b + 1 for a, b in zip(weight, second, strict=True)]
         sign = 1
         while min(labels) < 0:
@@ -186,7 +186,7 @@ def product(group: str, first: Dynkin, second: Dynkin) -> dict[Dynkin, int]:
 
 @lru_cache(_CACHE)
 def singlets_in(group: str, reps: tuple[Dynkin, ...]) -> int:
-    """How many independent invariants the product of up to three representations has."""
+    """Return the number of independent invariants in the product of up to three representations."""
     if len(reps) > 3:
         raise ValueError(f"singlets_in takes up to three representations, got {len(reps)}")
     one = trivial(group)
@@ -197,7 +197,7 @@ def singlets_in(group: str, reps: tuple[Dynkin, ...]) -> int:
 def check_rep(group: str, rep: Dynkin) -> None:
     rank = algebra(group).rank
     if len(rep) != rank or any(label < 0 or not isinstance(label, int) for label in rep):
-        raise ValueError(f"{group} has representations of {rank} Dynkin labels, none negative; got {list(rep)}")
+        raise ValueError(f"a representation of {group} has {rank} non-negative Dynkin labels; got {list(rep)}")
 
 
 # ---- algebras
@@ -221,7 +221,7 @@ def _series(group: str) -> tuple[str, int]:
 
 
 def _edges(series: str, rank: int) -> list[tuple[int, int]]:
-    """Which simple roots are connected in the Dynkin diagram."""
+    """Return the pairs of simple roots that are connected in the Dynkin diagram."""
     if series == "E":
         return [(0, 2), (2, 3), (3, 4), (4, 5), (1, 3)]
     if series == "D":
@@ -234,7 +234,7 @@ def _positive_roots(cartan: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], .
     simple = [tuple(int(i == j) for j in range(rank)) for i in range(rank)]
     roots = list(simple)
     known = set(roots)
-    for root in roots:  # grows while it is walked
+    for root in roots:  # the list grows during the loop
         labels = _combine(root, cartan)
         for i, step in enumerate(simple):
             below, length = _minus(root, step), 0
@@ -250,7 +250,7 @@ def _positive_roots(cartan: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], .
 def _inverse(matrix: Sequence[Sequence[int]]) -> list[list[Fraction]]:
     size = len(matrix)
     rows = [[Fraction(x) for x in row] + [Fraction(int(i == j)) for j in range(size)] for i, row in enumerate(matrix)]
-    for i in range(size):  # pivots of a Cartan matrix are never zero
+    for i in range(size):  # the pivots of a Cartan matrix are never zero
         rows[i] = [x / rows[i][i] for x in rows[i]]
         for j in range(size):
             if j != i:

@@ -1,4 +1,4 @@
-"""The language of theories: reading and writing them as a sequence of words, block by block.
+"""The language of theories: parsing and writing them as a sequence of words.
 
     BOS GAUGE_GROUPS NUM_GAUGE num_3 GROUP group_1 SU_3 GROUP group_2 SU_2 GROUP group_3 U_1
     SYMMETRY_BREAKING NUM_VEVS num_1 SCALAR multiplet_01 REP group_1 singlet REP group_2 fund CHARGE group_3 q_1/2
@@ -7,7 +7,7 @@
     INTERACTIONS BARE_MASS multiplet_07 multiplet_08 m_1000GeV
     YUKAWA multiplet_02 multiplet_03 SCALAR multiplet_01 h_1e0 ... END
 
-Words are separated by single spaces; a prompt is a prefix, and a completion begins with the space after it.
+Words are separated by single spaces; a prompt is a prefix, and a completion begins with the space that follows it.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from .words import (
 
 
 class LanguageError(ValueError):
-    """A text that is no theory: says at which word, and what was expected."""
+    """Raised for a text that is not a theory; the message gives the position and the expected words."""
 
 
 def parse(text: str) -> Theory:
-    """The theory that a text describes. Groups are named group_1, ... and fields multiplet_1, ..., as written."""
+    """Parse the theory that a text describes. Groups are named group_1, ..., and fields multiplet_01, ..."""
     return _Parser(text).theory()
 
 
 def write(theory: Theory) -> str:
-    """A theory in words. Scalars with a vev come first, then other scalars, then fermions."""
+    """Write a theory in words: scalars with a vev first, then other scalars, then fermions."""
     return " ".join(_words(theory))
 
 
 def relabelled(theory: Theory) -> Theory:
-    """The theory with the names and the order of fields that it has when it is written and read again."""
+    """Return the theory with the names and the order of fields that `parse(write(theory))` gives."""
     vevs = [scalar for scalar in theory.scalars if scalar.vev is not None]
     scalars = vevs + [scalar for scalar in theory.scalars if scalar.vev is None]
     fields: list[Scalar | Fermion] = [*scalars, *theory.fermions]
@@ -129,11 +129,11 @@ def _number_words(theory: Theory, numbers: Sequence[Number]) -> list[str]:
 
 def _known(word: str, known: Any, what: str) -> str:
     if word not in known:
-        raise ValueError(f"there is no word {word!r} for this {what}; words are: {', '.join(known)}")
+        raise ValueError(f"the language has no word {word!r} for this {what}; words are: {', '.join(known)}")
     return word
 
 
-# ---- reading
+# ---- parsing
 
 
 class _Parser:
@@ -155,7 +155,7 @@ class _Parser:
                 scalars.append(self._scalar(id, False))
             else:
                 fermions.append(self._fermion(id))
-        _no_twins([*scalars, *fermions])
+        _check_no_duplicates([*scalars, *fermions])
         self._expect("INTERACTIONS")
         terms: list[Term] = []
         content = Theory(groups, tuple(fermions), tuple(scalars))
@@ -243,12 +243,12 @@ class _Parser:
         return LanguageError(f"word {self._place + 1}: expected {expected}; found {found}")
 
 
-def _no_twins(fields: Sequence[Fermion | Scalar]) -> None:
+def _check_no_duplicates(fields: Sequence[Fermion | Scalar]) -> None:
     seen: dict[Fermion | Scalar, str] = {}
     for field in fields:
         twin = seen.setdefault(replace(field, name=""), field.name)
         if twin != field.name:
-            raise LanguageError(f"{field.name} is the same as {twin}; give that one more generations instead")
+            raise LanguageError(f"{field.name} repeats {twin}; give {twin} more generations instead")
 
 
 def _check_terms(theory: Theory) -> None:
@@ -260,5 +260,5 @@ def _check_terms(theory: Theory) -> None:
         if shape not in allowed:
             raise LanguageError(f"the {kind} of {term.first} and {term.second} is not gauge invariant")
         if shape in seen:
-            raise LanguageError(f"the {kind} of {term.first} and {term.second} is there twice")
+            raise LanguageError(f"the {kind} of {term.first} and {term.second} occurs twice")
         seen.add(shape)

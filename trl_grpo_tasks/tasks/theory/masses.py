@@ -1,7 +1,7 @@
-"""Masses after symmetry breaking: a matrix for each colour and electric charge, its singular values, and what is bad.
+"""Masses after symmetry breaking: one mass matrix per colour and electric charge, and its singular values.
 
-Fermion masses come from M f f' and from y f f' <phi>. Scalars have the mass of their multiplet, on the directions that
-are not eaten by gauge bosons. Gauge bosons themselves are left out: their couplings are not part of a theory here.
+Fermion masses come from M f f' and y f f' <phi>. Scalars have the mass of their multiplet, except in directions eaten
+by gauge bosons. Gauge-boson masses are not computed, because gauge couplings are not part of a theory here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from .tensors import contraction, direction, generator, size_of
 from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
 
 PERTURBATIVE = math.sqrt(4 * math.pi)
-# A sum that is this part of its largest term, or less, is what rounding leaves of zero.
+# A sum is zero up to rounding if it is at most this fraction of its largest term.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Sector:
-    """States of one colour and electric charge. `charge` is that of the triplet, or positive for what equals its
-    conjugate in colour. `masses` are in GeV, lightest first; states without a partner are there with mass 0."""
+    """States with the same colour and electric charge.
+
+    `charge` is that of the triplet, or positive for real colour representations. `masses` are in GeV, lightest first;
+    states without a partner have mass 0.
+    """
 
     kind: str  # "dirac", "majorana" or "scalar"
     colour: int  # 1, 3 or 8
@@ -43,12 +46,12 @@ class Sector:
 
     @property
     def visible(self) -> bool:
-        """Whether the states have colour or charge."""
+        """Whether the states have colour or electric charge."""
         return self.colour > 1 or self.charge != 0
 
 
 def fermion_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
-    """The mass matrices of all fermions. Rows of a Dirac matrix have colour 3 or positive charge, columns the rest."""
+    """Compute all fermion masses. Rows of a Dirac matrix have colour 3 or positive charge, columns the rest."""
     found: dict[tuple[Dynkin, Fraction], list[tuple[Fermion, State]]] = {}
     for fermion in theory.fermions:
         for state in states_of(theory, fermion, vacuum):
@@ -59,7 +62,7 @@ def fermion_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
         partner = (colour[::-1], -charge)
         key = max((colour, charge), partner)
         if key != (colour, charge) and key in found:
-            continue  # filled where its partner is
+            continue  # filled with its partner
         left, right = found.get(key, []), found.get((key[0][::-1], -key[1]), [])
         kind = "majorana" if partner == key == (colour, charge) else "dirac"
         sectors.append(_sector(kind, *key, _mass_matrix(couplings, vacuum, left, right)))
@@ -67,7 +70,7 @@ def fermion_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
 
 
 def scalar_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
-    """The scalars that have colour or charge and are not eaten. Remembered, as many theories share their scalars."""
+    """Return the scalars with colour or charge that are not eaten. Cached, because many theories share scalars."""
     return list(_scalar_sectors(Theory(theory.groups, scalars=theory.scalars), vacuum))
 
 
@@ -78,10 +81,10 @@ def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
         for state in states_of(theory, scalar, vacuum):
             key, conjugate = (state.colour, state.charge), (state.colour[::-1], -state.charge)
             if key == conjugate and state.colour == (0, 0):
-                continue  # neither colour nor charge
+                continue  # neutral
             if key >= conjugate:
                 fields.setdefault(key, []).append((scalar, False, state))
-            elif not is_real(theory, scalar):  # of a real field the conjugate is among the components
+            elif not is_real(theory, scalar):  # a real field already contains its conjugate
                 fields.setdefault(conjugate, []).append((scalar, True, state))
     sectors = []
     for (colour, charge), members in fields.items():
@@ -102,12 +105,12 @@ def largest_yukawa(theory: Theory) -> float:
 
 
 def is_perturbative(theory: Theory) -> bool:
-    """Whether every Yukawa coupling is below sqrt(4 pi)."""
+    """Return whether every Yukawa coupling is below sqrt(4 pi)."""
     return largest_yukawa(theory) < PERTURBATIVE
 
 
 def massless_charged(sectors: list[Sector]) -> int:
-    """How many states with colour or charge have no mass."""
+    """Return the number of massless states with colour or charge."""
     return sum(sector.massless for sector in sectors if sector.visible)
 
 
@@ -115,7 +118,7 @@ def massless_charged(sectors: list[Sector]) -> int:
 
 
 class _Coupling(NamedTuple):
-    """A term as a mass for each pair of generations, and a matrix of components for each group (None: a U(1))."""
+    """A term as one mass per pair of generations and one component matrix per group (None for a U(1))."""
 
     strength: list[float]
     tensors: list[np.ndarray | None]
@@ -128,7 +131,7 @@ def _mass_matrix(
     right: list[tuple[Fermion, State]],
 ) -> np.ndarray:
     matrix = np.zeros((sum(f.generations for f, _ in left), sum(f.generations for f, _ in right)))
-    largest = np.zeros(matrix.shape)  # of the terms of each entry
+    largest = np.zeros(matrix.shape)  # the largest term of each entry
     r = 0
     for first, row in left:
         c = 0
@@ -146,7 +149,7 @@ def _mass_matrix(
 
 
 def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
-    """The terms that give masses, by the names of their fermions, in both orders."""
+    """Return the terms that give masses, by the names of their fermions, in both orders."""
     fermions = {fermion.name: fermion for fermion in theory.fermions}
     scalars = {scalar.name: scalar for scalar in theory.scalars}
     result: dict[tuple[str, str], list[_Coupling]] = {}
@@ -178,16 +181,18 @@ def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
 
 @lru_cache(4096)
 def _along(group: str, reps: tuple[Dynkin, Dynkin, Dynkin], component: int, dual: bool) -> np.ndarray:
-    """The invariant of three fields with the third along a vev: a matrix of the first two."""
+    """Return the invariant of three fields with the third along a vev, as a matrix of the first two."""
     tensor = contraction(group, reps, dual)
     if tensor is None:
-        raise ValueError(f"{group}: there is not exactly one invariant of {[list(rep) for rep in reps]}")
+        raise ValueError(
+            f"{group}: the representations {[list(rep) for rep in reps]} do not have exactly one invariant"
+        )
     along = direction(group, reps[2], component or 1)
     return _without_rounding(tensor @ along, np.abs(tensor) @ np.abs(along))
 
 
 def _without_rounding(sums: np.ndarray, terms: np.ndarray) -> np.ndarray:
-    """The sums, with exact zeros where only the rounding of their terms (of this size) is left."""
+    """Replace sums by exact zeros where only rounding errors of their terms (of this size) remain."""
     return np.where(np.abs(sums) <= _ROUNDING * terms, 0.0, sums)
 
 
@@ -205,7 +210,7 @@ def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column:
 
 
 def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, State]]) -> np.ndarray:
-    """The directions in which broken generators E_ab push the vevs, among these components."""
+    """Return the directions in which broken generators E_ab move the vevs, among these components."""
     assert vacuum.colour is not None
     rows = []
     for i, group in enumerate(theory.groups):
@@ -226,7 +231,7 @@ def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, Sta
                     if j == i:
                         acting = generator(other.group, rep, a, b)
                         vector = -acting.T @ vector if conjugated else acting @ vector
-                    if j == vacuum.colour[0]:  # the highest component of a conjugate is the lowest of the field
+                    if j == vacuum.colour[0]:  # the highest component of the conjugate is the field's lowest
                         push *= float((state.lowest if conjugated else state.highest) @ vector)
                     else:
                         push *= float(vector[state.places[j]])

@@ -1,4 +1,4 @@
-"""PyR@TE 3 model files (YAML) of theories, and the one-loop running of gauge couplings to compare its answer with."""
+"""Export of theories to PyR@TE 3 model files (YAML), and one-loop beta functions for comparison with its results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .theory import Fermion, MassTerm, Scalar, Theory, is_real
 
 
 def one_loop(theory: Theory) -> dict[str, Fraction]:
-    """The coefficient b of each gauge coupling, dg/dt = b g^3 / (16 pi^2), with U(1) charges as they are.
+    """Return the coefficient b of each gauge coupling, dg/dt = b g^3 / (16 pi^2), without rescaling U(1) charges.
 
-    Of the Standard Model: 41/6 (41/10 with the charges of SU(5)), -19/6, -7.
+    For the Standard Model: 41/6 (41/10 with the SU(5) normalisation), -19/6, -7.
     """
     result = {}
     for i, group in enumerate(theory.groups):
         total = Fraction(0)
         if group.group != U1:
-            # The index of the adjoint is the dual Coxeter number; 11/3 of it comes from the gauge bosons.
+            # The index of the adjoint is the dual Coxeter number; gauge bosons contribute 11/3 of it.
             total -= Fraction(11, 3) * _adjoint_index(group.group)
         for fermion in theory.fermions:
             total += Fraction(2, 3) * fermion.generations * _index(theory, fermion, i)
@@ -30,7 +30,7 @@ def one_loop(theory: Theory) -> dict[str, Fraction]:
 
 
 def write_pyrate(theory: Theory, name: str = "Theory") -> str:
-    """The model file as text. Contractions are Clebsch-Gordan tensors that PyR@TE makes itself."""
+    """Return the text of the model file. Contractions are Clebsch-Gordan tensors computed by PyR@TE."""
     lines = ["# YAML 1.1", "---", "Author: trl_grpo_tasks", "Date: ''", f"Name: {symbol(name)}"]
     groups = ", ".join(f"{symbol(g.id)}: {g.group.replace('(', '').replace(')', '')}" for g in theory.groups)
     lines += [f"Groups: {{{groups}}}", "", "Fermions: {"]
@@ -77,7 +77,7 @@ def write_pyrate(theory: Theory, name: str = "Theory") -> str:
 def _contraction(
     theory: Theory, number: int, names: Sequence[str], fields: Sequence[Fermion | Scalar]
 ) -> tuple[list[str], str]:
-    """The tensors that a term needs, one for each group under which it has more than singlets, and the term."""
+    """Return the tensors of a term, one per group under which it is not only singlets, and the term itself."""
     definitions, tensors = [], []
     for i, group in enumerate(theory.groups):
         taking = [n for n, field in enumerate(fields) if _is_charged(field, i)]
@@ -112,7 +112,7 @@ def _qnb(theory: Theory, field: Fermion | Scalar) -> str:
 
 
 def _index(theory: Theory, field: Fermion | Scalar, i: int) -> Fraction:
-    """The index under one group (for a U(1) the square of the charge), times the dimension under the others."""
+    """Return the index under one group (for a U(1), the squared charge) times the dimension under the others."""
     result = Fraction(1)
     for j, (group, number) in enumerate(zip(theory.groups, field.numbers, strict=True)):
         if not isinstance(number, tuple):

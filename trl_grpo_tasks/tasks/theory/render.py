@@ -1,4 +1,4 @@
-"""Pictures of a theory: its field content as a table (picture and LaTeX) and its masses as a spectrum."""
+"""Pictures of a theory: its field content as a table (PNG and LaTeX) and its mass spectrum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOWEST_GEV = 1e-6
 
 
 def content_table(theory: Theory) -> list[list[str]]:
-    """The field content: a header, then a line for each multiplet."""
+    """Return the field content as rows of a table: a header, then one row per multiplet."""
     lines = [["field", "kind", *(f"{group.id}: {group.group}" for group in theory.groups), "copies"]]
     for scalar in theory.scalars:
         vev = "" if scalar.vev is None else f", vev {scalar.vev.value:g} GeV"
@@ -29,7 +29,7 @@ def content_table(theory: Theory) -> list[list[str]]:
 
 
 def rep_name(group: str, number: Number) -> str:
-    """3, 3bar, 24 or 1/6: a representation by its dimension, a charge as it is."""
+    """Name a representation by its dimension (3, 3bar, 24); a charge is unchanged (1/6)."""
     if isinstance(number, Fraction):
         return str(number)
     barred = not reality(group, number) and number < conjugate(group, number)
@@ -37,7 +37,7 @@ def rep_name(group: str, number: Number) -> str:
 
 
 def latex_table(theory: Theory) -> str:
-    """The field content as a LaTeX table; needs no package."""
+    """Return the field content as a LaTeX table that needs no package."""
     header, *lines = content_table(theory)
     groups = [f"${group.group}_{{{_latex(group.id)}}}$" for group in theory.groups]
     rows = [" & ".join([header[0], header[1], *groups, header[-1]])]
@@ -52,7 +52,7 @@ def latex_table(theory: Theory) -> str:
 
 
 def picture(theory: Theory, score: Score | None = None) -> bytes:
-    """Content and spectrum side by side, as PNG."""
+    """Return a PNG with the field content and the spectrum side by side."""
     figure_class = _figure_class()
     table = content_table(theory)
     figure = figure_class(figsize=(11, max(4.0, 0.32 * len(table) + 1)), layout="constrained")
@@ -78,7 +78,7 @@ def picture(theory: Theory, score: Score | None = None) -> bytes:
 
 
 def draw_spectrum(axes: Any, sectors: list[Sector], threshold: float = 100.0) -> None:
-    """A column for each colour and charge, a line for each state; massless ones at the bottom."""
+    """Draw one column per colour and charge and one line per state; massless states are at the bottom."""
     for column, sector in enumerate(sectors):
         counts: dict[float, int] = {}
         for mass in sector.masses:
@@ -98,7 +98,7 @@ def draw_spectrum(axes: Any, sectors: list[Sector], threshold: float = 100.0) ->
 
 
 def spectrum_picture(sectors: list[Sector], threshold: float = 100.0) -> bytes:
-    """The masses alone, as PNG."""
+    """Return a PNG of the spectrum alone."""
     figure = _figure_class()(figsize=(max(4.0, 1.1 * len(sectors)), 4), layout="constrained")
     draw_spectrum(figure.subplots(), sectors, threshold)
     target = io.BytesIO()
@@ -107,7 +107,7 @@ def spectrum_picture(sectors: list[Sector], threshold: float = 100.0) -> bytes:
 
 
 def to_html(prompt: str, completion: str, reason: str) -> str:
-    """What is no theory: the text, and why."""
+    """Return a text that is not a theory, with the reason, as HTML."""
     shown = completion if len(completion) < 4000 else completion[:4000] + " ..."
     return (
         f"<p>{html.escape(reason)}</p><pre style='white-space: pre-wrap'>{html.escape(prompt)}"
@@ -127,5 +127,5 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures of theories need matplotlib: pip install trl_grpo_tasks[theory]") from error
+        raise ImportError("pictures of theories need matplotlib: pip install 'trl_grpo_tasks[theory]'") from error
     return Figure

@@ -1,8 +1,9 @@
-"""What a theory is worth: anomalies, light exotics, Standard Model content, perturbativity, length, and success.
+"""Reward of the theory task: anomalies, light exotics, Standard Model content, perturbativity, length, and success.
 
-Success is strict: every anomaly exactly zero, SU(3) x U(1) left unbroken, three families of quarks and charged leptons
-with masses and the top quark among the heavy ones, no other charged or coloured state below the threshold, every
-coupling below sqrt(4 pi), not too long, and at least one fermion multiplet that the prompt did not give.
+Success is strict: every anomaly is exactly zero; SU(3) x U(1) remains unbroken; there are three families of massive
+quarks and charged leptons, with the top quark among the heavy states; no other charged or coloured state is below the
+threshold; every coupling is below sqrt(4 pi); the text is not too long; and the completion adds at least one fermion
+multiplet to the prompt.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from .masses import PERTURBATIVE, Sector, fermion_sectors, scalar_sectors
 from .theory import Theory, Yukawa
 
 THRESHOLD_GEV = 100.0
-TOO_LONG = -300.0
-# Quarks and charged leptons in GeV, by colour and charge; of light states beyond these a theory has none.
+TOO_LONG = -300.0  # the component "length" of a text that is too long
+# Quark and charged-lepton masses in GeV, by colour and charge. Other light charged or coloured states are exotics.
 STANDARD_MODEL: dict[tuple[int, Fraction], tuple[float, ...]] = {
     (3, Fraction(2, 3)): (0.002, 1.3, 173.0),
     (3, Fraction(-1, 3)): (0.005, 0.09, 4.2),
     (1, Fraction(1)): (0.0005, 0.106, 1.78),
 }
 _KNOWN = sum(map(len, STANDARD_MODEL.values()))
-# The worst that each component can be; what is no theory gets all of them.
+# The minimum of each component, which a text that is not a theory gets.
 WORST = {"anomalies": -5.0, "exotics": -100.0, "standard_model": -1.0, "perturbativity": -10.0, "length": TOO_LONG}
-# The curriculum: what counts at each level, easy to hard.
+# The curriculum: the components that count at each level, from easy to hard.
 GOALS: dict[str, tuple[str, ...]] = {
     "length": ("length",),
     "exotics": ("length", "exotics", "standard_model", "perturbativity"),
     "anomalies": ("length", "exotics", "standard_model", "perturbativity", "anomalies"),
 }
-# A mass of zero has no logarithm; nothing is counted as lighter than this (GeV).
+# Masses below this (GeV) count as this, because zero has no logarithm.
 _LIGHTEST = 1e-3
 
 
 def log_reward(value: Fraction | float) -> float:
-    """0 at zero, and slowly less the further away.
+    """Return minus log(1 + |value|): 0 at zero, slowly decreasing with the distance from it.
 
     >>> log_reward(0), round(log_reward(-1), 3)
     (0.0, -0.693)
@@ -47,7 +48,7 @@ def log_reward(value: Fraction | float) -> float:
 
 
 def square_threshold_reward(mass: float, threshold: float = THRESHOLD_GEV) -> float:
-    """0 from the threshold on; below it minus the square of the distance in powers of ten.
+    """Return 0 from the threshold on; below it, minus the squared distance in powers of ten.
 
     >>> square_threshold_reward(250.0), square_threshold_reward(1.0)
     (0.0, -4.0)
@@ -59,7 +60,7 @@ def square_threshold_reward(mass: float, threshold: float = THRESHOLD_GEV) -> fl
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of a theory. `problems` says by component, in words, what stands in the way of success."""
+    """The result of judging a theory; `problems` has a message for each component that prevents success."""
 
     components: dict[str, float]
     problems: dict[str, str]
@@ -70,13 +71,13 @@ class Judgement:
 
 
 def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHOLD_GEV) -> Judgement:
-    """Every component of a theory of so many words."""
+    """Compute every component of a theory with this many words."""
     problems: dict[str, str] = {}
     coefficients = anomalies(theory)
     broken = {name: value for name, value in coefficients.items() if value}
     if broken:
         problems["anomalies"] = "anomalies: " + ", ".join(f"{name} = {value}" for name, value in broken.items())
-    # A mean: with a sum, each further group would bring its own bonus.
+    # The mean, not the sum: otherwise every additional group would earn a bonus.
     cancelled = [1.0 if not value else log_reward(value) for value in coefficients.values()]
     components = {"anomalies": _at_least("anomalies", sum(cancelled) / max(1, len(cancelled)))}
 
@@ -85,17 +86,20 @@ def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHO
     ]
     if too_strong:
         problems["perturbativity"] = (
-            f"{len(too_strong)} Yukawa couplings are not perturbative, up to {max(too_strong):g}"
+            f"{len(too_strong)} Yukawa couplings, up to {max(too_strong):g}, are not perturbative; the limit is "
+            f"{PERTURBATIVE:.3g}"
         )
     components["perturbativity"] = _at_least("perturbativity", 0.0 - len(too_strong))
 
     if words > max_words:
-        problems["length"] = f"too long: {words} words, at most {max_words}"
+        problems["length"] = f"the theory has {words} words; at most {max_words} are allowed"
     components["length"] = TOO_LONG if words > max_words else 0.0
 
     left = vacuum(theory)
     if left.charge is None:
-        problems["standard_model"] = f"SU(3) x U(1) is not what is left: {left.unbroken} generators are unbroken"
+        problems["standard_model"] = (
+            f"the unbroken group is not SU(3) x U(1), which has 9 generators; {left.unbroken} generators are unbroken"
+        )
         components |= {name: WORST[name] for name in ("exotics", "standard_model")}
         return Judgement(components, problems, coefficients, left)
     fermions, scalars = fermion_sectors(theory, left), scalar_sectors(theory, left)
@@ -106,7 +110,7 @@ def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHO
     light = [(sector, mass) for sector, mass in exotics if mass < threshold]
     if light:
         shown = ", ".join(f"colour {s.colour}, charge {s.charge}: {mass:.3g} GeV" for s, mass in light[:4])
-        problems["exotics"] = f"{len(light)} light charged or coloured states ({shown})"
+        problems["exotics"] = f"{len(light)} charged or coloured states are below {threshold:g} GeV ({shown})"
     penalty = math.fsum(square_threshold_reward(mass, threshold) for _, mass in light)
     components["exotics"] = _at_least("exotics", penalty)
     return Judgement(components, problems, coefficients, left, fermions + scalars, exotics)
@@ -115,11 +119,11 @@ def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHO
 def find_exotics(
     fermions: list[Sector], scalars: list[Sector], threshold: float = THRESHOLD_GEV
 ) -> tuple[int, list[tuple[Sector, float]]]:
-    """How many quarks and charged leptons are missing, and all other states that have colour or charge.
+    """Return the number of missing quarks and charged leptons, and all other states with colour or charge.
 
-    Of the right colour and charge, as many light states as the Standard Model has below the threshold are its own, if
-    they have a mass, and so is one heavy state for each that it has above: the top quark. Which triplets are quarks
-    and which antiquarks is a convention, so the one that fits better is taken.
+    Among massive states of the right colour and charge, as many light ones as the Standard Model has below the
+    threshold are attributed to it, and one heavy one for each that it has above, i.e. the top quark. Whether triplets
+    are called quarks or antiquarks is a convention, so the assignment that fits better is used.
     """
     options = []
     for sign in (1, -1):

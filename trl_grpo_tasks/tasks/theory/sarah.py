@@ -1,8 +1,8 @@
-"""SARAH model files (Name.m) of theories, and reading them back.
+"""Export of theories to SARAH model files (Name.m), and import of files written here.
 
-Names lose their underscores, which Mathematica keeps for patterns. A component is called by its field and its place
-under each group (H0x2x0: second component under the second group). Groups that hold colour are not expanded, nor are
-those larger than SU(2). Numerical values, which a model file has no place for, stand in comments of the form
+Names lose their underscores, which are pattern syntax in Mathematica. A component's name is its field and its index
+under each group (H0x2x0: second component under the second group). Groups that contain colour, and groups larger than
+SU(2), are not expanded. Model files have no place for numerical values, so these are in comments of the form
 (* name = value *).
 """
 
@@ -20,7 +20,7 @@ from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory,
 
 
 def write_sarah(theory: Theory, name: str = "Theory") -> str:
-    """The model file as text."""
+    """Return the text of the model file."""
     held = vacuum(theory).colour
     broken = [g.group == "SU(2)" and (held is None or held[0] != i) for i, g in enumerate(theory.groups)]
     lines = ["Off[General::spell]", "", f'Model`Name = "{name}";', f'Model`NameLaTeX = "{name}";', ""]
@@ -72,7 +72,7 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
 
 
 def read_sarah(text: str) -> Theory:
-    """The theory of a model file that `write_sarah` wrote. Names are as in the file."""
+    """Parse the theory in a model file that `write_sarah` wrote. Names are as in the file."""
     values = dict(re.findall(r"\(\* (\w+) = (.+?) \*\)", text))
     groups = tuple(
         GaugeGroup(id, kind.replace("[", "(").replace("]", ")"))
@@ -81,7 +81,7 @@ def read_sarah(text: str) -> Theory:
     fermions = tuple(
         Fermion(name, numbers, copies) for name, copies, numbers in _read_fields("FermionFields", text, groups)
     )
-    # A field's name may end in a digit, so the name of the vev tells where the place begins.
+    # A field's name may end in a digit, so the name of its vev tells where the component index begins.
     places = {name: at.removeprefix(name) for at, name in re.findall(r"\{(\w+), \{v(\w+), 1/Sqrt", text)}
     scalars = tuple(
         Scalar(name, numbers, float(values[f"m{name}"]), _read_vev(places.get(name), values.get(f"v{name}")))
@@ -89,19 +89,19 @@ def read_sarah(text: str) -> Theory:
     )
     lagrangian = re.search(r"^LagHC = -\((.*)\);$", text, re.MULTILINE)
     if lagrangian is None:
-        raise ValueError("this is no model file that was written here: it has no line 'LagHC = -(...);'")
+        raise ValueError("this is not a model file written by write_sarah: it has no line 'LagHC = -(...);'")
     terms = tuple(_read_term(part, values) for part in lagrangian[1].split(" + ") if part != "0")
     return Theory(groups, fermions, scalars, terms)
 
 
 def symbol(name: str) -> str:
-    """A name that Mathematica takes for one symbol of ours; C, D, E, I, K, N and O are its own."""
+    """Return a name that is one Mathematica symbol and not a built-in (C, D, E, I, K, N and O are)."""
     bare = re.sub(r"\W|_", "", name)
     return f"{bare}field" if bare in set("CDEIKNO") else bare
 
 
 def dimension_number(group: str, number: Number) -> str:
-    """A representation by its dimension, negative for the conjugate one; a charge as it is."""
+    """Return a representation's dimension, negative for the conjugate one; a charge is unchanged."""
     if isinstance(number, Fraction):
         return str(number)
     sign = "-" if not reality(group, number) and number < conjugate(group, number) else ""
@@ -117,7 +117,7 @@ def _field_line(
 
 
 def _component_names(theory: Theory, field: Fermion | Scalar, broken: Sequence[bool]) -> str:
-    """The components under the broken groups, as nested lists; triplets of SU(2) are matrices."""
+    """Return the components under the broken groups as nested lists; triplets of SU(2) are matrices."""
     expanded = [i for i, number in enumerate(field.numbers) if broken[i] and isinstance(number, tuple) and any(number)]
 
     def nested(chosen: Mapping[int, int], left: Sequence[int]) -> str:
@@ -153,7 +153,7 @@ def _read_number(group: str, text: str) -> Number:
     for rep in reps_of(group).values():
         if dimension_number(group, rep) == text:
             return rep
-    raise ValueError(f"{group} has no representation {text!r} here")
+    raise ValueError(f"{group} has no supported representation {text!r}")
 
 
 def _read_vev(place: str | None, value: str | None) -> Vev | None:

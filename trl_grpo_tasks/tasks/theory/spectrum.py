@@ -1,23 +1,25 @@
-"""Singular values of matrices whose entries lie many powers of ten apart, each to its own precision.
+"""Singular values of matrices with entries of very different sizes, each to high relative precision.
 
-An ordinary decomposition is precise to a part of the largest singular value, so next to a mass of 1e6 GeV it cannot
-tell one of 1e-10 GeV from zero. Here the matrix becomes a sum of products d x y^T by Gaussian elimination with
-complete pivoting, which keeps small entries apart from large ones; the number of products is the rank. One-sided
-Jacobi rotations then find the singular values (Demmel and others, Linear Algebra and its Applications 299, 1999).
+An ordinary decomposition is accurate only relative to the largest singular value: next to a mass of 1e6 GeV it cannot
+distinguish 1e-10 GeV from zero. Here, Gaussian elimination with complete pivoting writes the matrix as a sum of
+products d x y^T, which keeps small entries separate from large ones; the number of products is the rank. One-sided
+Jacobi rotations then give the singular values (Demmel and others, Linear Algebra and its Applications 299, 1999).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-ENTRY_ERROR = 1e-14  # of an entry, as a part of itself: sums of a few products of couplings and tensor components
-WELL_SPREAD = 1e-6  # singular values no further apart than this are precise enough from an ordinary decomposition
-MAX_SWEEPS = 60  # about six are needed
+ENTRY_ERROR = 1e-14  # relative error of an entry, a sum of a few products of couplings and tensor components
+WELL_SPREAD = 1e-6  # if the smallest singular value exceeds this fraction of the largest, ordinary SVD suffices
+MAX_SWEEPS = 60  # about six are needed in practice
 
 
 def singular_values(matrix: np.ndarray) -> np.ndarray:
-    """The singular values, largest first. They are 0 exactly where the rank says so: an entry that is left over by
-    elimination is 0 if the rounding of what it is the difference of explains it, whatever its size."""
+    """Return the singular values, largest first, with exact zeros where the matrix is rank deficient.
+
+    An entry left by elimination counts as 0 if the rounding errors of its terms explain it, whatever its size.
+    """
     count = min(matrix.shape)
     if not matrix.any():
         return np.zeros(count)
@@ -29,7 +31,7 @@ def singular_values(matrix: np.ndarray) -> np.ndarray:
 
 
 def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """d, X and Y with matrix = X diag(d) Y^T, |d| falling; the columns of X and Y have entries of at most 1."""
+    """Return d, X and Y with matrix = X diag(d) Y^T, |d| decreasing, and entries of X and Y of at most 1."""
     left, error = matrix.copy(), ENTRY_ERROR * np.abs(matrix)
     factors, columns, rows = [], [], []
     while left.any():
@@ -38,7 +40,7 @@ def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         column, row = left[:, j] / pivot, left[i] / pivot
         product = pivot * np.outer(column, row)
         relative = error[i, j] / abs(pivot)
-        # The error of a b / pivot: that of a, of b and of the pivot, and its own rounding.
+        # The error of a b / pivot: those of a, b and the pivot, plus rounding.
         error = error + np.outer(error[:, j], np.abs(row)) + np.outer(np.abs(column), error[i])
         error += np.abs(product) * (relative + ENTRY_ERROR)
         left = left - product
@@ -53,8 +55,8 @@ def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _jacobi(factors: np.ndarray, columns: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The singular values of columns diag(factors) rows^T."""
-    triangle = np.linalg.qr(columns * factors, mode="r")  # its rows fall like the factors
+    """Return the singular values of columns diag(factors) rows^T."""
+    triangle = np.linalg.qr(columns * factors, mode="r")  # its rows decrease like the factors
     vectors = triangle @ rows.T
     for _ in range(MAX_SWEEPS):
         rotated = False

@@ -1,4 +1,4 @@
-"""The states of a field after symmetry breaking: its colour multiplets and their electric charges."""
+"""The states of a field after symmetry breaking: its colour multiplets with their electric charges."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .theory import Fermion, Scalar, Theory
 
 
 class State(NamedTuple):
-    """The component of highest colour weight of one colour multiplet in a field; `lowest` is of lowest weight."""
+    """One colour multiplet in a field, by its component of highest colour weight; `lowest` has the lowest weight."""
 
-    colour: Dynkin  # labels of SU(3)
+    colour: Dynkin  # Dynkin labels of SU(3)
     charge: Fraction
-    places: tuple[int, ...]  # the component under each group; any under the group that holds colour
+    places: tuple[int, ...]  # the component under each group; arbitrary under the group that contains colour
     highest: np.ndarray
     lowest: np.ndarray
 
 
 def states_of(theory: Theory, field: Fermion | Scalar, vacuum: Vacuum) -> tuple[State, ...]:
-    """The colour multiplets in a field, by the component of highest weight. Fields of many theories are the same."""
-    return _remembered_states(tuple(g.group for g in theory.groups), field.numbers, vacuum)
+    """Return the colour multiplets in a field. The result is cached, because theories share fields."""
+    return _cached_states(tuple(g.group for g in theory.groups), field.numbers, vacuum)
 
 
 @lru_cache(4096)
-def _remembered_states(groups: tuple[str, ...], numbers: tuple, vacuum: Vacuum) -> tuple[State, ...]:
+def _cached_states(groups: tuple[str, ...], numbers: tuple, vacuum: Vacuum) -> tuple[State, ...]:
     assert vacuum.colour is not None
     factor, indices = vacuum.colour
     coloured = colour_multiplets(groups[factor], numbers[factor], indices)
@@ -54,8 +54,10 @@ def _remembered_states(groups: tuple[str, ...], numbers: tuple, vacuum: Vacuum) 
 def colour_multiplets(
     group: str, rep: Dynkin, indices: tuple[int, int, int]
 ) -> tuple[tuple[Dynkin, tuple[int, ...], np.ndarray, np.ndarray], ...]:
-    """What a representation of SU(N) is under the SU(3) of three of its indices: for each multiplet its labels, the
-    weight of its component of highest weight, and that component and the one of lowest weight."""
+    """Decompose a representation of SU(N) under the SU(3) of three of its indices.
+
+    Returns for each multiplet its labels, the weight of its highest component, and its highest and lowest components.
+    """
     i, j, k = indices
     known = components(group, rep)
     raising = [generator(group, rep, i, j), generator(group, rep, j, k)]
@@ -65,7 +67,7 @@ def colour_multiplets(
         vector = np.zeros(len(known))
         vector[place] = 1
         if not any(weight) and len(known) > 1:
-            continue  # a diagonal component of the adjoint: below
+            continue  # a diagonal component of the adjoint: handled below
         outside = tuple(w for index, w in enumerate(weight) if index not in indices)
         if not any(np.abs(up.T @ vector).any() for up in raising):
             lowest[outside, (weight[k] - weight[j], weight[j] - weight[i])] = vector
@@ -78,7 +80,7 @@ def colour_multiplets(
         found.append((labels, weight, vector, lowest[outside, labels]))
     n = size_of(group)
     if len(known) == n * n - 1:
-        # Diagonal components that colour does not move: equal entries at the three indices.
+        # Diagonal components that are colour singlets: equal entries at the three indices.
         moving = np.concatenate(raising)[:, n * (n - 1) :]
         _, values, directions = np.linalg.svd(moving)
         for row in directions[int((values > 1e-9).sum()) :]:

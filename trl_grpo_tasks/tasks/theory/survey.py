@@ -1,4 +1,4 @@
-"""Count how many theories succeed, how many of those are distinct, and which named ones are among them.
+"""Count how many theories succeed, how many of them are distinct, and which of them have a name.
 
 trl-grpo-tasks task theory survey --samples 4000                  # random walks of the grammar
 trl-grpo-tasks task theory survey --results outputs/theory_tiny   # beside the samples of a run
@@ -22,7 +22,7 @@ from .task import TheoryOptions, TheoryTask
 
 
 def random_walk(prompt: str, rng: random.Random) -> str:
-    """A completion in which each choice is made blindly."""
+    """Return a completion in which every choice is uniformly random."""
     written = ""
     options: Sequence[tuple[str, Any]] = after_prompt(prompt)
     while True:
@@ -34,7 +34,7 @@ def random_walk(prompt: str, rng: random.Random) -> str:
 
 
 def summarise(scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Counts over scores in the form of `Score.as_dict`."""
+    """Count successes and distinct and known theories in scores in the form of `Score.as_dict`."""
     scores = list(scores)
     found = [score["info"] for score in scores if score["success"]]
     named = Counter(info["named"] for info in found if info["named"])
@@ -47,7 +47,7 @@ def summarise(scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def survey_random_walks(task: TheoryTask, rows: Sequence[Row], samples: int, seed: int = 0) -> dict[str, Any]:
-    """Random walks from these rows, in turn."""
+    """Summarise random walks from these rows, taken in turn."""
     rng = random.Random(seed)
     chosen = [rows[n % len(rows)] for n in range(samples)]
     return summarise(task.score(row, random_walk(row["prompt"], rng)).as_dict() for row in chosen)

@@ -1,4 +1,4 @@
-"""TheoryTask: continue a quantum field theory so that it is consistent and agrees with what is known."""
+"""The theory task: complete a quantum field theory so that it is consistent and agrees with known particles."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TheoryOptions:
-    """Which theories are begun, and what counts."""
+    """Options of the theory task: prompts, curriculum, limits, and the embedded model's size."""
 
     start: str = option(
         "standard_model",
-        f"What prompts give: {', '.join(data.STARTS)}, or mixed.",
+        f"Kind of prompt, i.e. which part of a theory is given: {', '.join(data.STARTS)}, or mixed.",
     )
-    new_multiplets: int = option(4, "The most fermion multiplets that are to be added to the Standard Model.")
+    new_multiplets: int = option(4, "Maximum number of fermion multiplets to add to the Standard Model.")
     prompts_file: str | None = option(
-        None, "A file with a prompt on each line, or JSON objects with 'prompt' and perhaps 'gold'. None: use --start."
+        None, "File with one prompt per line, or JSON lines with 'prompt' and optionally 'gold'. Default: use --start."
     )
     goals: list[str] = field(
         default_factory=lambda: ["anomalies"],
         metadata={
-            "help": f"Levels of the curriculum, each with its own success: {', '.join(GOALS)}. Test rows: the last."
+            "help": f"Curriculum levels, each with its own success criterion: {', '.join(GOALS)}. Tests use the last."
         },
     )
-    max_words: int = option(400, "A theory with more words than this is too long.")
-    threshold_gev: float = option(THRESHOLD_GEV, "Charged and coloured exotics must be heavier than this (GeV).")
-    tiny_width: int = option(128, "Width of the embedded model.")
-    tiny_layers: int = option(4, "Layers of the embedded model.")
-    tiny_heads: int = option(4, "Attention heads of the embedded model.")
+    max_words: int = option(400, "Maximum length of a theory in words; longer ones fail.")
+    threshold_gev: float = option(THRESHOLD_GEV, "Minimum mass of charged or coloured exotics, in GeV.")
+    tiny_width: int = option(128, "Hidden size of the embedded model.")
+    tiny_layers: int = option(4, "Number of layers of the embedded model.")
+    tiny_heads: int = option(4, "Number of attention heads of the embedded model.")
 
     def __post_init__(self) -> None:
         check_choice("start", self.start, [*data.STARTS, "mixed"])
         for goal in self.goals:
             check_choice("goals", goal, GOALS)
         if not self.goals or list(self.goals) != [goal for goal in GOALS if goal in self.goals]:
-            raise ValueError(f"--goals {' '.join(self.goals)}: give some of {' '.join(GOALS)}, in this order")
+            raise ValueError(f"--goals {' '.join(self.goals)}: name at least one of {' '.join(GOALS)}, in this order")
         if not 1 <= self.new_multiplets <= 7:
             raise ValueError(f"--new_multiplets {self.new_multiplets} must be from 1 to 7")
         if self.tiny_width % self.tiny_heads or self.tiny_width // self.tiny_heads % 2:
@@ -56,12 +56,15 @@ class TheoryOptions:
             )
         for name in ("max_words", "threshold_gev", "tiny_layers"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"--{name} {getattr(self, name)} must be above 0")
+                raise ValueError(f"--{name} {getattr(self, name)} must be greater than 0")
 
 
 class TheoryTask(Task):
-    """Total reward is from -13 (no theory at all) to 4: 1 for cancelled anomalies, 2 for success, 1 for a success that
-    nobody else in the group has."""
+    """Generates the rest of a theory and scores its anomalies, particle content, masses and couplings.
+
+    The total is from -13 (not a theory) to 4: 1 for cancelled anomalies, 2 for success, and 1 for a success that no
+    other completion of the group found.
+    """
 
     name: ClassVar[str] = "theory"
     version: ClassVar[str] = "2"
@@ -97,7 +100,7 @@ class TheoryTask(Task):
         self._rows = data.read_prompts(self.options.prompts_file) if self.options.prompts_file else None
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Rows with a prompt, a level, and a `gold` completion where one is known."""
+        """Return rows with a prompt, a level, and a `gold` completion if one is known."""
         if split not in ("train", "test"):
             raise ValueError(f"unknown split {split!r}; splits are: train, test")
         if self._rows is not None:
@@ -105,7 +108,7 @@ class TheoryTask(Task):
         else:
             rows = data.generate(self.options.start, split, size, seed, self.options.new_multiplets)
         levels = self.levels if split == "train" else self.levels[-1:]
-        # A short file still has a row of every level.
+        # Repeat the rows of a short file, so that every level has a row.
         repeats = -(-len(levels) // max(1, len(rows))) if size is None else 1
         return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
 
@@ -121,7 +124,7 @@ class TheoryTask(Task):
         found = judge(theory, words, self.options.max_words, self.options.threshold_gev)
         problems = [found.problems[name] for name in goal if name in found.problems]
         if not _adds_fermions(row["prompt"], completion, len(theory.groups)):
-            problems.append("no fermion was added to what the prompt gives")
+            problems.append("the completion adds no fermion to the prompt")
         key = digest(theory)
         components = {name: found.components[name] for name in goal} | {"solved": float(not problems)}
         info = {
@@ -138,12 +141,12 @@ class TheoryTask(Task):
     def gold(self, row: Row) -> str:
         if not row.get("gold"):
             raise ValueError(
-                "this prompt has no known completion; give it a 'gold' in the file, or --cold_start_steps 0"
+                "this prompt has no known completion; add a 'gold' to the file, or pass --cold_start_steps 0"
             )
         return row["gold"]
 
     def bad(self, row: Row) -> str:
-        """The prompt again, which is what a model that learned nothing likes to say."""
+        """Return the prompt again, a typical output of an untrained model."""
         return " " + row["prompt"]
 
     def canonical(self, row: Row, completion: str) -> str:
@@ -155,7 +158,7 @@ class TheoryTask(Task):
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:
-        """For a success: one over how many of the group found the same theory."""
+        """Return, for each success, 1 divided by the number of completions in the group with the same theory."""
         keys = [score.info["theory"] if score and score.success else None for score in scores]
         counts = Counter(keys)
         return {"distinct": [0.0 if key is None else 1 / counts[key] for key in keys]}
@@ -167,7 +170,7 @@ class TheoryTask(Task):
         return OneSpelling(tokenizer, theory_constraint(tokenizer))
 
     def tiny(self) -> TinySpec:
-        """One token a word; all but the first word have their space in front."""
+        """Return a small Llama with one token per word, including the space before it."""
         options = self.options
         tokens = ["BOS", *(f" {word}" for word in VOCABULARY)]
         return TinySpec(tokens, options.tiny_width, options.tiny_layers, options.tiny_heads, context=1024)
@@ -183,7 +186,7 @@ class TheoryTask(Task):
 
 
 def _adds_fermions(prompt: str, completion: str, groups: int) -> bool:
-    """Whether at least a part of a fermion was not in the prompt."""
+    """Return whether the completion writes at least a part of some fermion."""
     if "FERMION" in completion.split():
         return True
     words = prompt.split()

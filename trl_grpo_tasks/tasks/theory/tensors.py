@@ -1,8 +1,8 @@
-"""Components of small SU(N) representations, how generators act on them, and the tensors that make invariants.
+"""Components of small SU(N) representations, the action of generators on them, and invariant tensors.
 
-Known are the singlet, fundamental, antifundamental, adjoint, and the antisymmetric pair with its conjugate. Components
-are orthonormal. Generators are E_ab (row a, column b of the fundamental, a != b) and diagonal ones; a component's
-weight says how a diagonal generator diag(x_1 ... x_N) acts on it: it multiplies by the sum of weight_i x_i.
+Supported are the singlet, fundamental, antifundamental, adjoint, and the antisymmetric pair with its conjugate.
+Components are orthonormal. Generators are E_ab (row a, column b of the fundamental, a != b) and diagonal ones. A
+diagonal generator diag(x_1 ... x_N) multiplies a component by the sum of weight_i x_i.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ KINDS = ("singlet", "fund", "antifund", "adjoint", "antisym", "conj_antisym")
 
 
 def size_of(group: str) -> int:
-    """N of "SU(N)"; ValueError for another group."""
+    """Return N of "SU(N)"; raise ValueError for another group."""
     lie = algebra(group)
     if lie.series != "A":
-        raise ValueError(f"masses and breaking know SU(N) and U(1), not {group}; its anomalies can be computed")
+        raise ValueError(f"masses and breaking support SU(N) and U(1), not {group}; its anomalies can be computed")
     return lie.rank + 1
 
 
 @lru_cache(_CACHE)
 def reps_of(group: str) -> dict[str, Dynkin]:
-    """The representations of SU(N) that have components here, by kind. Each comes once: the antisymmetric pair of
-    SU(3) is its antifundamental, and SU(2) has one doublet."""
+    """Return the supported representations of SU(N), by kind.
+
+    Each occurs once: the antisymmetric pair of SU(3) is its antifundamental, and SU(2) has one doublet.
+    """
     rank = size_of(group) - 1
     unit = [tuple(int(i == j) for j in range(rank)) for i in range(rank)]
     kinds = {"singlet": (0,) * rank, "fund": unit[0]}
@@ -48,14 +50,14 @@ def kind_of(group: str, rep: Dynkin) -> str:
         if known == rep:
             return kind
     raise ValueError(
-        f"masses and breaking do not know the representation {list(rep)} of {group}; they know: "
+        f"masses and breaking do not support the representation {list(rep)} of {group}; supported: "
         + ", ".join(f"{kind} {list(known)}" for kind, known in reps_of(group).items())
     )
 
 
 @lru_cache(_CACHE)
 def components(group: str, rep: Dynkin) -> tuple[tuple[int, ...], ...]:
-    """The weight of each component. The last N - 1 components of an adjoint are diagonal."""
+    """Return the weight of each component. The last N - 1 components of an adjoint are diagonal."""
     n, kind = size_of(group), kind_of(group, rep)
     if kind == "singlet":
         return ((0,) * n,)
@@ -70,11 +72,14 @@ def components(group: str, rep: Dynkin) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(_CACHE)
 def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
-    """The unit vector of a vev in component 1, 2, ... The last ones of an adjoint are the directions that leave a
-    large group: number N (N - 1) + p is diag(N-p, ... p times, -p, ...), which leaves SU(p) x SU(N-p) x U(1)."""
+    """Return the unit vector of a vev in component 1, 2, ...
+
+    The last components of an adjoint preserve a large group: number N (N - 1) + p is diag(N-p, ... p times, -p, ...),
+    which leaves SU(p) x SU(N-p) x U(1) unbroken.
+    """
     known = components(group, rep)
     if not 1 <= component <= len(known):
-        raise ValueError(f"component {component} of a {kind_of(group, rep)} of {group}: it has 1 to {len(known)}")
+        raise ValueError(f"a {kind_of(group, rep)} of {group} has components 1 to {len(known)}, not {component}")
     n = size_of(group)
     vector = np.zeros(len(known))
     first_diagonal = n * (n - 1)
@@ -84,13 +89,13 @@ def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
     p = component - first_diagonal
     entries = np.array([n - p] * p + [-p] * (n - p), dtype=float)
     vector[first_diagonal:] = _diagonals(n) @ entries / np.linalg.norm(entries)
-    vector[np.abs(vector) < 1e-12] = 0  # of a unit vector this is rounding
+    vector[np.abs(vector) < 1e-12] = 0  # rounding errors of a unit vector
     return vector
 
 
 @lru_cache(_CACHE)
 def generator(group: str, rep: Dynkin, a: int, b: int, dual: bool = False) -> np.ndarray:
-    """E_ab (a != b, from 0) on the components; of the conjugate representation in the dual basis if `dual`."""
+    """Return E_ab (a != b, from 0) on the components; with `dual`, of the conjugate in the dual basis."""
     n = size_of(group)
     unit = np.zeros((n, n))
     unit[a, b] = 1
@@ -109,8 +114,11 @@ def generator(group: str, rep: Dynkin, a: int, b: int, dual: bool = False) -> np
 
 @lru_cache(_CACHE)
 def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.ndarray | None:
-    """The tensor that makes an invariant of two or three representations (of the last one's conjugate, in the dual
-    basis, if `dual`), its largest entry 1. None where there is no invariant or more than one."""
+    """Return the invariant tensor of two or three representations, scaled to a largest entry of 1.
+
+    With `dual`, the last representation is conjugated, in the dual basis. Returns None unless there is exactly one
+    invariant.
+    """
     labels = (*reps[:-1], conjugate(group, reps[-1])) if dual else reps
     if singlets_in(group, labels) != 1:
         return None
@@ -118,7 +126,7 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
     weights = [np.array(components(group, rep)) * (-1 if d else 1) for rep, d in zip(reps, duals, strict=True)]
     shape = tuple(len(w) for w in weights)
     total = sum(w.reshape(*(-1 if i == j else 1 for j in range(len(reps))), w.shape[1]) for i, w in enumerate(weights))
-    neutral = np.argwhere((np.asarray(total) == np.asarray(total)[..., :1]).all(axis=-1))  # all equal: weight zero
+    neutral = np.argwhere((np.asarray(total) == np.asarray(total)[..., :1]).all(axis=-1))  # all equal: zero weight
     equations = []
     for a in range(size_of(group) - 1):
         raised = np.zeros((len(neutral), *shape))
@@ -130,7 +138,7 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
         reached = raised.reshape(len(neutral), -1).T
         equations.append(reached[reached.any(axis=1)])
     system = np.concatenate(equations)
-    # The eigenvector of the smallest eigenvalue, which is 0: far cheaper than a decomposition of the tall system.
+    # The eigenvector of the smallest eigenvalue, which is 0: much faster than an SVD of the tall system.
     solution = np.linalg.eigh(system.T @ system)[1][:, 0]
     tensor = np.zeros(shape)
     tensor[tuple(neutral.T)] = solution
@@ -145,7 +153,7 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
 
 @lru_cache(_CACHE)
 def exchange_sign(group: str, rep: Dynkin, third: Dynkin | None = None, dual: bool = False) -> int:
-    """1 if the invariant of `rep` twice (and a third one) is symmetric in the two, -1 if antisymmetric, 0 if none."""
+    """Return 1 if the invariant of two `rep` (and a third) is symmetric in the two, -1 if antisymmetric, 0 if none."""
     if third is None:
         return reality(group, rep)
     tensor = contraction(group, (rep, rep, third), dual)
@@ -159,14 +167,14 @@ def _weight(n: int, indices: list[int], sign: int) -> tuple[int, ...]:
 
 
 def _diagonals(n: int) -> np.ndarray:
-    """An orthonormal basis of the traceless diagonal matrices: rows diag(1, ... k times, -k, 0, ...)."""
+    """Return an orthonormal basis of the traceless diagonal matrices: rows diag(1, ... k times, -k, 0, ...)."""
     rows = np.array([[1.0] * k + [-k] + [0.0] * (n - k - 1) for k in range(1, n)])
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @lru_cache(_CACHE)
 def _isometry(group: str, rep: Dynkin) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The components as vectors of a product of fundamentals (1) and antifundamentals (-1)."""
+    """Return the components as vectors in a product of fundamentals (1) and antifundamentals (-1)."""
     n, kind = size_of(group), kind_of(group, rep)
     if kind == "singlet":
         return np.zeros((1, n)), (1,)

@@ -1,4 +1,4 @@
-"""Which renormalisable fermion terms a gauge symmetry allows: masses f f' and Yukawa couplings f f' phi."""
+"""The renormalisable fermion terms that a gauge symmetry allows: masses f f' and Yukawa couplings f f' phi."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .theory import Fermion, MassTerm, Number, Scalar, Term, Theory, Yukawa, is_
 
 
 class Shape(NamedTuple):
-    """A term without its value: places of fermions and of a scalar (-1: none, a mass term) in their lists."""
+    """A term without its value: indices of its fermions and its scalar (-1 for a mass term)."""
 
     first: int
     second: int
@@ -25,17 +25,18 @@ class Shape(NamedTuple):
 def invariant_shapes(
     groups: Sequence[str], fermions: Sequence[tuple[Number, ...]], scalars: Sequence[tuple[tuple[Number, ...], bool]]
 ) -> list[Shape]:
-    """Every invariant that there is: masses first, then Yukawa couplings, by the places of their fields.
+    """Return all invariants: masses first, then Yukawa couplings, ordered by the indices of their fields.
 
-    Fields are given by their numbers; a scalar also by whether it is real. A term has to be unique: three octets can
-    be contracted in two ways, so they have no term. A field with itself needs a symmetric contraction.
+    Fields are given by their quantum numbers, and scalars also by whether they are real. The contraction must be
+    unique: three octets can be contracted in two ways, so they have no term. A field with itself needs a symmetric
+    contraction.
     """
     abelian = [i for i, group in enumerate(groups) if group == U1]
     simple = [i for i, group in enumerate(groups) if group != U1]
     fields = [*fermions, *(numbers for numbers, _ in scalars)]
     units = [lcm(*(numbers[i].denominator for numbers in fields)) for i in abelian]  # type: ignore[union-attr]
     charges = [_charges(numbers, abelian, units) for numbers in fields]
-    # Partners of a pair are found by the charge that they must have.
+    # Partners of a pair are looked up by the charge that they must have.
     neutral = tuple([0] * len(abelian))
     partners: dict[tuple[int, ...], list[tuple[int, bool]]] = {}
     for s, (_, real) in enumerate(scalars):
@@ -59,7 +60,7 @@ def invariant_shapes(
 
 
 def allowed_shapes(theory: Theory) -> list[Shape]:
-    """The terms that a theory's fields allow."""
+    """Return the terms that a theory's fields allow."""
     return invariant_shapes(
         [group.group for group in theory.groups],
         [fermion.numbers for fermion in theory.fermions],
@@ -68,7 +69,7 @@ def allowed_shapes(theory: Theory) -> list[Shape]:
 
 
 def with_all_terms(theory: Theory) -> Theory:
-    """The theory with its terms in order, and those that it left out added with value 0."""
+    """Return the theory with its terms in canonical order, and missing ones added with value 0."""
     given: dict[Shape, Term] = {shape_of(theory, term): term for term in theory.terms}
     terms: list[Term] = []
     for shape in allowed_shapes(theory):
@@ -82,12 +83,12 @@ def with_all_terms(theory: Theory) -> Theory:
             scalar = theory.scalars[shape.scalar].name
             terms.append(Yukawa(first.name, second.name, scalar, shape.conjugate, values))
     if given:
-        raise ValueError(f"not gauge invariant: {next(iter(given.values()))}")
+        raise ValueError(f"this term is not gauge invariant: {next(iter(given.values()))}")
     return Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
 
 
 def shape_of(theory: Theory, term: Term) -> Shape:
-    """Where a term stands among the allowed ones; its fermions are put in order."""
+    """Return the shape of a term, with its fermions in order."""
     first, second = sorted((_place(theory.fermions, term.first), _place(theory.fermions, term.second)))
     if isinstance(term, MassTerm):
         return Shape(first, second)
@@ -97,7 +98,7 @@ def shape_of(theory: Theory, term: Term) -> Shape:
 def _place(fields: Sequence[Fermion | Scalar], name: str) -> int:
     names = [field.name for field in fields]
     if name not in names:
-        raise ValueError(f"a term names {name!r}; fields of that kind are: {', '.join(names)}")
+        raise ValueError(f"a term refers to {name!r}; fields of that kind are: {', '.join(names)}")
     return names.index(name)
 
 

@@ -1,6 +1,6 @@
-"""Theory: gauge groups, fields, vacuum expectation values and couplings, and the dictionary form of all that.
+"""Theory: gauge groups, fields, vacuum expectation values (vevs) and couplings, and their dictionary form.
 
-All fermions are left-handed Weyl fermions; a right-handed one enters as its conjugate.
+All fermions are left-handed Weyl fermions; a right-handed one is represented by its conjugate.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from . import groups
 from .groups import U1, Dynkin
 from .tensors import components
 
-# What a field is under one group: Dynkin labels, or for a U(1) the charge.
+# The quantum number of a field under one group: Dynkin labels, or the charge for a U(1).
 Number = Dynkin | Fraction
 
 
 @dataclass(frozen=True)
 class GaugeGroup:
-    """One factor of the gauge group: `group` is "SU(3)", "U(1)", ..., `id` tells factors apart."""
+    """One factor of the gauge group: `group` is "SU(3)", "U(1)", ...; `id` distinguishes equal factors."""
 
     id: str
     group: str
@@ -29,7 +29,7 @@ class GaugeGroup:
 
 @dataclass(frozen=True)
 class Fermion:
-    """A left-handed Weyl multiplet; `numbers` has an entry for each gauge group of the theory, in order."""
+    """A left-handed Weyl multiplet; `numbers` has one entry per gauge group of the theory, in order."""
 
     name: str
     numbers: tuple[Number, ...]
@@ -40,8 +40,8 @@ class Fermion:
 class Vev:
     """A vacuum expectation value: `value` is v in GeV where <phi> = v / sqrt 2.
 
-    `components` says, for each gauge group, which component of the representation it lies in, counted from 1 in the
-    order of `tensors.components`; 0 where the field is a singlet.
+    `components` gives, for each gauge group, the component of the representation, counted from 1 in the order of
+    `tensors.components`, or 0 if the field is a singlet.
     """
 
     components: tuple[int, ...]
@@ -60,7 +60,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class MassTerm:
-    """M f f' (Majorana where both are the same field), the same for each pair of generations; in GeV."""
+    """The term M f f' (Majorana if both are the same field), equal for each pair of generations; in GeV."""
 
     first: str
     second: str
@@ -69,7 +69,7 @@ class MassTerm:
 
 @dataclass(frozen=True)
 class Yukawa:
-    """y f f' phi, or phi* if `conjugate`, between equal generations; a value for each pair of generations."""
+    """The term y f f' phi, or phi* if `conjugate`, with one value for each pair of equal generations."""
 
     first: str
     second: str
@@ -83,6 +83,8 @@ Term = MassTerm | Yukawa
 
 @dataclass(frozen=True)
 class Theory:
+    """A gauge theory: its gauge groups, fields, and fermion terms."""
+
     groups: tuple[GaugeGroup, ...]
     fermions: tuple[Fermion, ...] = ()
     scalars: tuple[Scalar, ...] = ()
@@ -103,7 +105,7 @@ class Theory:
 
 
 def from_dict(theory: Mapping[str, Any]) -> Theory:
-    """A theory from its dictionary form; a representation or charge that is left out is a singlet."""
+    """Make a theory from its dictionary form; omitted representations and charges mean singlets."""
     declared = tuple(GaugeGroup(one["id"], one["group"]) for one in theory["groups"])
     known = {group.id: group.group for group in declared}
     fermions = tuple(
@@ -118,7 +120,7 @@ def from_dict(theory: Mapping[str, Any]) -> Theory:
 
 
 def to_dict(theory: Theory) -> dict[str, Any]:
-    """The dictionary form of a theory: JSON can hold it, and `from_dict` gives the theory back."""
+    """Return the dictionary form of a theory, which is JSON-compatible and which `from_dict` reads."""
     result: dict[str, Any] = {
         "groups": [{"id": group.id, "group": group.group} for group in theory.groups],
         "fermions": [
@@ -134,7 +136,7 @@ def to_dict(theory: Theory) -> dict[str, Any]:
 
 
 def dimension(theory: Theory, field: Fermion | Scalar) -> int:
-    """How many components a multiplet has, generations apart."""
+    """Return the number of components of a multiplet, not counting generations."""
     result = 1
     for group, number in zip(theory.groups, field.numbers, strict=True):
         if isinstance(number, tuple):
@@ -151,8 +153,10 @@ def conjugate_numbers(theory: Theory, numbers: tuple[Number, ...]) -> tuple[Numb
 
 
 def is_real(theory: Theory, scalar: Scalar) -> bool:
-    """Whether a scalar is a real field: real under each group, without charges, and its vev too (a component of an
-    adjoint that is not diagonal has no real vev). A product of two doublets counts as complex, as is usual."""
+    """Return whether a scalar is a real field: real under each group, neutral, and with a real vev.
+
+    A non-diagonal component of an adjoint has no real vev. A product of two doublets counts as complex, as usual.
+    """
     for i, (group, number) in enumerate(zip(theory.groups, scalar.numbers, strict=True)):
         if not isinstance(number, tuple):
             if number:
@@ -176,14 +180,16 @@ def _read_charge(value: Any, field: str, group: str) -> Fraction:
     try:
         return Fraction(value)
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"field {field!r}: {value!r} is no charge under {group!r}; write it as '1/6' or 2") from error
+        raise ValueError(
+            f"field {field!r}: {value!r} is not a charge under {group!r}; write it as '1/6' or 2"
+        ) from error
 
 
 def _read_numbers(field: Mapping[str, Any], known: Mapping[str, str]) -> tuple[Number, ...]:
     reps, charges, name = field.get("reps", {}), field.get("charges", {}), field["name"]
     for id in (*reps, *charges):
         if id not in known:
-            raise ValueError(f"field {name!r} names group {id!r}; the theory has: {', '.join(known)}")
+            raise ValueError(f"field {name!r} refers to group {id!r}; groups are: {', '.join(known)}")
     numbers: list[Number] = []
     for id, group in known.items():
         if group == U1:
@@ -210,7 +216,7 @@ def _read_term(term: Mapping[str, Any]) -> Term:
 
 def _whole(value: Any, field: str) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"field {field!r}: multiplicity {value!r} must be a whole number from 1 on")
+        raise ValueError(f"field {field!r}: multiplicity {value!r} must be an integer of at least 1")
     return value
 
 

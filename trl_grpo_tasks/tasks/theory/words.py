@@ -1,9 +1,9 @@
-"""The words of the language of theories, and what they stand for.
+"""The words of the language of theories and their values.
 
-No word is the beginning of another, so a tokenizer that knows whole words never has to guess.
+No word is a prefix of another, so tokenization into whole words is unambiguous.
 
-A Yukawa coupling has one word for all its generations: y_5e-1 is 0.5 for each; h_1e0 is hierarchical: 1 for the last,
-and a hundredth of the next one's for those before. That is close to the masses of quarks and leptons.
+A Yukawa coupling has one word for all generations: y_5e-1 is 0.5 for each; h_1e0 is hierarchical: 1 for the last
+generation and a hundredth of the next one's value for each earlier one, similar to the masses of quarks and leptons.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ VOCABULARY: tuple[str, ...] = (
 
 
 def yukawa_word(values: Sequence[float]) -> str:
-    """The word for the couplings of all generations."""
+    """Return the word for the couplings of all generations."""
     for word in yukawa_words(len(values)):
         if yukawa_values(word, len(values)) == tuple(values):
             return word
     raise ValueError(
-        f"there is no word for Yukawa couplings {list(values)}: they are all one of {list(YUKAWAS)}, or the last is "
-        f"one of {list(HIERARCHICAL)} and each other a part in {HIERARCHY:g} of the next"
+        f"there is no word for the Yukawa couplings {list(values)}: either all must be equal to one of "
+        f"{list(YUKAWAS)}, or the last must be one of {list(HIERARCHICAL)} and each other 1/{HIERARCHY:g} of the next"
     )
 
 
 def yukawa_words(pairs: int) -> list[str]:
-    """The words that a coupling of so many pairs of generations can have."""
+    """Return the words allowed for a coupling with this many pairs of generations."""
     return [*YUKAWA_WORDS, *(HIERARCHY_WORDS if pairs > 1 else ())]
 
 

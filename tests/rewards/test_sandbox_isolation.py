@@ -1,5 +1,4 @@
-"""What a program in the sandbox cannot reach: one attack per property. Where the kernel refuses what a property
-needs, its test is skipped."""
+"""Isolation of the sandbox: one attack per property. A test is skipped if the kernel refuses the layer it needs."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def test_the_parents_environment_cannot_be_read(monkeypatch, each_way):
         assert result.stdout.startswith("['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR']")
 
 
-def test_nothing_of_the_package_or_its_descriptors_is_there():
+def test_no_packages_and_no_open_descriptors_are_inherited():
     result = dedent_run(
         """
         import os, sys
@@ -66,7 +65,7 @@ def test_nothing_of_the_package_or_its_descriptors_is_there():
     assert result.stdout == "[0, 1, 2]\nno packages\n"
 
 
-def test_writing_outside(tmp_path, each_way):
+def test_files_outside_cannot_be_written(tmp_path, each_way):
     needs("files", "landlock", "uid")
     target = tmp_path / "open_to_all"
     target.mkdir()
@@ -100,7 +99,7 @@ def test_writing_outside(tmp_path, each_way):
     assert not any(Path(folder, "of-a-sandbox").exists() for folder in ("/tmp", "/etc", "/"))
 
 
-def test_reading_outside(tmp_path, each_way):
+def test_files_outside_cannot_be_read(tmp_path, each_way):
     needs("files", "landlock")
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
@@ -136,7 +135,7 @@ def test_a_mount_below_the_system_folders_is_read_only_too():
     assert "Read-only file system" in ended.stdout and ended.stdout.endswith(" []\n"), ended
 
 
-def test_opening_a_socket(each_way):
+def test_a_socket_cannot_be_opened(each_way):
     needs("network", "seccomp", "landlock")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
@@ -175,7 +174,7 @@ def test_seccomp_refuses_what_a_program_does_not_need():
     assert result.stdout == "True True True\nTrue\n", result.stderr
 
 
-def test_threads_children_and_pairs_of_sockets_still_work(each_way):
+def test_threads_child_processes_and_socket_pairs_still_work(each_way):
     result = dedent_run(
         """
         import asyncio, multiprocessing, subprocess, sys, threading
@@ -193,9 +192,9 @@ def test_threads_children_and_pairs_of_sockets_still_work(each_way):
     assert result.stdout.split() == ["thread", "process", "asyncio", "run"], result
 
 
-def test_sending_to_a_socket_from_a_pair(each_way, tmp_path):
+def test_a_socket_pair_cannot_send_to_another_socket(each_way, tmp_path):
     needs("seccomp")
-    path = Path(tempfile.mkdtemp()) / "socket"  # a short name: there is room for 107 characters
+    path = Path(tempfile.mkdtemp()) / "socket"  # short, because socket paths are limited to 107 characters
     path.parent.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(path))
@@ -218,9 +217,9 @@ def test_sending_to_a_socket_from_a_pair(each_way, tmp_path):
     shutil.rmtree(path.parent)
 
 
-def test_killing_its_parent(each_way):
+def test_other_processes_cannot_be_killed(each_way):
     needs("pids", "uid", "landlock")
-    marker = subprocess.Popen(["sleep", "60"])  # somebody else on this machine
+    marker = subprocess.Popen(["sleep", "60"])  # an unrelated process
     try:
         result = dedent_run(
             f"""
@@ -235,14 +234,14 @@ def test_killing_its_parent(each_way):
             """
         )
         assert marker.poll() is None
-        # Its own init (process 1 of the namespace) may be signalled, to no effect, where both have the same user id.
+        # The sandbox's own init (process 1) may be signalled, without effect, if both have the same user id.
         assert result.stdout in ("alive 3\n", "alive 2\n"), result
     finally:
         marker.kill()
         marker.wait()
 
 
-def test_a_child_that_outlives_it(each_way, tmp_path):
+def test_a_detached_grandchild_is_killed(each_way, tmp_path):
     result = dedent_run(
         """
         import os, sys, time
@@ -256,12 +255,12 @@ def test_a_child_that_outlives_it(each_way, tmp_path):
         """,
         timeout=20,
     )
-    # The grandchild holds stdout: that the run has ended, long before the timeout, means that it is dead.
+    # The grandchild holds stdout open, so the run can only end before the timeout if the grandchild is dead.
     assert result.stdout == "done\n" and result.exit_code == 0 and not result.timed_out and result.seconds < 15
 
 
-def test_a_child_that_keeps_changing_its_number():
-    """Without a process tree of its own, on a machine with so many processes that looking at each takes a while."""
+def test_a_child_that_keeps_changing_its_process_id_is_killed():
+    """Without a separate process tree, on a machine with so many processes that a search takes long."""
     script = f"""
         import os, sys, time
         sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})
@@ -283,7 +282,7 @@ def test_a_child_that_keeps_changing_its_number():
         print(time.monotonic() - started)
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
-    assert float(ended.stdout) < 5, ended  # when it gives up
+    assert float(ended.stdout) < 5, ended  # the time after which it gives up
 
 
 def test_the_sandbox_dies_with_its_host(tmp_path):

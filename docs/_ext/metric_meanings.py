@@ -1,0 +1,82 @@
+"""What each metric means: the text of docs/reference/metrics.md. Tests compare the names with those the code logs."""
+
+# What TaskGRPOTrainer adds. `k` stands for a number, `NAME` for the name of a component.
+TRAINING = {
+    "pass@k": "Probability that at least one of k completions of a prompt succeeds: the unbiased estimate from the "
+    "group, averaged over prompts, for k = 1, 2, 4, ... and the group size. `pass@1` is the success rate.",
+    "max@k": "Expected best reward among k completions of a prompt, estimated in the same way. `max@1` is the mean "
+    "reward.",
+    "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal or all advantages are "
+    "0. At 1 nothing is learned: use easier prompts, more generations, a cold start, or graded rewards.",
+    "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
+    "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
+    "pg_loss": "Policy-gradient loss before clipping: the mean over tokens of minus the ratio times the advantage.",
+    "logp_mean": "Mean log-probability of the sampled tokens under the policy.",
+    "kl_penalty": "The KL term of the loss: `beta` times `kl`. Logged if `beta` is above 0.",
+    "beta": "Current KL coefficient. Logged if `kl_target` is set, which adapts it.",
+    "reward_failures": "Share of completions without a score: the task returned None, the time limit was reached, or "
+    "the worker died. They get advantage 0.",
+    "constraint/allowed_tokens": "Mean number of tokens that the constraint allowed per position.",
+    "constraint/forced_fraction": "Share of positions at which the constraint allowed only one token.",
+    "constraint/allowed_mass": "Probability that the model without the constraint gives to allowed tokens, on some of "
+    "the positions. It approaches 1 as the model learns the format.",
+    "sampling/allowed_tokens": "Mean number of tokens that top_k, top_p and min_p left per position. Logged if one of "
+    "them is set and there is no constraint.",
+    "sampling/forced_fraction": "Share of positions at which these filters left one token.",
+    "sampling/logp_difference_mean": "Mean absolute difference between the log-probabilities with which tokens were "
+    "sampled and those that training computes for them. Only rounding should remain; a hint is printed if it is "
+    "larger than the precision explains.",
+    "sampling/logp_difference_max": "The largest such difference.",
+    "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
+    "replay/size": "Groups in the replay buffers of all processes.",
+    "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",
+    "replay/age": "Mean age of these stored groups in optimizer steps.",
+    "perf/reward_seconds": "Mean seconds that the score of a completion took.",
+    "perf/reward_cache_hit_rate": "Share of completions since the start whose score was known already.",
+}
+
+# What TRL and transformers log in every run of TaskGRPOTrainer, in their order.
+TRL = {
+    "loss": "Value of the loss. It is near 0 by construction and says little about progress; watch `reward`.",
+    "grad_norm": "Norm of the gradient before clipping.",
+    "learning_rate": "Learning rate of this step.",
+    "epoch": "Passes over the training rows.",
+    "num_tokens": "Tokens processed so far, prompts and completions.",
+    "reward": "Mean of the weighted sum of all components.",
+    "reward_std": "Standard deviation of the reward over the completions of a rollout.",
+    "frac_reward_zero_std": "Share of groups whose rewards are all equal.",
+    "rewards/NAME/mean": "Mean of one component before weighting; also of `success` and `valid`.",
+    "rewards/NAME/std": "Standard deviation of that component.",
+    "kl": "Estimated KL divergence from the reference policy, per token. Logged if `beta` is above 0.",
+    "entropy": "Mean entropy of the policy, per token.",
+    "clip_ratio/low_mean": "Share of tokens whose ratio was clipped from below; negative advantages.",
+    "clip_ratio/high_mean": "Share of tokens whose ratio was clipped from above; positive advantages.",
+    "clip_ratio/region_mean": "Share of tokens that were clipped on either side.",
+    "clip_ratio/low_min": "Smallest share clipped from below on any process.",
+    "clip_ratio/high_max": "Largest share clipped from above on any process.",
+    "completions/mean_length": "Mean number of tokens of a completion.",
+    "completions/min_length": "Shortest completion in tokens.",
+    "completions/max_length": "Longest completion in tokens.",
+    "completions/clipped_ratio": "Share of completions that reached `max_completion_length` without ending.",
+    "completions/mean_terminated_length": "Mean length of the completions that ended by themselves.",
+    "completions/min_terminated_length": "Shortest of these.",
+    "completions/max_terminated_length": "Longest of these.",
+    "step_time": "Seconds per step.",
+}
+
+# What evaluations report, with a 95% bootstrap interval over rows.
+EVALUATION = {
+    "success": "Share of completions that the task calls a success.",
+    "valid": "Share of completions that could be read as an answer.",
+    "success/LEVEL": "Success on the rows of one level, where rows have several.",
+    "reward": "Mean reward.",
+    "NAME": "Mean of one component, or of a fact that the task reports, such as `iou`.",
+    "pass@k": "Probability that at least one of k completions of a row succeeds (unbiased).",
+    "max@k": "Expected best reward among k completions of a row (unbiased).",
+    "distinct_answers": "Number of different valid answers to a row, divided by its completions.",
+    "distinct_ngrams": "Share of word triples of a row's completions that differ from each other.",
+    "unscored": "Share of completions without a score. Means leave them out.",
+    "tokens": "Mean number of tokens of a completion.",
+    "cut_off": "Share of completions that reached `max_completion_length`.",
+    "seconds": "Seconds that the evaluation took.",
+}

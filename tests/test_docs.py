@@ -1,0 +1,207 @@
+"""The documentation site: it builds without a warning, and its reference pages lack nothing that the code has."""
+
+import ast
+import dataclasses
+import fnmatch
+import html
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import trl_grpo_tasks
+from tests.support.toy import ToyTask
+from tests.support.training import toy_trainer
+from trl_grpo_tasks import TaskGRPOConfig
+from trl_grpo_tasks.commands.arguments import RunArguments
+from trl_grpo_tasks.commands.main import COMMANDS
+from trl_grpo_tasks.evaluation.evaluate import Sample
+from trl_grpo_tasks.evaluation.summary import summarise
+from trl_grpo_tasks.task import TASKS, find_task_class
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built as `make docs` builds it: in strict mode."""
+    folder = tmp_path_factory.mktemp("site")
+    command = re.search(r"-m sphinx (.+) docs docs/_build/html", (ROOT / "Makefile").read_text())[1].split()
+    assert "-W" in command
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *command, str(DOCS), str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def extension():
+    """A module of docs/_ext by its name."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    yield importlib.import_module
+    sys.path.remove(str(DOCS / "_ext"))
+
+
+@pytest.fixture(scope="module")
+def meanings(extension):
+    """The texts of the page of metrics."""
+    return extension("metric_meanings")
+
+
+def text_of(page):
+    return html.unescape(re.sub(r"<[^>]+>", "", page.read_text()))
+
+
+def links_of(page):
+    """The pages of the site that a page links to."""
+    targets = re.findall(r'<a [^>]*href="([^"#?]+)', page.read_text())
+    found = ((page.parent / unquote(target)).resolve() for target in targets if "://" not in target)
+    return {path for path in found if path.suffix == ".html"}
+
+
+@pytest.mark.slow
+def test_every_page_is_reachable_from_the_index(site):
+    reached, todo = set(), [site / "index.html"]
+    while todo:
+        page = todo.pop()
+        if page not in reached and page.is_file():
+            reached.add(page)
+            todo += links_of(page)
+    for page in PAGES:
+        assert (site / page.relative_to(DOCS)).with_suffix(".html") in reached, page
+
+
+@pytest.mark.slow
+def test_pages_need_no_network(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="([^"]+)"', page.read_text())
+        assert [url for url in loaded if re.match(r"(https?:)?//", url)] == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text()), sheet
+
+
+@pytest.mark.slow
+def test_every_command_is_in_the_reference(site):
+    text = text_of(site / "reference" / "cli.html")
+    tools = [f"task {name} {tool}" for name in TASKS for tool in find_task_class(name).tools]
+    for command in (*COMMANDS, *tools):
+        assert f"usage: trl-grpo-tasks {command}" in text, command
+
+
+@pytest.mark.slow
+def test_every_option_is_in_the_reference(site):
+    text = text_of(site / "reference" / "options.html")
+    own = set(TaskGRPOConfig.__annotations__) - {"_VALID_DICT_FIELDS"}
+    assert len(own) > 20
+    for options in (RunArguments, *(find_task_class(name).Options for name in TASKS)):
+        own |= {field.name for field in dataclasses.fields(options)}
+    assert [name for name in sorted(own) if not re.search(rf"--{name}\b", text)] == []
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_reference(site):
+    text = text_of(site / "reference" / "api.html")
+    for name in (*trl_grpo_tasks.__all__, *TaskGRPOConfig.__annotations__):
+        assert re.search(rf"\b{name}\b", text), name
+    assert TaskGRPOConfig.__dataclass_fields__["pass_k"].metadata["help"] in text
+
+
+@pytest.mark.slow
+def test_every_metric_is_in_the_reference(site, meanings):
+    text = text_of(site / "reference" / "metrics.html")
+    for name in (*meanings.TRAINING, *meanings.TRL, *meanings.EVALUATION):
+        assert name in text, name
+
+
+# ---- the names of metrics
+
+
+def pattern_of(node):
+    """What names a metric in the code, as a pattern: what is filled in is *."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
+
+
+def logged_patterns():
+    """Every name for which the package appends to the trainer's metrics, or calls `_log_metric`."""
+    for path in sorted((ROOT / "trl_grpo_tasks").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            to = node.func.value
+            if node.func.attr == "_log_metric":
+                yield pattern_of(node.args[0])
+            elif node.func.attr == "append" and isinstance(to, ast.Subscript) and "metrics" in ast.unparse(to.value):
+                yield pattern_of(to.slice)
+
+
+def test_metrics_that_the_code_logs_have_a_meaning(meanings):
+    patterns = set(logged_patterns())
+    assert len(patterns) > 15 and "*" not in patterns
+    for pattern in patterns:
+        assert fnmatch.filter(meanings.TRAINING, pattern), f"{pattern}: add it to docs/_ext/metric_meanings.py"
+    for name in meanings.TRAINING:
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), f"{name}: nothing logs it any more"
+
+
+def test_metrics_of_a_run_have_a_meaning(meanings, tiny_path, tmp_path):
+    options = {"beta": 0.04, "kl_target": 0.1, "advantage_clip": 1.0, "curriculum": True, "replay_size": 4}
+    trainer = toy_trainer(tiny_path, tmp_path, max_steps=3, constrain=True, **options)
+    trainer.train()
+    logged = {name for logs in trainer.state.log_history[:-1] for name in logs} - {"step"}
+    generic = {re.sub(r"@\d+$", "@k", re.sub(r"^rewards/\w+/", "rewards/NAME/", name)) for name in logged}
+    assert {"pass@k", "beta", "replay/size", "constraint/allowed_mass", "rewards/NAME/mean"} <= generic
+    assert generic - set(meanings.TRAINING) - set(meanings.TRL) == set()
+    assert set(meanings.TRL) - generic == set()
+
+
+def test_metrics_of_an_evaluation_have_a_meaning(meanings):
+    task = ToyTask()
+    rows = task.dataset("train", 2, 0)
+    samples = [Sample(row, task.gold(row), 1, task.score(row, task.gold(row)).as_dict()) for row in rows * 2]
+    metrics, _ = summarise(samples, num_samples=2, max_completion_length=4)
+    generic = {re.sub(r"@\d+$", "@k", re.sub(r"^success/\w+", "success/LEVEL", name)) for name in metrics}
+    generic = {"NAME" if name in task.weights else name for name in generic} | {"seconds"}
+    assert generic - set(meanings.EVALUATION) == set()
+
+
+# ---- docstrings
+
+
+def test_docstrings_become_restructured_text(extension):
+    docstring = """A `name` and a_name_, *args | more.
+
+Class attributes:
+    name: The `task`'s name.
+    policy: One,
+        or another.
+
+Text after it:
+- one
+- two
+
+    an *indented* block
+
+```python
+x = "`"
+```"""
+    assert extension("docstrings").to_rst(docstring.splitlines()) == [
+        r"A ``name`` and a_name\_, \*args \| more.",
+        "",
+        *("Class attributes:", "", "- ``name``: The ``task``'s name.", "- ``policy``: One,", "  or another.", "", ""),
+        *("Text after it:", "", "- one", "- two", ""),
+        *("::", "", "    an *indented* block", ""),
+        *("", ".. code-block:: python", "", '    x = "`"', ""),
+    ]
