@@ -295,7 +295,7 @@ def test_a_mode_that_a_model_cannot_do_is_said(loaded):
     _, tokenizer = loaded
     gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=len(tokenizer)))
     for editor, constrain in (("rejection", False), ("rollback", True)):
-        with pytest.raises(EditorError, match=f"--editor {editor} deletes generated tokens.*'gpt2' are not known"):
+        with pytest.raises(EditorError, match=f"--editor {editor} deletes generated tokens.*'gpt2' are not supported"):
             run((gpt2, tokenizer), editor, constrain, rows=ROWS[:1], length=5)
     assert len(run((gpt2, tokenizer), constrain=True, rows=ROWS[:1], length=5).samples) == 2
 
