@@ -19,7 +19,7 @@ from tests.commands.test_train import ROOT, metrics, train, words
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import interrupt
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.generate import verdict
+from trl_grpo_tasks.commands.generate import describe_sample
 from trl_grpo_tasks.commands.interrupt import StoppedError, exit_status, saved_when_interrupted
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.models import checkpoints
@@ -232,7 +232,7 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r"
 @pytest.mark.parametrize("judged", [True, False])
 def test_what_is_said_of_a_sample_has_no_control_characters(judged):
     score = {"success": False, "valid": True, "info": {f"fact{ESCAPES}": ESCAPES, "n": 1.5}} if judged else None
-    said = verdict(Sample({}, f"answer{ESCAPES}", 3, score, f"no: {ESCAPES}\n"))
+    said = describe_sample(Sample({}, f"answer{ESCAPES}", 3, score, f"no: {ESCAPES}\n"))
     assert said.isprintable() and "no: \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r\\n" in said
 
 

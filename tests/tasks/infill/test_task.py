@@ -129,7 +129,8 @@ def test_a_file_with_too_little_text_is_reported(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"corpus": "/no/such/file.txt"}, "--corpus /no/such/file.txt: folder '/no' does not exist"),
+        ({"corpus": "/no/such/file.txt"}, "--corpus /no/such/file.txt: folder ./no. does not exist"),
+        ({"corpus": "no such text"}, "neither a text file nor a Hub data set"),
         ({"policy": "diffusion"}, "choose from: causal, masked"),
         ({"masking": ["word"]}, r"did you mean 'words'\?"),
         ({"mask_ratios": [1.5]}, "at most 1"),

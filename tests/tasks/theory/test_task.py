@@ -253,7 +253,7 @@ def test_levels_count_one_thing_after_another():
         ({"new_multiplets": 8}, "--new_multiplets 8 must be from 1 to 7"),
         ({"max_words": 0}, "--max_words 0 must be greater than 0"),
         ({"tiny_width": 100, "tiny_heads": 8}, "--tiny_width 100 must be an even multiple of --tiny_heads 8"),
-        ({"prompts_file": "nowhere.txt"}, "nowhere.txt: this file does not exist"),
+        ({"prompts_file": "nowhere.txt"}, "nowhere.txt: this path does not exist"),
     ],
 )
 def test_invalid_options_are_reported(options, message):

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="seed of the training (default: 42)")
     for option in fields(InfillOptions):
         if option.name in OPTIONS:
-            kind = str if option.default is None else type(option.default)
+            kind = type(option.default) if isinstance(option.default, int | float) else str
             parser.add_argument(f"--{option.name}", type=kind, metavar="VALUE", help=option.metadata["help"])
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
