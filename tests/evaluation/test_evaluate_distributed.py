@@ -31,7 +31,7 @@ for name, kept in (("anew", None), ("kept", folder + "/samples.jsonl")):
 RUN = """
 import json, sys
 from pathlib import Path
-from trl_grpo_tasks import run
+from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.evaluation.sampler import Writer
 words, folder = json.loads(sys.argv[1])
 write, written = Writer.write, []
