@@ -15,7 +15,7 @@ import json, sys
 from pathlib import Path
 from accelerate import PartialState
 from tests.training.test_callbacks import Signals
-from trl_grpo_tasks import run
+from trl_grpo_tasks.commands import train as run
 
 words, number, folder = json.loads(sys.argv[1])
 make_trainer = run._make_trainer
