@@ -20,15 +20,6 @@ def said(capsys, *words):
     return code, out, err
 
 
-@pytest.fixture
-def my_task(tmp_path, monkeypatch, capsys):
-    """The task that `new` writes, in an empty folder that is the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert said(capsys, "new", "my_task")[0] == 0
-    return tmp_path / "my_task.py"
-
-
 def parsed(*words):
     return parse([*words, "--use_cpu", "true"])
 

@@ -35,15 +35,6 @@ def said(capsys, main, *words):
     return code, out, err
 
 
-@pytest.fixture
-def my_task(tmp_path, monkeypatch, capsys):
-    """The skeleton that `new` writes, in an empty folder that is the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert said(capsys, cli.main, "new", "my_task")[0] == 0
-    return tmp_path / "my_task.py"
-
-
 def test_importing_the_package_is_fast():
     script = (
         "import sys, trl_grpo_tasks; print(sorted({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules)))"

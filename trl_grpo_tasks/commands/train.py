@@ -114,16 +114,19 @@ def run_training(
     the command line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
-    from ..models.loading import MERGED_FOLDER, save_merged
+    from ..models.loading import MERGED_FOLDER, TINY, save_merged
     from .interrupt import saved_when_interrupted
 
     state = PartialState()
     say = print if state.is_main_process else _print_nothing
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    name = model_args.model_name_or_path or "tiny"
+    name = model_args.model_name_or_path or TINY
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
+    if name == TINY and args.learning_rate == type(args).learning_rate:
+        say(f"hint: the learning rate {args.learning_rate:g} is TRL's default for pretrained models, too small for the tiny "
+            "model; use a recipe (trl-grpo-tasks recipes), or --lr 1e-3")  # fmt: skip
 
     model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
