@@ -125,8 +125,10 @@ def run_training(
     say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
     if name == TINY and args.learning_rate == type(args).learning_rate:
-        say(f"hint: the learning rate {args.learning_rate:g} is TRL's default for pretrained models, too small for the tiny "
-            "model; use a recipe (trl-grpo-tasks recipes), or --lr 1e-3")  # fmt: skip
+        say(
+            f"hint: the learning rate {args.learning_rate:g}, TRL's default, suits pretrained models and is too small "
+            "for the tiny model; use a recipe (trl-grpo-tasks recipes), or --lr 1e-3"
+        )
 
     model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
