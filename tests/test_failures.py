@@ -69,7 +69,7 @@ RECIPES = {
     "deep mappings": ("\n".join(" " * depth + "a:" for depth in range(3000)), "is nested too deeply"),
     "an alias bomb": (f"{BOMB}max_steps: *g", "holds more than 10,000 values"),
     "a list in itself": ("max_steps: &a [*a]", "holds more than 10,000 values"),
-    "a long list": (f"max_steps: {list(range(5000))}", "max_steps: [0, 1, 2, 3"),
+    "a long list": (f"task: prompts\nmax_steps: {list(range(5000))}", "max_steps: [0, 1, 2, 3"),
 }
 
 
@@ -108,7 +108,7 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(run, "train", broken)
+    monkeypatch.setattr(run, "run_training", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         run.main(words(tmp_path / "run"))
 

@@ -275,7 +275,7 @@ def test_folders_that_the_command_rejects(tmp_path, capsys, make, message):
 
 def test_options_without_a_task_are_refused(tmp_path, capsys):
     assert cli.main(["report", str(write_run(tmp_path / "run")), "--success_iou", "1"]) == 2
-    assert "options of a task need --task" in capsys.readouterr().err
+    assert "to set options of a task, name it with --task" in capsys.readouterr().err
 
 
 def test_the_page_is_refreshed_but_not_too_often(tmp_path, monkeypatch):

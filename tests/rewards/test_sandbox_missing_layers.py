@@ -185,7 +185,7 @@ CODE_ROW = {
 def test_require_sandbox_refuses_to_run_without_a_layer(monkeypatch, tmp_path):
     layers = {**sandbox_layers(), "landlock": "left out"}
     monkeypatch.setattr(sandbox, "_probed_layers", lambda: layers)
-    with pytest.raises(ValueError, match=r"--require_sandbox: .* landlock \(left out\).*without --require_sandbox"):
+    with pytest.raises(ValueError, match=r"--require_sandbox: .* landlock \(left out\).*omit --require_sandbox"):
         from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, require_sandbox=True)
     from_rows(tmp_path, [{"prompt": "p", "answer": "1"}], rewards=["numeric"], require_sandbox=True)  # runs no program
     task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True)

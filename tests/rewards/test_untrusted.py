@@ -91,7 +91,8 @@ def test_a_reward_named_by_a_row_is_not_imported(folder, rewards):
     code, _, err = command(*score, cwd=folder)
     (name,) = (name for name in rewards if ":" in name or "." in name) if not isinstance(rewards, str) else [rewards]
     assert code == 2 and not Path("it_ran").exists()
-    assert f"rows.json, row 1: reward {name!r} is code" in err and f"name it yourself: --rewards {name}\n" in err
+    assert f"rows.json, row 1: reward {name!r} refers to code" in err
+    assert f"if you trust it, pass --rewards {name}\n" in err
     line = json.dumps({"row": {"prompt": "p", "answer": "1", "rewards": {name: 2}}, "completion": "1"})
     code, out, err = command(*score, "--rewards", name, cwd=folder, stdin=line)
     assert code == 0 and json.loads(out)["components"] == {name: 2.0}, err

@@ -414,7 +414,7 @@ def test_refusals(tiny_path, tmp_path):
         ({"constrain": True, "loss_tokens": "forced"}, "unknown loss_tokens 'forced'; choose one of: all, decisions"),
         ({"curriculum": True, "curriculum_advance": 0.2, "curriculum_fall_back": 0.3}, "must be below"),
         ({"reward_backend": "dask"}, "unknown reward_backend 'dask'"),
-        ({"replay_size": 8, "use_vllm": True}, "use_vllm must be off"),
+        ({"replay_size": 8, "use_vllm": True}, "replay_size does not work with use_vllm"),
     ],
 )  # fmt: skip
 def test_options_are_checked_before_anything_slow(tmp_path, options, message):

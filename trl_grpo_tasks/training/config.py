@@ -123,7 +123,7 @@ class TaskGRPOConfig(GRPOConfig):
     )
     pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
     advantage_clip: float | None = option(
-        None, "Clamp advantages to [-x, x] after normalisation. (The clip of the PPO ratio is epsilon.)"
+        None, "Clamp advantages to [-x, x] after normalisation. The clip of the PPO ratio is epsilon."
     )
 
     # Constraint
