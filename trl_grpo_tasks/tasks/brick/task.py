@@ -12,8 +12,8 @@ from . import hub
 from .captions import CAPTION_WORDS, PROMPT_STYLES, caption, choices, prompt
 from .catalogue import CATEGORIES
 from .data import ALL, decode_voxels, loads_on, make_row, make_rows
-from .decoding import EDITORS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
 from .designs import encode_voxels
+from .editor import EDITORS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
 from .levels import LEVELS
 from .reward import Judgement, facts, judge, verdict
 from .solvers import BACKENDS

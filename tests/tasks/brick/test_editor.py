@@ -22,7 +22,7 @@ from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rollout import rollout
 from trl_grpo_tasks.task import EditorError, TinySpec
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.decoding import BrickEditor
+from trl_grpo_tasks.tasks.brick.editor import BrickEditor
 from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
 
 WORLD, LAYERS = 4, 3
@@ -235,12 +235,12 @@ def test_rollback_under_a_weight():
 
 
 def test_a_solver_that_fails_takes_nothing_back(monkeypatch):
-    from trl_grpo_tasks.tasks.brick import decoding
+    from trl_grpo_tasks.tasks.brick import editor
 
     def fail(*_, **__):
-        raise decoding.SolverError("it gave up")
+        raise editor.SolverError("it gave up")
 
-    monkeypatch.setattr(decoding, "analyse", fail)
+    monkeypatch.setattr(editor, "analyse", fail)
     assert kept_text(editor_of(), "1x1 (0,0,1)\n") is None
 
 
