@@ -179,7 +179,7 @@ def test_score_of_what_is_not_there(my_task, capsys):
 def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
     check_task(get_task("my_task.py"))
     task = get_task("my_task.py")
-    assert (task.name, type(task).__name__, type(task.options).__name__) == ("my_task", "MyTaskTask", "MyTaskOptions")
+    assert (task.name, type(task).__name__, type(task.options).__name__) == ("my_task", "MyTask", "MyOptions")
     code, out, _ = said(capsys, cli.main, "check", "my_task.py")
     assert code == 0 and out.endswith("task 'my_task' passed all checks\n")
     assert said(capsys, cli.main, "new", "other_word")[0] == 0
@@ -256,7 +256,7 @@ def test_check_says_what_is_wrong(my_task, capsys):
         ("import random", "import random; class", "'my_task.py' cannot be read: SyntaxError: invalid syntax"),
         ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
         ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
-        ('    name = "my_task"\n', "", "class MyTaskTask needs a name"),
+        ('    name = "my_task"\n', "", "class MyTask needs a name"),
         ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
         ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
         ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),

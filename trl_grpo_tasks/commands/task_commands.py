@@ -87,7 +87,7 @@ def new(arguments: Sequence[str]) -> int:
     path = Path(f"{name}.py")
     if path.exists():
         raise ValueError(f"{path} exists already; choose another name, or move the file away")
-    title = "".join(part.capitalize() for part in name.split("_"))
+    title = "".join(part.capitalize() for part in name.split("_")).removesuffix("Task") or "My"
     text = (Path(__file__).parent / "task_template.py").read_text()
     for old, given in (("my_task", name), ("MyTask", f"{title}Task"), ("MyOptions", f"{title}Options")):
         text = text.replace(old, given)
