@@ -269,9 +269,7 @@ def test_a_task_of_your_own_can_have_tools(my_task, capsys):
 
     tools = {"count": count}
 '''
-    my_task.write_text(
-        my_task.read_text().replace("    Options = MyOptions\n", "    Options = MyOptions\n" + tool)
-    )
+    my_task.write_text(my_task.read_text().replace("    Options = MyOptions\n", "    Options = MyOptions\n" + tool))
     assert said(capsys, "task", "my_task.py")[1].endswith("  count  Count words.\n")
     assert said(capsys, "task", "my_task.py", "count", "a", "b") == (0, "2\n", "")
 
