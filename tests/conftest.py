@@ -14,9 +14,9 @@ from tests.support.toy import ToyTask
 from tests.support.toy_fill import save_bert
 from tests.support.wild import TASK_FILE
 from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer, save_tiny
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import sandbox_layers
-from trl_grpo_tasks.task import get_task
 
 torch.set_num_threads(1)
 

@@ -22,7 +22,7 @@ from trl_grpo_tasks.commands.arguments import RunArguments
 from trl_grpo_tasks.commands.main import COMMANDS
 from trl_grpo_tasks.evaluation.evaluate import Sample
 from trl_grpo_tasks.evaluation.summary import summarise
-from trl_grpo_tasks.task import TASKS, find_task_class
+from trl_grpo_tasks.registry import TASKS, find_task_class
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

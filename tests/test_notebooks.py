@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.support.paths import RECIPES, ROOT
-from trl_grpo_tasks.task import TASKS
+from trl_grpo_tasks.registry import TASKS
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Options that make a run of a minute one of seconds. Those of a task shrink its embedded model.

@@ -26,7 +26,7 @@ from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.recipes import find_recipe
-from trl_grpo_tasks.task import TASKS
+from trl_grpo_tasks.registry import TASKS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [ROOT / "trl_grpo_tasks" / "tasks" / name / "README.md" for name in sorted(TASKS)]
@@ -274,7 +274,7 @@ def known_options():
     from trl import ModelConfig
 
     from trl_grpo_tasks.commands.arguments import RunArguments, make_parser
-    from trl_grpo_tasks.task import find_task_class
+    from trl_grpo_tasks.registry import find_task_class
 
     known = {*ALIASES, "--config", "--help", "--version"}
     known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others

@@ -108,7 +108,7 @@ def test_a_token_is_passed_to_the_hub_client_only(tmp_path, monkeypatch, spellin
     monkeypatch.setattr(sys, "argv", ["train.py", *words(tmp_path), *given])
     _, _, args, _ = parse()
     assert os.environ["HF_TOKEN"] == TOKEN
-    assert TOKEN not in str(sys.argv) + run._command(args) + args.to_json_string() + str(vars(args))
+    assert TOKEN not in str(sys.argv) + run.typed_command(args) + args.to_json_string() + str(vars(args))
     assert TOKEN.encode() not in pickle.dumps(args)
 
 

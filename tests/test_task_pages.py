@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_grpo_tasks.task import TASKS, find_task_class, get_task
+from trl_grpo_tasks.registry import TASKS, find_task_class, get_task
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(TASKS)

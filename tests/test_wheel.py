@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from trl_grpo_tasks.task import TASKS
+from trl_grpo_tasks.registry import TASKS
 
 
 def done(*words, **settings):

@@ -6,7 +6,8 @@ Importing this module is fast: torch, transformers and TRL are loaded when the t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .task import Score, Task, get_task
+from .registry import get_task
+from .task import Score, Task
 
 if TYPE_CHECKING:
     from .commands.python_api import load_recipe, train

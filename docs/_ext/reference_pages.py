@@ -18,7 +18,7 @@ from docstrings import to_rst
 
 from trl_grpo_tasks.commands.arguments import ALIASES, RunArguments, parse
 from trl_grpo_tasks.commands.main import COMMANDS, main
-from trl_grpo_tasks.task import TASKS, find_task_class
+from trl_grpo_tasks.registry import TASKS, find_task_class
 
 WIDTH = "100"  # of help texts, in characters
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

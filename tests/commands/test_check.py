@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.check import check_task
-from trl_grpo_tasks.task import TASKS, Score, Task, TinySpec, get_task
+from trl_grpo_tasks.registry import TASKS, get_task
+from trl_grpo_tasks.task import Score, Task, TinySpec
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))

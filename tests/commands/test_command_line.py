@@ -11,7 +11,7 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse, read_command_line
 from trl_grpo_tasks.commands.recipes import describe_recipe, find_recipe, recipe_names
 from trl_grpo_tasks.files import check_local_path, looks_local
-from trl_grpo_tasks.task import TASKS, find_task_class
+from trl_grpo_tasks.registry import TASKS, find_task_class
 
 
 def said(capsys, *words):

@@ -8,7 +8,7 @@ import pytest
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.models.tiny import save_tiny
-from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.registry import get_task
 
 ROWS = ToyTask().dataset("test", 5, 0)  # two rows, one three times and one twice
 BASE = ["--task", "tests.support.toy", "--use_cpu", "true", "--eval_rows", "5", "--reward_workers", "0"]

@@ -16,7 +16,7 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import AUTO, NEWEST, parse
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.models import checkpoints
-from trl_grpo_tasks.task import TASKS, get_task
+from trl_grpo_tasks.registry import TASKS, get_task
 
 
 def command(*words, cwd, stdin=""):

@@ -26,8 +26,8 @@ from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer
+from trl_grpo_tasks.registry import TASKS
 from trl_grpo_tasks.rewards.components import component_weights
-from trl_grpo_tasks.task import TASKS
 
 ALL_RECIPES = sorted(RECIPES.rglob("*.yaml"))
 FAMILIES = {"Qwen/Qwen2": (Qwen2Config, Qwen2ForCausalLM), "": (LlamaConfig, LlamaForCausalLM)}

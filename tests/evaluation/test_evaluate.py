@@ -14,9 +14,9 @@ from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
 from trl_grpo_tasks.evaluation.samples import Evaluation, Sample
 from trl_grpo_tasks.evaluation.summary import summarise, table
 from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.report.page import write_report
 from trl_grpo_tasks.rewards.executor import RewardExecutor
-from trl_grpo_tasks.task import get_task
 
 TASK = ToyTask()
 ROWS = TASK.dataset("train", None, 0)

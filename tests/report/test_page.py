@@ -14,11 +14,11 @@ from tests.support.run_folders import COMMAND, BrokenTask, PngTask, before_and_a
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.report import page as report
 from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs
 from trl_grpo_tasks.report.page import write_report
 from trl_grpo_tasks.report.plots import chart, nice_ticks
-from trl_grpo_tasks.task import TASKS, get_task
 from trl_grpo_tasks.training import callbacks
 from trl_grpo_tasks.training.callbacks import LiveReport
 

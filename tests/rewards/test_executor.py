@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.wild import ROW, is_gone, values, zombie_children
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
-from trl_grpo_tasks.task import Score, Task, get_task
+from trl_grpo_tasks.task import Score, Task
 
 
 @pytest.mark.parametrize("workers", [0, 2])

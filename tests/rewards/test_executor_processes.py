@@ -16,9 +16,9 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.wild import ROW, is_gone, values, zombie_children
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import pool, worker
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
-from trl_grpo_tasks.task import get_task
 
 
 def test_close_is_idempotent_and_leaves_nothing(wild):
@@ -97,7 +97,7 @@ def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.
         textwrap.dedent(f"""
             import json, os, signal, sys, time
             from trl_grpo_tasks.rewards.executor import RewardExecutor
-            from trl_grpo_tasks.task import get_task
+            from trl_grpo_tasks.registry import get_task
             executor = RewardExecutor(get_task({task_file!r}), workers=2, timeout=1000)
             pids = set()
             while len(pids) < 2:

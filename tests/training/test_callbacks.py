@@ -219,9 +219,9 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
     monkeypatch.setattr(sys, "argv", typed)
     args = SimpleNamespace(world_size=2)
     asked = "accelerate launch train.py --task 'my task' --hub_token=... --resume_from_checkpoint"
-    assert run._command(args, resuming=True) == asked
+    assert run.typed_command(args, resuming=True) == asked
     monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
-    assert run._command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
+    assert run.typed_command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
 
 
 # ---- what a model wrote cannot control the terminal

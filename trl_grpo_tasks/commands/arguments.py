@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..redact import redacted_words, remember
-from ..task import TASKS, Task, find_task_class, get_task
+from ..registry import TASKS, find_task_class, get_task
+from ..task import Task
 from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
 from .hub import take_token
 from .recipes import check_recipe_value, find_recipe, read_recipe

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from ..task import TASKS, Task, find_task_class, get_task
+from ..registry import TASKS, find_task_class, get_task
+from ..task import Task
 from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
 from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
 

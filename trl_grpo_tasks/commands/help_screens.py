@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..task import TASKS, find_task_class
+from ..registry import TASKS, find_task_class
 
 PROGRAM = "trl-grpo-tasks"
 WIDTH = 100  # columns

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from ..failures import known_failure
-from ..task import TASKS, nearest
+from ..registry import TASKS
+from ..task import nearest
 from . import run_commands, task_commands
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..task import TASKS, Task
+from ..registry import TASKS
+from ..task import Task
 from .command_parser import CommandParser, task_with_options, truth_value
 from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 from .task_commands import REWARD_TIMEOUT_HELP

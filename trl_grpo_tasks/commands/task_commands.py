@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..task import TASKS, Task, find_task_class, nearest
+from ..registry import TASKS, find_task_class
+from ..task import Task, nearest
 from .command_parser import CommandParser, require_task, task_with_options
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .recipes import describe_recipe, recipe_names

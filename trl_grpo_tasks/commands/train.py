@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..failures import known_failure
 from ..files import write_atomically
 from ..models.checkpoints import CheckpointError, DifferentStartError, newest_complete
-from ..redact import redacted, redacted_words
 from ..report.page import write_report
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
 from ..task import EditorError, Task
@@ -27,6 +23,7 @@ from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
 from .hub import PushError, push
 from .lock import locked
 from .plan import Plan, check_writable, prepare
+from .run_settings import precision, typed_command, write_settings
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
                    "constraint/allowed_mass", "curriculum/level")  # fmt: skip
@@ -122,7 +119,7 @@ def run_training(
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or TINY
-    say(f"task {task.name} {task.version}, model {name}, {_precision(args)} on {args.device.type}, output in {folder}")
+    say(f"task {task.name} {task.version}, model {name}, {precision(args)} on {args.device.type}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
     if name == TINY and args.learning_rate == type(args).learning_rate:
         say(
@@ -142,7 +139,7 @@ def run_training(
     trainer = _make_trainer(model, task, run, args, plan)
     for callback in callbacks:
         trainer.add_callback(callback)
-    _write_settings(folder, task, run, args, model_args, trainer.model, command or _command(args))
+    write_settings(folder, task, run, args, model_args, trainer.model, command or typed_command(args))
     with saved_when_interrupted(trainer):
         resume = args.resume_from_checkpoint
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
@@ -301,54 +298,9 @@ def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt
     checkpoint, _ = newest_complete(args.output_dir)
     if checkpoint is None:
         return "stopped before the first checkpoint; the same command starts again"
-    return f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to resume:\n{_command(args, resuming=True)}"
-
-
-def _write_settings(
-    folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
-) -> None:
-    if not args.should_save:
-        return
-    is_packed = (
-        model_args.load_in_4bit or model_args.load_in_8bit
-    )  # several weights per number: counting is misleading
-    settings = {
-        "command": command,
-        "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
-        "run": asdict(run),
-        "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
-        | ({} if is_packed else {"parameters": sum(p.numel() for p in model.parameters())}),
-        "machine": _machine(args),
-        "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
-        "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
-    }
-    text = json.dumps(redacted(settings), indent=1, default=lambda value: redacted(str(value)))
-    write_atomically(folder / SETTINGS_FILE, text)
-
-
-def _command(args: Any, resuming: bool = False) -> str:
-    """The command that was typed, without secrets; or the command that resumes the run from its newest checkpoint."""
-    typed = list(sys.argv[1:])
-    if resuming and "--resume_from_checkpoint" in typed:
-        at = typed.index("--resume_from_checkpoint")
-        has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
-        del typed[at : at + 1 + has_value]
-    words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
-    program = os.path.basename(sys.argv[0])
-    launcher = "accelerate launch" if args.world_size > 1 else "python"
-    return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"
-
-
-def _machine(args: Any) -> str:
-    import torch
-
-    name = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else args.device.type
-    many = f"{args.world_size} processes, " if args.world_size > 1 else ""
-    return f"{many}{name}, {_precision(args)}"
-
-
-def _precision(args: Any) -> str:
-    return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    return (
+        f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to resume:\n{typed_command(args, resuming=True)}"
+    )
 
 
 def _print_nothing(*_: Any) -> None:

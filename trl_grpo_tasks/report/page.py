@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..task import TASKS, Task, find_task_class, get_task, printable
+from ..registry import TASKS, find_task_class, get_task
+from ..task import Task, printable
 from .gallery import Pictures
 from .run_folder import SETTINGS_FILE, RunFolder
 from .sections import best_of_k, curves, evaluation_table, glossary, headline, reproduce, samples, times

@@ -22,7 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..task import Score, Task, get_task
+from ..registry import get_task
+from ..task import Score, Task
 
 HEADER = struct.Struct("!Q")
 

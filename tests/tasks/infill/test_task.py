@@ -17,9 +17,9 @@ from trl_grpo_tasks.commands.main import main as command
 from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.rewards.judge import FrozenJudge, check_judge
-from trl_grpo_tasks.task import get_task
 from trl_grpo_tasks.tasks.infill import data, fills, judges, masking
 from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
 from trl_grpo_tasks.tasks.infill.show import main as show

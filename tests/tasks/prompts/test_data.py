@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.prompt_files import from_rows, make, only_row
 from trl_grpo_tasks.commands.check import check_task
-from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.prompts import PromptsOptions, generators
 
 # ---- files

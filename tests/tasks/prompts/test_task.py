@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
-from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.prompts import data
 from trl_grpo_tasks.tasks.prompts.reward import REWARDS
 

@@ -19,7 +19,7 @@ from tests.training.test_resume import lines_written
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
-from trl_grpo_tasks.task import get_task
+from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples, survey
 from trl_grpo_tasks.tasks.theory.data import STARTS
 from trl_grpo_tasks.tasks.theory.language import parse, write

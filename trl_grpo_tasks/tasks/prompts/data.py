@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ...files import check_local_path
-from ...task import add_current_folder_to_path, nearest, printable
+from ...registry import add_current_folder_to_path
+from ...task import nearest, printable
 from .reward import REWARDS, read_number, validator
 
 logger = logging.getLogger(__name__)

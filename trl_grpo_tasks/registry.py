@@ -1,0 +1,102 @@
+"""The table of built-in tasks, and how a task is found by name, file or module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from .task import Task, describe_error, nearest
+
+# The built-in tasks. To add one, create a folder under tasks/ and add a line here.
+TASKS: dict[str, str] = {
+    "brick": "trl_grpo_tasks.tasks.brick",
+    "infill": "trl_grpo_tasks.tasks.infill",
+    "machine": "trl_grpo_tasks.tasks.machine",
+    "prompts": "trl_grpo_tasks.tasks.prompts",
+    "theory": "trl_grpo_tasks.tasks.theory",
+}
+
+
+def get_task(spec: str, options: Any = None) -> Task:
+    """Load the task `spec`: the name of a built-in task, a path to a .py file, or an importable module.
+
+    `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
+    """
+    task_class = find_task_class(spec)
+    if options is None or isinstance(options, Mapping):
+        options = task_class.Options(**(options or {}))
+    elif not is_dataclass(options):
+        raise TypeError(
+            f"options of task {spec!r} must be a mapping or {task_class.Options.__name__}, got {options!r}"
+        )
+    task = task_class(options)
+    task.spec = spec
+    return task
+
+
+def find_task_class(spec: str) -> type[Task]:
+    """Find the Task subclass for the name of a built-in task, a .py file or a module."""
+    module = _load_module(spec)
+    found = (
+        [module.TASK]
+        if hasattr(module, "TASK")
+        else [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
+        ]
+    )
+    if len(found) != 1:
+        names = ", ".join(cls.__name__ for cls in found) or "none"
+        raise ValueError(
+            f"task {spec!r}: the module must define exactly one subclass of Task, or name one with "
+            f"TASK = ThatClass; found: {names}"
+        )
+    if not isinstance(getattr(found[0], "name", None), str):
+        raise ValueError(f'task {spec!r}: class {found[0].__name__} needs a name, such as name = "my_task"')
+    return found[0]
+
+
+def add_current_folder_to_path() -> None:
+    """Make modules in the current folder importable, as `python -m` does; installed modules take precedence."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _load_module(spec: str) -> Any:
+    if spec in TASKS:
+        return importlib.import_module(TASKS[spec])
+    add_current_folder_to_path()
+    if spec.endswith(".py"):
+        path = Path(spec).expanduser().resolve()
+        if not path.is_file():
+            raise ValueError(f"task file {spec!r} does not exist (full path: {path})")
+        name = f"_task_file_{path.stem}"
+        loader = importlib.util.spec_from_file_location(name, path)
+        assert loader is not None and loader.loader is not None  # a .py path always has a loader
+        module = importlib.util.module_from_spec(loader)
+        sys.modules[name] = module  # dataclasses look their module up there
+        try:
+            loader.loader.exec_module(module)
+        except ImportError:
+            raise  # its own message names what is missing
+        except Exception as error:
+            raise ValueError(f"task file {spec!r} cannot be read: {describe_error(error, path)}") from error
+        return module
+    if "." in spec:
+        if importlib.util.find_spec(spec.split(".")[0]) is None:
+            raise ValueError(
+                f"task module {spec!r} cannot be found; install its package, or add its folder to PYTHONPATH"
+            )
+        return importlib.import_module(spec)
+    raise ValueError(
+        f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
+        "or pass a path to a .py file, or a module such as my_package.my_task"
+    )
