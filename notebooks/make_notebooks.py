@@ -202,15 +202,7 @@ anomalies cancel and computes the masses of its particles.""",
         gpu_memory="about 6 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
         cpu_time="2 min 17 s on two x86 cores",
         cpu_memory="less than 2 GB, without reward workers",
-        stored={
-            "cold_start_steps": 25,
-            "max_steps": 8,
-            "num_generations": 8,
-            "per_device_train_batch_size": 32,
-            "eval_rows": 8,
-            "num_samples": 4,
-            "logging_steps": 1,
-        },
+        stored={"max_steps": 30, "eval_rows": 21, "logging_steps": 5},
         text="""
 ## Use the model
 
