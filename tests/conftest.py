@@ -32,6 +32,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--reverse"):
         items.reverse()
+    # The commands of the documentation take longest and run in one process, so that they must start first.
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_readme.py"))
 
 
 @pytest.fixture(scope="session")
