@@ -60,14 +60,7 @@ stands, also under the weights that the caption names.""",
         gpu_memory="about 4 GB (estimate: a step with 64 completions of 256 tokens peaked at 4.3 GB on an H200)",
         cpu_time="4 minutes on two x86 cores",
         cpu_memory="less than 2 GB, without reward workers",
-        stored={
-            "train_rows": 200,
-            "cold_start_steps": 60,
-            "max_steps": 8,
-            "per_device_train_batch_size": 64,
-            "eval_rows": 12,
-            "logging_steps": 1,
-        },
+        stored={"max_steps": 60, "eval_rows": 40, "logging_steps": 5},
         text="""
 ## Use the model
 
