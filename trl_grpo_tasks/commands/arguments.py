@@ -114,8 +114,9 @@ def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLin
     recipe_name = _value_of(words, "--config")
     recipe: dict[str, Any] = {}
     if recipe_name is not None:
-        words[words.index("--config") + 1] = str(find_recipe(recipe_name))
-        recipe = read_recipe(_value_of(words, "--config"))
+        path = str(find_recipe(recipe_name))
+        words[words.index("--config") + 1] = path
+        recipe = read_recipe(path)
         for alias, name in ALIASES.items():
             if alias[2:] in recipe:
                 raise ValueError(f"--config {recipe_name}: write {name[2:]}; {alias[2:]} is for the command line only")

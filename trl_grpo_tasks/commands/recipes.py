@@ -45,10 +45,8 @@ def find_recipe(given: str) -> Path:
     )
 
 
-def read_recipe(path: str | None) -> dict[str, Any]:
+def read_recipe(path: str) -> dict[str, Any]:
     """The options in a recipe file. They are read before the parser is built, because the task may be among them."""
-    if path is None:
-        return {}
     import yaml
 
     class UniqueKeys(yaml.SafeLoader):
