@@ -26,7 +26,7 @@ class Replayed(Decoder):
     """A decoder that emulates CUDA graphs on the CPU: passes of a few fixed sizes with reused input buffers."""
 
     def __init__(self, model):
-        super().__init__(model, captures=True)
+        super().__init__(model, kernels=None)
 
     def _captured(self, count, width, length):
         if (count, width, length) not in self._graphs:
