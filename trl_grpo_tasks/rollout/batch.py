@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ..constraints.base import Constraint, State, accept_all
+from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters, pack_on_device
-from ..constraints.sampling import BatchMasks
+from ..constraints.sampling import DeviceMasks, PassMasks
+from ..constraints.shared import Forced, SharedStates
 from ..constraints.table import FREE, MaskTable
 from .decoder import NEW_TOKEN_BUCKETS, Decoder
 
@@ -113,20 +114,19 @@ class _Batch:
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
         self._pending: list[list[int]] = [[] for _ in range(count)]
         self._lengths = [len(prompt) for prompt in self._prompts]
-        self._start_state: Callable[[int], State | None] = lambda i: None
-        self._states: dict[int, State] = {}
-        self._masks: BatchMasks | None = None
+        self._states: SharedStates | None = None
+        self._device_masks: DeviceMasks | None = None
+        self._masks: PassMasks | None = None
         self._filters: tuple[SamplingFilters, MaskTable] | None = None
 
     def filter(self, filters: SamplingFilters, table: MaskTable) -> None:
         self._filters = (filters, table)
 
     def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
-        self._masks = BatchMasks(len(rows), table, self._decoder.device)
-        self._start_state = lambda i: constraint.start(rows[i])
-        self._states = {i: state for i in range(len(rows)) if (state := self._start_state(i)) is not None}
-        for i in list(self._states):
-            self._append_forced(i)
+        self._device_masks = DeviceMasks(table, self._decoder.device)
+        self._states = SharedStates(constraint, table)
+        for i, forced in enumerate(self._states.start(range(len(rows)), rows)):
+            self._append_forced(i, forced)
 
     def prefill(self) -> None:
         """Run the distinct prompts in one pass, then the tokens that a constraint forces at the start of each row."""
@@ -139,7 +139,8 @@ class _Batch:
         logits = self._decoder.logits[: self._decoder.batch]
         numbers = [FREE] * len(logits)
         if self._masks is not None:
-            numbers = self._masks.apply(logits)
+            numbers = self._masks.numbers
+            self._masks.apply(logits)
         if self._filters is not None:
             filters, table = self._filters
             kept_B_V = filters.kept(logits)
@@ -149,7 +150,7 @@ class _Batch:
         tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
         chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
         sampled = _copy_to_cpu_async(torch.stack((tokens_B.double(), chosen_B.double())))
-        feeds_before_reading = self._masks is None and self._editor is None and self._decoder.is_asynchronous
+        feeds_before_reading = self._states is None and self._editor is None and self._decoder.is_asynchronous
         if feeds_before_reading:
             self._feed_unread(tokens_B)
         tokens, chosen = sampled().tolist()
@@ -160,10 +161,10 @@ class _Batch:
             self._append(i, int(tokens[cache_row]), chosen[cache_row], number)
             if feeds_before_reading:
                 self._pending[i].clear()
-        constrained = [i for i in self.active if i in self._states]
-        accept_all([self._states[i] for i in constrained], [self.result.completion_ids[i][-1] for i in constrained])
-        for i in constrained:
-            self._append_forced(i)
+        if self._states is not None:
+            tokens = [self.result.completion_ids[i][-1] for i in self.active]
+            for i, forced in zip(self.active, self._states.accept(self.active, tokens), strict=True):
+                self._append_forced(i, forced)
 
     def feed(self) -> None:
         """Feed all pending tokens of the unfinished rows to the model, and compute the next masks meanwhile."""
@@ -172,11 +173,11 @@ class _Batch:
         self._remove_finished()
         while any(self._pending[i] for i in self.active):
             self._feed_once()
-        if self._masks is not None and self.active:
-            states: list[State | None] = [None] * self._decoder.batch
-            for i, cache_row in zip(self.active, self._cache_rows, strict=True):
-                states[cache_row] = self._states.get(i)
-            self._masks.fill(states)
+        if self._states is not None and self._device_masks is not None and self.active:
+            numbers = [FREE] * self._decoder.batch
+            for number, cache_row in zip(self._states.numbers(self.active), self._cache_rows, strict=True):
+                numbers[cache_row] = number
+            self._masks = self._device_masks.fill(numbers)
 
     def _feed_unread(self, tokens_B: torch.Tensor) -> None:
         """Feed sampled tokens before they are copied to the CPU. For rows that have ended, the pass is wasted."""
@@ -200,14 +201,11 @@ class _Batch:
         self.result.masks[i].append(mask_number)
         self._pending[i].append(token)
 
-    def _append_forced(self, i: int) -> None:
+    def _append_forced(self, i: int, forced: Forced) -> None:
         """Append the tokens that must follow. Their log-prob is 0, so the model is not needed."""
-        state, ids = self._states[i], self.result.completion_ids[i]
-        assert self._masks is not None
-        while len(ids) < self._max_new_tokens and not state.finished and (forced := state.forced()):
-            for token in forced[: self._max_new_tokens - len(ids)]:
-                self._append(i, token, 0.0, self._masks.table.number_of_single_token(token))
-                state.accept(token)
+        free = self._max_new_tokens - len(self.result.completion_ids[i])
+        for token, number in list(zip(*forced, strict=True))[:free]:
+            self._append(i, token, 0.0, number)
 
     def _edit(self, editor: Editor) -> None:
         for i in self.active:
@@ -227,12 +225,8 @@ class _Batch:
         ids = self.result.completion_ids[i]
         self._lengths[i] = min(self._lengths[i], len(self._prompts[i]) + kept - 1)
         self._pending[i] = [*self._prompts[i], *ids][self._lengths[i] :]
-        state = self._start_state(i)
-        if state is not None:
-            for token in ids:
-                state.accept(token)
-            self._states[i] = state
-            self._append_forced(i)
+        if self._states is not None:
+            self._append_forced(i, self._states.restart(i, ids))
 
     def _remove_finished(self) -> None:
         """Remove rows that have ended or reached the maximum length from the batch."""
