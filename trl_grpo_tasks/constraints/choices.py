@@ -238,9 +238,7 @@ class ChoiceState:
 
     __slots__ = ("_constraint", "_position", "finished", "origin")
 
-    def __init__(
-        self, constraint: ChoiceTreeConstraint, position: _Position, origin: Node, finished: bool = False
-    ):
+    def __init__(self, constraint: ChoiceTreeConstraint, position: _Position, origin: Node, finished: bool = False):
         self._constraint, self._position, self.origin, self.finished = constraint, position, origin, finished
 
     def fork(self) -> ChoiceState:

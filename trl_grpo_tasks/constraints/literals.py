@@ -78,7 +78,9 @@ class Literals:
         spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
         if not spelling or (self.is_first and token in vocabulary.not_first):
             raise ValueError(f"token {token} is not allowed here: {self.expected()}")
-        longer = tuple(i for i, text in enumerate(self.texts) if len(text) > len(spelling) and text.startswith(spelling))
+        longer = tuple(
+            i for i, text in enumerate(self.texts) if len(text) > len(spelling) and text.startswith(spelling)
+        )
         reached = [i for i, text in enumerate(self.texts) if spelling.startswith(text)]
         rests = tuple(self.texts[i][len(spelling) :] for i in longer)
         move = Move(spelling)
