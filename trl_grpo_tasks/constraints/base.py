@@ -14,6 +14,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+# Mask number 0 allows every token. It is used for padding and for positions without a constraint or filter.
+FREE = 0
 # Upper limit on the tokens that `forced` returns: a constraint may force text without end.
 FORCED_LIMIT = 512
 

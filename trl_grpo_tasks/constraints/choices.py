@@ -16,7 +16,7 @@ of texts (`literals.py`). Nodes that were never visited before are therefore che
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -58,13 +58,17 @@ class ChoiceTreeConstraint:
     ):
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
-        self._root = root
+        self._root, self._user_choices = root, choices
         self._look_ahead = look_ahead
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
         self.literals = lru_cache(_MASK_CACHE)(self._literals_new)
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
+
+    def __reduce__(self) -> Any:  # without the caches
+        make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead)
+        return make, (self.vocabulary, self._root, self._user_choices)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
         node = self._root(row)

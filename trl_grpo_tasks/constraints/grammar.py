@@ -103,6 +103,9 @@ class GrammarConstraint:
         self._last_word = np.int32(0xFFFFFFFF >> spare_bits) if spare_bits else np.int32(-1)
         self._first_token_mask = ~pack_ids(sorted(self.vocabulary.not_first), self.vocab_size)
 
+    def __reduce__(self) -> Any:  # without the compiled grammars
+        return GrammarConstraint, (self.vocabulary, self.grammar)
+
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if grammar is None:

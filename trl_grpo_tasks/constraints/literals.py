@@ -14,8 +14,8 @@ _REMEMBERED = 1024  # entries of one Literals object
 class Move(NamedTuple):
     """The effect of a token on literals.
 
-    If all matching literals are longer than the token: their rests (`rest`) and their indices (`kept`; None means all).
-    If only one literal matches, and it ends with the token: its index (`ended`). In all other cases neither is set, and
+    If all matching literals are longer than the token: their rests (`rest`) and indices (`kept`; None means all). If
+    only one literal matches, and it ends with the token: its index (`ended`). In all other cases neither is set, and
     the nodes after the literals are needed.
     """
 
@@ -78,10 +78,8 @@ class Literals:
         spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
         if not spelling or (self.is_first and token in vocabulary.not_first):
             raise ValueError(f"token {token} is not allowed here: {self.expected()}")
-        longer = tuple(
-            i for i, text in enumerate(self.texts) if len(text) > len(spelling) and text.startswith(spelling)
-        )
         reached = [i for i, text in enumerate(self.texts) if spelling.startswith(text)]
+        longer = tuple(i for i, text in enumerate(self.texts) if text != spelling and text.startswith(spelling))
         rests = tuple(self.texts[i][len(spelling) :] for i in longer)
         move = Move(spelling)
         if longer and not reached and len(set(rests)) == len(rests):  # equal rests may be equal threads

@@ -1,19 +1,18 @@
 """The constraint states of the rows of a rollout. Rows with equal beginnings share their states.
 
-The states form trees: a node is a position at which several tokens are allowed, and an edge is a sampled token with the
-tokens that the constraint forces after it. Each edge is computed once, by forking the state of its node, and is
+The states form trees: a node is a position at which several tokens are allowed, and an edge is a sampled token with
+the tokens that the constraint forces after it. Each edge is computed once, by forking the state of its node, and is
 remembered by the node. A node refers to its children only, so nodes that all rows have passed are freed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import FORCED_LIMIT, Constraint, only_token
-from .table import FREE, MaskTable
+from .base import FORCED_LIMIT, FREE, Constraint, only_token
 
 _NODES_KEPT = 4096  # after this many new nodes, the trees are no longer kept for rows that start later
 _MASK_CACHE = 4096
@@ -26,7 +25,13 @@ class Forced(NamedTuple):
     numbers: tuple[int, ...]
 
 
-_NOTHING = Forced((), ())
+NOTHING = Forced((), ())
+
+
+class MaskNumbers(Protocol):
+    """Gives numbers to masks: a MaskTable, or what takes its place in a worker process."""
+
+    def number_of(self, words: np.ndarray) -> int: ...
 
 
 class _Mask(NamedTuple):
@@ -53,7 +58,7 @@ class _Edge(NamedTuple):
 class SharedStates:
     """The states of the rows of a rollout, by slot. Slots are arbitrary numbers."""
 
-    def __init__(self, constraint: Constraint, table: MaskTable):
+    def __init__(self, constraint: Constraint, table: MaskNumbers):
         self._constraint, self._table = constraint, table
         self._rows: dict[int, Mapping[str, Any]] = {}
         self._nodes: dict[int, _Node] = {}  # of the constrained rows
@@ -75,7 +80,7 @@ class SharedStates:
         self._nodes.pop(slot, None)
         edge = self._root(self._rows[slot])
         if edge is None:
-            return _NOTHING
+            return NOTHING
         at = 0  # number of forced tokens of the edge that are among `tokens`
         for token in tokens:
             if at == len(edge.forced.tokens):
@@ -97,7 +102,7 @@ class SharedStates:
         for slot, token in zip(slots, tokens, strict=True):
             node = nodes.get(slot)
             if node is None:
-                accepted.append(_NOTHING)
+                accepted.append(NOTHING)
             else:
                 forced, nodes[slot] = self._follow(node, token)
                 accepted.append(forced)
@@ -156,7 +161,7 @@ class SharedStates:
         if self._new_nodes > _NODES_KEPT:
             self._roots.clear()
             self._new_nodes = 0
-        forced = Forced(tuple(tokens), tuple(numbers)) if tokens else _NOTHING
+        forced = Forced(tuple(tokens), tuple(numbers)) if tokens else NOTHING
         return _Edge(forced, _Node(state, number, {} if is_shared else None))
 
     def _mask(self, words: np.ndarray) -> _Mask:

@@ -55,6 +55,9 @@ class OneSpelling:
         self.single = lru_cache(_MASK_CACHE)(self._single_new)
         self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
 
+    def __reduce__(self) -> Any:  # without the caches
+        return OneSpelling, (self._tokenizer, self.constraint)
+
     def start(self, row: Mapping[str, Any]) -> SpelledState | None:
         state = self.constraint.start(row)
         if state is None:
@@ -160,7 +163,7 @@ class SpelledState:
     def forced(self) -> list[int]:
         tokens: list[int] = []
         spelling = self._spelling
-        while spelling.after is not None:
+        while spelling.fixed is not None and spelling.after is not None:
             tokens.append(spelling.fixed)
             spelling = spelling.after
         if tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ...constraints.choices import Choices, ChoiceTreeConstraint
@@ -51,12 +51,15 @@ class BrickTree:
     """
 
     def __init__(self, world: int, max_bricks: int, form: str, **rules: Any):
-        self._defaults = (world, max_bricks)
+        self._defaults, self._form, self._options = (world, max_bricks), form, rules
         self._opened = [size + (" (" if form == "absolute" else " @") for size in _SPELLED]
         self._pivot: tuple[int, ...] = (0,) if form == "absolute" else ()  # absolute: every offset is from the origin
         self._rules = lru_cache(_WORLDS_KEPT)(lambda world, max_bricks: Rules(world, max_bricks=max_bricks, **rules))
         self.placements: dict[tuple[int, int, str], Placements] = {}
         self.root({})  # report invalid options now, not at the first row
+
+    def __reduce__(self) -> Any:  # without the caches
+        return partial(BrickTree, **self._options), (*self._defaults, self._form)
 
     def root(self, row: Row) -> tuple[Any, ...]:
         world, max_bricks = (
@@ -77,9 +80,10 @@ class BrickTree:
         if len(chosen) == 5:
             size, _, x, y, z = chosen
             world, max_bricks, text = written
+            h, w = SIZES[size]
             before, written, chosen = written, (world, max_bricks, f"{text}{_SPELLED[size]} ({x},{y},{z})\n"), []
             if written not in self.placements:
-                self._keep(written, self._placements(before).place(Brick(*SIZES[size], x, y, z)))
+                self._keep(written, self._placements(before).place(Brick(h, w, x, y, z)))
         placed = self._placements(written)
         if not chosen:
             opened = self._opened

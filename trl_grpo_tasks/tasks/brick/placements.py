@@ -125,9 +125,8 @@ class Placements:
         """Return, for each size, the legal corners in layer z, ignoring the canonical order."""
         rules = self.rules
         if z == 0 or not rules.attach:
-            return [
-                inside & ~blocked for inside, blocked in zip(rules.inside, rules.covering(occupied[z]), strict=True)
-            ]
+            taken = rules.covering(occupied[z])
+            return [inside & ~blocked for inside, blocked in zip(rules.inside, taken, strict=True)]
         studs = occupied[z - 1] | (occupied[z + 1] if z + 1 < rules.world else 0)
         # Both sets in one integer: a size that is inside covers no cell beyond the first set.
         area, covering = rules.area, rules.covering(studs << rules.area | occupied[z])
