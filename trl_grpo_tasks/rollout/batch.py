@@ -12,8 +12,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ from ..constraints.filters import SamplingFilters
 from ..constraints.sampling import DeviceMasks
 from ..constraints.shared import Forced, SharedStates
 from ..constraints.table import MaskTable
+from ..constraints.workers import WorkerStates, states_for
 from .decoder import Decoder
 from .sampling import Sampled, TokenSampler
 
@@ -84,12 +87,12 @@ def rollout(
     decoder = Decoder(model) if decoder is None else decoder
     filters = NO_FILTERS if temperature == 0 else filters
     prompts = [tuple(prompt) for prompt in prompt_ids]
-    states = None
+    states: SharedStates | WorkerStates | None = None
     if constraint is not None or filters:
         assert table is not None, "rollout() with a constraint or filters needs a table"
     if constraint is not None:
         assert rows is not None and table is not None, "rollout() with a constraint needs rows and a table"
-        states = SharedStates(constraint, table)
+        states = states_for(constraint, table, len(rows) if decoder.is_asynchronous else 0)
     batch = _Batch(decoder, prompts, rows, max_new_tokens, frozenset(eos_token_ids), states, editor)
     masks = None if table is None else DeviceMasks(table, decoder.device)
     sampler = TokenSampler(decoder.uses_kernels, temperature == 0, filters, table)
@@ -99,12 +102,24 @@ def rollout(
     else:
         groups = [_Group(batch, limit, sampler, masks)]
     lengths = [len(prompt) for prompt in prompts]
-    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size):
+    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
         while batch.waiting or any(group.active for group in groups):
             for group in groups:
                 group.advance()
     batch.result.forward_passes = decoder.passes
     return batch.result
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Within this context, Python does not search for cycles, which would stall passes; rollouts make none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Batch:
@@ -117,7 +132,7 @@ class _Batch:
         rows: Sequence[Mapping[str, Any]] | None,
         max_new_tokens: int,
         eos_ids: frozenset[int],
-        states: SharedStates | None,
+        states: SharedStates | WorkerStates | None,
         editor: Editor | None,
     ):
         self.decoder, self.prompts, self.states, self._editor = decoder, prompts, states, editor
@@ -144,9 +159,10 @@ class _Batch:
         for i in rows:
             self.lengths[i] = len(self.prompts[i]) - 1
             self.pending[i] = [self.prompts[i][-1]]
-            if self.states is not None:
-                assert self._rows is not None
-                self._append_forced(i, self.states.start(i, self._rows[i]))
+        if self.states is not None:
+            assert self._rows is not None
+            for i, forced in zip(rows, self.states.start(rows, [self._rows[i] for i in rows]), strict=True):
+                self._append_forced(i, forced)
         return rows
 
     def append(self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]) -> None:

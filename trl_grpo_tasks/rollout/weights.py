@@ -168,6 +168,14 @@ class _FusedLinear(nn.Module):
             begin = end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.uses_kernel:
+            from . import kernels  # noqa: F401 - registers the operator
+
+            flat = x.to(self.weight.dtype).flatten(0, -2)
+            out = torch.ops.trl_grpo_tasks.adapted_linear(
+                flat, self.weight, self.bias, self.down, self.up, self.ends
+            )
+            return out.unflatten(0, x.shape[:-1])
         base_input = x if self.threshold is None else round_activations(x, self.threshold)
         out = nn.functional.linear(base_input.to(self.weight.dtype), self.weight, self.bias)
         if self.down is not None:
