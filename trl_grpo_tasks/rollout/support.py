@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..constraints.filters import NAMES as FILTERS
+from .rotary import length_limit
 
 # Model types in which a token sees other tokens only through transformers' attention interface. Norms, rotary
 # embeddings, feed-forward blocks and experts work on one token at a time.
@@ -56,24 +57,6 @@ def unsupported_reason_for_sharing(model: Any) -> str | None:
     if config.model_type in SLIDING_FAMILIES + EXPERT_FAMILIES or has_window:
         return "models with sliding windows, soft-capped attention scores or experts are not supported"
     return unsupported_reason(model)
-
-
-def length_limit(model: Any) -> int | None:
-    """Return the number of tokens up to which rotary embeddings do not depend on the length, or None without a limit.
-
-    Beyond it, `dynamic` and `longrope` embeddings change the frequencies of all positions. The log-probs of a
-    completion that crosses the limit are then different in sampling, which sees a prefix, and in scoring, which sees
-    the full text.
-    """
-    config = model.config.get_text_config()
-    parameters = config.rope_parameters
-    limits = []
-    for rope in [parameters] if "rope_type" in parameters else parameters.values():  # Gemma 3: by layer type
-        if rope["rope_type"] == "longrope":
-            limits.append(rope["original_max_position_embeddings"])
-        elif "dynamic" in rope["rope_type"]:
-            limits.append(config.max_position_embeddings)
-    return min(limits, default=None)
 
 
 def unsupported_reason_in(trainer: Any) -> str | None:
