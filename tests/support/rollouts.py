@@ -16,7 +16,7 @@ def tiny(config_class, seed=0, **special):
     sizes = {"vocab_size": len(TOKENIZER) + 3, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
              "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
              "eos_token_id": EOS}  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config_class(**sizes, **special))
+    model = AutoModelForCausalLM.from_config(config_class(**sizes | special))
     for p in model.parameters():  # random weights are too flat to tell one token from another
         p.data.mul_(4)
     return model.eval()
