@@ -281,6 +281,7 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         seed=args.seed,
         use_cpu=args.use_cpu,
         model_init_kwargs=args.model_init_kwargs,
+        quantization=plan.quantization,
     )
 
 

@@ -20,11 +20,20 @@ def unsupported_reason(model: Any) -> str | None:
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if sliding or any(kind != "full_attention" for kind in layers):
         return "models with sliding-window layers are not supported"
-    if getattr(model.config, "quantization_config", None) is not None:
-        return "quantised weights are not supported"
+    if (reason := unsupported_quantization(model)) is not None:
+        return reason
     if config._attn_implementation not in ("sdpa", "eager", SHARED_ATTENTION):
         return f"attention implementation {config._attn_implementation!r} does not accept a custom mask"
     return None
+
+
+def unsupported_quantization(model: Any) -> str | None:
+    """Return the reason why the quantisation of a model is not supported, or None. bitsandbytes is supported."""
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return None
+    method = config["quant_method"] if isinstance(config, dict) else config.quant_method
+    return None if method == "bitsandbytes" else f"weights quantised with {method!s} are not supported"
 
 
 def unsupported_reason_in(trainer: Any) -> str | None:
