@@ -94,7 +94,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     if run.cold_start_steps and is_adapter(model.path):
         raise ValueError(f"a cold start needs a full model, and {model.path} is an adapter; give --cold_start_steps 0")
-    if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
+    if run.save_merged and not _has_adapter(model_args):
         raise ValueError(
             "--save_merged: there is no adapter to merge; train one with --use_peft, or leave --save_merged out"
         )
@@ -153,13 +153,23 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     check_editor(task, run.editor, args.constrain)
     if model_args.load_in_4bit or model_args.load_in_8bit:
         _check_quantised(model_args)
+    elif model_args.dtype == "float16" and not _has_adapter(model_args):
+        raise ValueError(
+            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
+            "float32 --fp16 true), or an adapter (--use_peft)"
+        )
 
 
 def _check_quantised(model_args: Any) -> None:
+    if not _has_adapter(model_args):
+        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
+
+
+def _has_adapter(model_args: Any) -> bool:
+    """Whether an adapter is trained rather than full weights."""
     from ..models.loading import is_adapter
 
-    if not (model_args.use_peft or is_adapter(model_args.model_name_or_path or "tiny")):
-        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
+    return model_args.use_peft or is_adapter(Path(model_args.model_name_or_path or "tiny").expanduser())
 
 
 def check_writable(folder: str | Path) -> None:

@@ -108,9 +108,7 @@ def cold_start(
     return str(folder)
 
 
-def _fill_trainer(
-    model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any, quantization: Any
-) -> Any:
+def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any, quantization: Any) -> Any:
     """A Trainer for the cross-entropy of gold fills at the masks. Fills that are no token of the model are ignored."""
     import torch
     from peft import get_peft_model

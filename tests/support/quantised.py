@@ -1,0 +1,23 @@
+"""bitsandbytes on the CPU: whether it works here, and the configurations that the command line makes."""
+
+import pytest
+import torch
+
+
+def bitsandbytes_works():
+    try:
+        import bitsandbytes
+
+        bitsandbytes.functional.quantize_4bit(torch.ones(64, 64))
+    except (ImportError, RuntimeError, AttributeError):
+        return False
+    return True
+
+
+needs_bitsandbytes = pytest.mark.skipif(not bitsandbytes_works(), reason="bitsandbytes cannot run on this CPU")
+
+
+def quantization(bits, **options):
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(**{f"load_in_{bits}bit": True}, **options)
