@@ -8,7 +8,12 @@ from trl import ModelConfig
 
 from tests.support.quantised import needs_bitsandbytes, quantization
 from trl_grpo_tasks.models.loading import load_model
-from trl_grpo_tasks.models.quantised import check_output_head, is_quantised_model, quantization_config
+from trl_grpo_tasks.models.quantised import (
+    check_output_head,
+    is_quantised_model,
+    keep_weights_unpacked,
+    quantization_config,
+)
 
 pytestmark = needs_bitsandbytes
 
@@ -49,3 +54,6 @@ def test_weights_are_not_repacked_in_evaluations(tiny_path):
     model = load_model(tiny_path, quantization_config=quantization(4))
     flags = [part.support_avx512bf16_for_cpu for part in model.modules() if hasattr(part, "quant_state")]
     assert len(flags) == 7 and not any(flags)
+    model.model.layers[0].mlp.up_proj.weight.quant_state.packing_format_for_cpu = True
+    with pytest.raises(ValueError, match="repacked the weights of this model for this CPU.*load it again"):
+        keep_weights_unpacked(model)

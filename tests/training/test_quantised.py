@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.quantised import needs_bitsandbytes, quantization
+from tests.support.quantised import needs_bitsandbytes, quantization, save_sharp
 from tests.support.toy import ToyTask
 from tests.support.training import config, parameters
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -14,15 +14,7 @@ LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @pytest.fixture(scope="module")
 def sharp_path(tiny_path, tmp_path_factory):
-    """The tiny model with a larger LM head: that of a new model is so small that adapters below it change little."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("sharp")
-    model = AutoModelForCausalLM.from_pretrained(tiny_path)
-    model.lm_head.weight.data *= 20
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
-    return str(folder)
+    return save_sharp(tiny_path, tmp_path_factory.mktemp("sharp"))
 
 
 def quantised_trainer(path, folder, bits=4, quantized=None, **options):

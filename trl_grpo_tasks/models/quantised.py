@@ -25,7 +25,7 @@ def quantization_config(model_args: Any, args: Any) -> Any:
 
 
 def is_quantised_model(model: Any) -> bool:
-    """Whether a model, or the base model of an adapter, has quantised weights."""
+    """Whether a loaded model, or the base model of an adapter, has quantised weights."""
     return bool(getattr(model, "is_quantized", False))
 
 
@@ -42,17 +42,16 @@ def keep_weights_unpacked(model: nn.Module) -> None:
     """Stop bitsandbytes from repacking 4-bit weights on CPUs with AVX512-BF16.
 
     It would do so in the first evaluation. Repacked layers round differently, and pass no gradient to their inputs.
+    ValueError if it has done so already.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-
-
-def trainable_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the trainable weights of a loaded model by name; none for the path of a model."""
-    if not isinstance(model, nn.Module):
-        return {}
-    return {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
+            if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
+                raise ValueError(
+                    "bitsandbytes has repacked the weights of this model for this CPU, so that it cannot be trained; "
+                    "load it again, and pass it to the trainer before it is used"
+                )
 
 
 def restore_adapter(model: nn.Module, given: dict[str, torch.Tensor]) -> None:

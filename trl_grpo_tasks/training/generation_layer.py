@@ -27,13 +27,7 @@ from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
-from ..models.quantised import (
-    check_output_head,
-    is_quantised_model,
-    keep_weights_unpacked,
-    restore_adapter,
-    trainable_weights,
-)
+from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import without_adapter
@@ -77,7 +71,9 @@ class GenerationLayer(CheckpointLayer):
         if peft_config is not None and args.reference_mode != "static":
             model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
-        given = trainable_weights(model)
+        given = {}
+        if is_quantised_model(model):
+            given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
         super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
         self._prepare_quantised(given)
         self.task = task
