@@ -329,6 +329,37 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
 
 
 @pytest.mark.parametrize(
+    ("half", "words", "bf16", "fp16"),
+    [
+        ("bf16", [], True, False),
+        ("fp16", [], False, True),
+        (None, [], False, False),
+        ("fp16", ["--fp16", "false"], False, False),
+        ("fp16", ["--bf16=false"], False, False),
+        ("fp16", ["--bf16", "true"], True, False),
+        ("fp16", ["--config", "recipe.yaml"], True, False),
+        ("fp16", ["--use_cpu", "true"], False, False),
+        ("bf16", ["--use_cpu"], False, False),
+        ("fp16", ["--use_cpu", "false"], False, True),
+    ],
+)
+def test_half_precision_is_what_the_machine_is_fast_at_unless_it_is_named(
+    my_task, monkeypatch, half, words, bf16, fp16
+):
+    Path("recipe.yaml").write_text("bf16: true\n")
+    monkeypatch.setattr("trl_grpo_tasks.models.precision.fast_half_precision", lambda: half)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    args = parse(["--task", "my_task.py", *words])[2]
+    assert (args.bf16, args.fp16) == (bf16, fp16)
+
+
+def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
+    """TRL's default of 0.05 would make sampling and scoring draw different masks."""
+    assert parsed("--task", "my_task.py")[3].lora_dropout == 0
+    assert parsed("--task", "my_task.py", "--lora_dropout", "0.1")[3].lora_dropout == 0.1
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--max_stepz", "3"], "unknown option --max_stepz; did you mean --max_steps?"),
@@ -375,7 +406,8 @@ def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
             ["--model_name_or_path", "none/such"],
             "--model none/such: there is no such folder, the model is not in the cache of the Hub",
         ),
-        (["--load_in_4bit", "true"], "a cold start merges its adapter"),
+        (["--load_in_4bit", "true"], "quantised weights cannot be trained, only an adapter on them; give --use_peft"),
+        (["--dtype", "float16"], "--dtype float16: float16 weights lose most updates; train float32 weights in half"),
     ],
 )
 def test_mistakes_are_one_line(my_task, capsys, words, message):

@@ -19,9 +19,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.commands.test_train import bitsandbytes_works
 from tests.support.gguf_file import byte_letters
 from tests.support.paths import RECIPES, ROOT
+from tests.support.quantised import bitsandbytes_works
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
+from tests.support.quantised import needs_bitsandbytes, quantization
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.task_template import MyTask
@@ -257,19 +258,6 @@ def test_an_adapter_on_top_of_a_cold_start(tmp_path):
 # ---- bitsandbytes
 
 
-def bitsandbytes_works():
-    try:
-        import bitsandbytes
-
-        bitsandbytes.functional.quantize_4bit(torch.ones(64, 64))
-    except (ImportError, RuntimeError, AttributeError):
-        return False
-    return True
-
-
-needs_bitsandbytes = pytest.mark.skipif(not bitsandbytes_works(), reason="bitsandbytes cannot run on this CPU")
-
-
 @needs_bitsandbytes
 def test_an_eight_bit_optimizer(tmp_path):
     train(tmp_path, optim="adamw_8bit", eval_before_and_after=False)
@@ -299,6 +287,51 @@ def test_qlora_with_a_constraint(tmp_path, monkeypatch):
     assert all(line["rewards/valid/mean"] == 1 for line in metrics(tmp_path / "q"))
     train(tmp_path / "on", load_in_4bit=True, constrain=True, model_name_or_path=str(tmp_path / "q"), **LORA)
     assert len(quantized) == 4
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_further(tmp_path, bits):
+    options = {f"load_in_{bits}bit": True, "cold_start_steps": 12, "beta": 0.1, **LORA}
+    train(tmp_path, save_merged=True, **options)
+    start, end = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "cold_start", tmp_path))
+    assert start.keys() == end.keys() and {weight.dtype for weight in end.values()} == {torch.float32}
+    assert all(start[name].any() and not end[name].equal(start[name]) for name in start if "lora_B" in name)
+    assert list(results(tmp_path)) == ["cold start", "GRPO"]
+    base, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("base_model", "merged"))
+    assert {name.split(".")[-2] for name in base if not merged[name].equal(base[name])} == {"q_proj"}
+    adapter = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
+    written = (tmp_path / "cold_start" / "adapter_model.safetensors").stat().st_mtime_ns
+    train(tmp_path, resume=True, **(options | {"max_steps": 4}))
+    assert (tmp_path / "cold_start" / "adapter_model.safetensors").stat().st_mtime_ns == written
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
+    stored = tmp_path / "stored"
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantization(bits))
+    model.save_pretrained(stored)
+    AutoTokenizer.from_pretrained(base).save_pretrained(stored)
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        expected = model(tokens).logits
+        for loaded in (load_model(str(stored), dtype="float32"), load_model(str(stored), quantization_config=None)):
+            assert torch.equal(loaded(tokens).logits, expected)
+    train(tmp_path / "run", model_name_or_path=str(stored), cold_start_steps=3, **LORA)
+    assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+    assert "parameters" not in json.loads((tmp_path / "run" / "settings.json").read_text())["model"]
+    train(tmp_path / "eval", eval_only=True, model_name_or_path=str(tmp_path / "run"))
+    for mistake, message in (
+        ({}, "quantised weights cannot be trained, only an adapter on them; give --use_peft"),
+        ({"save_merged": True, **LORA}, f"--save_merged: the weights of {stored} are stored quantised"),
+    ):
+        capsys.readouterr()
+        assert run.main(words(tmp_path / "refused", model_name_or_path=str(stored), **mistake)) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1
 
 
 # ---- others

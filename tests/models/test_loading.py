@@ -15,7 +15,7 @@ from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.constraints.vocabulary import Vocabulary
 from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import end_of_answer, load_tokenizer, prepare_model
-from trl_grpo_tasks.models.precision import is_bf16_fast
+from trl_grpo_tasks.models.precision import fast_half_precision, is_bf16_fast
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.task import Task, TinySpec
@@ -194,6 +194,15 @@ def test_bf16_is_fast_on_recent_gpus_only(monkeypatch):
     for capability, fast in (((7, 5), False), ((8, 0), True), ((9, 0), True)):  # T4, A100, H100
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert is_bf16_fast() is fast
+
+
+def test_half_precision_is_fp16_on_gpus_that_have_no_bf16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fast_half_precision() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, half in (((6, 1), None), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")):  # P40, V100, T4
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert fast_half_precision() == half
 
 
 # ---- cold start

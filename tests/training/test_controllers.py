@@ -406,3 +406,15 @@ def test_hints_say_what_to_change():
     for _ in range(2):
         hints.on_log(args, state, None, logs=bad)
     assert len(said) == 4, "a good log starts the count again"
+
+
+def test_fp16_skips_steps_whose_gradient_is_not_finite_and_only_many_of_them_are_a_problem():
+    said = []
+    hints = Hints(patience=3, say=said.append)
+    state = type("State", (), {"is_world_process_zero": True})()
+    args = type("Args", (), {"kl_target": None, "fp16": True})()
+    for gradient in (float("inf"), float("nan"), 0.5, float("inf"), float("inf")):
+        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": gradient})
+    assert not said, "the scale is found by trial"
+    hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("inf")})
+    assert len(said) == 1 and said[0].startswith("hint: the gradient has not been finite for 3 logs")

@@ -148,17 +148,20 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     from trl import ModelConfig
 
     from ..models.loading import init_kwargs
-    from ..models.precision import is_bf16_fast
+    from ..models.precision import fast_half_precision
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
     from ..training.config import TaskGRPOConfig
 
     task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
     _add_aliases(parser)
-    on_accelerator = is_bf16_fast() or torch.cuda.is_available()
+    half = None if _given(line, "use_cpu") else fast_half_precision()
+    on_accelerator = half is not None or (torch.cuda.is_available() and not _given(line, "use_cpu"))
     # Precedence, from low to high: these, the task's, the task's for the tiny model, the recipe, flags.
     defaults = {
-        "bf16": is_bf16_fast(),
+        "bf16": half == "bf16",
+        "fp16": half == "fp16" and _given(line, "bf16") is None,
+        "lora_dropout": 0.0,  # with dropout, rollouts and training would compute different log-probs
         "gradient_checkpointing": on_accelerator,
         "dataloader_pin_memory": on_accelerator,
         "output_dir": f"outputs/{task_class.name if line.task else 'TASK'}",
@@ -299,6 +302,15 @@ def _is_tiny(line: CommandLine) -> bool:
     names = ("--model", "--model_name_or_path", "--model-name-or-path")
     given = next((value for name in names if (value := _value_of(line.words, name))), None)
     return (given or line.recipe.get("model_name_or_path") or "tiny") == "tiny"
+
+
+def _given(line: CommandLine, option: str) -> bool | None:
+    """The value that a flag or the recipe gives to a yes-no option; None if neither does."""
+    for word, after in zip(line.words, [*line.words[1:], ""], strict=True):
+        name, _, value = word.replace("-", "_").partition("=")
+        if name in (f"__{option}", f"__no_{option}"):
+            return name == f"__{option}" and (value or after).lower() not in ("false", "no", "0", "f", "n")
+    return line.recipe.get(option)
 
 
 def _with_separate_values(argv: Sequence[str], *names: str) -> list[str]:

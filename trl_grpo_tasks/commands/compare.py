@@ -49,7 +49,8 @@ class Comparison:
     def prepare(cls, task: Task, run: RunArguments, args: Any, model_args: Any) -> Comparison:
         """Find rows, models and files; ValueError for what is missing or does not fit."""
         from accelerate import PartialState
-        from trl import get_quantization_config
+
+        from ..models.quantised import quantization_config
 
         check_writable(args.output_dir)
         check_editor(task, run.editor, args.constrain)
@@ -76,7 +77,7 @@ class Comparison:
                     constrain=args.constrain,
                     revision=model_args.model_revision,
                 )
-        return cls(task, run, args, rows, found, get_quantization_config(model_args))
+        return cls(task, run, args, rows, found, quantization_config(model_args, args))
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the candidates in turn; print the table and write it as JSON and Markdown. Returns the content of
@@ -205,9 +206,10 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
 def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> Any:
     """The model at `path`, ready to generate."""
     from ..models.loading import load_model
+    from ..models.quantised import is_quantised_model
 
     model = load_model(path, policy=task.policy, quantization_config=quantization, **args.model_init_kwargs)
-    return model if quantization is not None else model.to(args.device)
+    return model if is_quantised_model(model) else model.to(args.device)
 
 
 def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:

@@ -55,6 +55,7 @@ def generate(
     from ..constraints.filters import SamplingFilters
     from ..evaluation.evaluate import evaluate
     from ..models.loading import load_model
+    from ..models.quantised import is_quantised_model
     from ..rewards.components import worker_count
     from ..rewards.executor import RewardExecutor
     from .plan import check_writable, ready_model
@@ -64,9 +65,9 @@ def generate(
     folder = Path(output_dir)
     task.prepare(run_seed)
     ready = ready_model(model_name, task, [row], folder, seed=seed, constrain=constrain)
-    model = load_model(ready.path, policy=task.policy, dtype="float32").to(
-        "cuda" if torch.cuda.is_available() else "cpu"
-    )
+    model = load_model(ready.path, policy=task.policy, dtype="float32")
+    if not is_quantised_model(model):  # otherwise it is on its device already
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     with RewardExecutor(task, min(num_samples, worker_count(None, 1)), reward_timeout) as executor:
         samples = evaluate(
             "generate",

@@ -70,9 +70,9 @@ def ready_model(
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     """Prepare a run; ValueError now for what would otherwise fail after the cold start."""
     from accelerate import PartialState
-    from trl import get_quantization_config
 
     from ..models.loading import is_adapter
+    from ..models.quantised import quantization_config
 
     _check_folder(args)
     _check_options(task, run, args, model_args)
@@ -94,12 +94,19 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     if run.cold_start_steps and is_adapter(model.path):
         raise ValueError(f"a cold start needs a full model, and {model.path} is an adapter; give --cold_start_steps 0")
-    if run.save_merged and not (model_args.use_peft or is_adapter(model.path)):
+    if run.save_merged and not _has_adapter(model_args):
         raise ValueError(
             "--save_merged: there is no adapter to merge; train one with --use_peft, or leave --save_merged out"
         )
+    if getattr(model.config, "quantization_config", None) is not None:
+        _check_quantised(model_args)
+        if run.save_merged:
+            raise ValueError(
+                f"--save_merged: the weights of {model_args.model_name_or_path} are stored quantised, so that an "
+                "adapter cannot be merged into them; leave --save_merged out, or start from the original model"
+            )
     peft_config = _adapter(model_args, model, task.policy)
-    return Plan(rows, test_rows, model, peft_config, get_quantization_config(model_args))
+    return Plan(rows, test_rows, model, peft_config, quantization_config(model_args, args))
 
 
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
@@ -144,11 +151,25 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     if task.policy == "masked":
         check_settings(args)
     check_editor(task, run.editor, args.constrain)
-    if run.cold_start_steps and (model_args.load_in_4bit or model_args.load_in_8bit):
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        _check_quantised(model_args)
+    elif model_args.dtype == "float16" and not _has_adapter(model_args):
         raise ValueError(
-            "a cold start merges its adapter, which is impossible with quantised weights; run it without "
-            "--load_in_*bit first, then train from its folder cold_start with --cold_start_steps 0"
+            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
+            "float32 --fp16 true), or an adapter (--use_peft)"
         )
+
+
+def _check_quantised(model_args: Any) -> None:
+    if not _has_adapter(model_args):
+        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
+
+
+def _has_adapter(model_args: Any) -> bool:
+    """Whether an adapter is trained rather than full weights."""
+    from ..models.loading import is_adapter
+
+    return model_args.use_peft or is_adapter(Path(model_args.model_name_or_path or "tiny").expanduser())
 
 
 def check_writable(folder: str | Path) -> None:

@@ -22,10 +22,12 @@ def write_settings(
     folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
 ) -> None:
     """Write settings.json: the command, all options that differ from their defaults, versions and hardware."""
+    from ..models.quantised import is_quantised_model
+
     if not args.should_save:
         return
     # Quantised models store several weights per number, so that a count of numbers would be misleading.
-    is_packed = model_args.load_in_4bit or model_args.load_in_8bit
+    is_packed = is_quantised_model(model)
     settings = {
         "command": command,
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},

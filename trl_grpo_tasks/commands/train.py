@@ -112,6 +112,7 @@ def run_training(
     from accelerate import PartialState
 
     from ..models.loading import MERGED_FOLDER, TINY, save_merged
+    from ..models.precision import is_bf16_fast
     from .interrupt import saved_when_interrupted
 
     state = PartialState()
@@ -119,7 +120,9 @@ def run_training(
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or TINY
-    say(f"task {task.name} {task.version}, model {name}, {precision(args)} on {args.device.type}, output in {folder}")
+    slow = " (this GPU has no fast bf16)" if args.fp16 and not is_bf16_fast() else ""
+    how = f"{precision(args)} on {args.device.type}{slow}"
+    say(f"task {task.name} {task.version}, model {name}, {how}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
     if name == TINY and args.learning_rate == type(args).learning_rate:
         say(
@@ -281,6 +284,7 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         seed=args.seed,
         use_cpu=args.use_cpu,
         model_init_kwargs=args.model_init_kwargs,
+        quantization=plan.quantization,
     )
 
 

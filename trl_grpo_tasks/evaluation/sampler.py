@@ -17,6 +17,7 @@ from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.table import MaskTable
 from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
+from ..models.quantised import check_output_head
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
 from ..rollout.support import without_adapter
 from ..task import Row
@@ -37,6 +38,7 @@ class CompletionSampler:
         constraint: Constraint | None,
         filters: SamplingFilters = NO_FILTERS,
     ):
+        check_output_head(model)
         self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
         if constraint is not None:
             check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])

@@ -19,6 +19,7 @@ from ..files import MODEL_FILES, check_local_path, model_file_in, write_atomical
 from ..task import Task
 from .checkpoints import DifferentStartError, newest_complete
 from .gguf import convert_gguf
+from .quantised import keep_weights_unpacked
 from .tiny import PLAIN_CHAT_TEMPLATE, save_tiny
 
 TINY = "tiny"
@@ -108,11 +109,15 @@ def is_adapter(path: str | Path) -> bool:
     return (Path(path) / "adapter_config.json").is_file()
 
 
-def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwargs: Any) -> Any:
+def load_model(
+    path: str, trainable: bool = False, policy: str = "causal", quantization_config: Any = None, **kwargs: Any
+) -> Any:
     """Load the model of a Hub id or folder, or an adapter with its base model.
 
     `trainable` makes the adapter trainable. `kwargs` are passed to from_pretrained.
     """
+    if quantization_config is not None:  # given as None, it would hide that stored weights are quantised
+        kwargs["quantization_config"] = quantization_config
     if is_adapter(path) and policy == "masked":
         from peft import PeftModel
 
@@ -121,8 +126,11 @@ def load_model(path: str, trainable: bool = False, policy: str = "causal", **kwa
     if is_adapter(path):
         from peft import AutoPeftModelForCausalLM
 
-        return AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-    return _auto_class(policy).from_pretrained(path, **kwargs)
+        model = AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
+    else:
+        model = _auto_class(policy).from_pretrained(path, **kwargs)
+    keep_weights_unpacked(model)
+    return model
 
 
 def empty_model(config: Any, policy: str) -> Any:

@@ -1,8 +1,15 @@
-"""Detection of fast bf16 hardware."""
+"""Detection of the half precision that this machine computes fast."""
 
 from __future__ import annotations
 
 import torch
+
+
+def fast_half_precision() -> str | None:
+    """Return `bf16` where it is fast, `fp16` on other NVIDIA GPUs with fast float16 (Volta, Turing), else None."""
+    if is_bf16_fast():
+        return "bf16"
+    return "fp16" if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 7 else None
 
 
 def is_bf16_fast() -> bool:

@@ -154,7 +154,15 @@ class Hints(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
-        if not math.isfinite(logs.get("grad_norm") or 0) and "gradient" not in self._streaks:
+        is_broken = not math.isfinite(logs.get("grad_norm") or 0)
+        if getattr(args, "fp16", False):  # the gradient scaler skips such steps and tries smaller scales
+            self._watch(
+                "fp16",
+                is_broken,
+                "the gradient has not been finite for {n} logs, so fp16 has skipped these steps: use --fp16 false, "
+                "or a lower learning_rate",
+            )
+        elif is_broken and "gradient" not in self._streaks:
             self._streaks["gradient"] = 1  # it does not recover
             self._say(
                 "hint: the gradient is not finite, so the weights are no longer usable: stop, and resume from the "

@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..models.loading import building, is_made_from, load_model, origin_of
+from ..models.quantised import is_quantised_model, restore_adapter
 from ..rollout.attention import disable_cudnn_attention
 from ..task import Row, Task
 
@@ -30,11 +31,12 @@ def cold_start(
     learning_rate: float,
     batch_size: int,
     peft_config: Any = None,
+    quantization: Any = None,
     **settings: Any,
 ) -> str:
     """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
-    `peft_config` an adapter is trained and merged. A complete result of an earlier call with the same settings is
-    reused."""
+    `peft_config` an adapter is trained and merged; on quantised weights, `folder` holds the adapter. A complete result
+    of an earlier call with the same settings is reused."""
     from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINING_ARGS_NAME
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
@@ -52,7 +54,7 @@ def cold_start(
         "batch_size": batch_size,
         "adapter": peft_config is not None,
         "seed": settings.get("seed"),
-    }
+    } | ({} if quantization is None else {"quantization": str(quantization)})
     if is_made_from(folder, origin):
         return str(folder)
     args = SFTConfig(
@@ -70,11 +72,20 @@ def cold_start(
         **settings,
     )
     if task.policy == "masked":
-        trainer = _fill_trainer(model, args, golds, tokenizer, peft_config)
+        trainer = _fill_trainer(model, args, golds, tokenizer, peft_config, quantization)
     else:
         trainer = SFTTrainer(
-            model, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config
+            model,
+            args=args,
+            train_dataset=golds,
+            processing_class=tokenizer,
+            peft_config=peft_config,
+            quantization_config=quantization,
         )
+    is_quantised = is_quantised_model(trainer.model)
+    if is_quantised:
+        restore_adapter(trainer.model, {})
+    merges = peft_config is not None and not is_quantised  # rounding to 4 or 8 bits would lose most of the adapter
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
@@ -82,10 +93,10 @@ def cold_start(
     is_main = trainer.accelerator.is_main_process
     with building(folder, origin) if is_main else nullcontext():
         # All processes take part in saving, since weights may be sharded over them.
-        trained = folder if peft_config is None else folder / ADAPTER_FOLDER
+        trained = folder / ADAPTER_FOLDER if merges else folder
         trainer.save_model(str(trained))
         if is_main:
-            if peft_config is not None:
+            if merges:
                 init = {"dtype": "float32"} | (args.model_init_kwargs or {})  # the precision that TRL loads it in
                 merged = load_model(str(trained), policy=task.policy, **init)
                 merged.merge_and_unload().save_pretrained(folder)
@@ -97,7 +108,7 @@ def cold_start(
     return str(folder)
 
 
-def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any) -> Any:
+def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any, quantization: Any) -> Any:
     """A Trainer for the cross-entropy of gold fills at the masks. Fills that are no token of the model are ignored."""
     import torch
     from peft import get_peft_model
@@ -107,7 +118,7 @@ def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_co
     from ..models.masked_policy import MaskedPolicy
 
     set_seed(args.seed)
-    loaded = load_model(model, policy="masked", **(args.model_init_kwargs or {}))
+    loaded = load_model(model, policy="masked", quantization_config=quantization, **(args.model_init_kwargs or {}))
     policy = MaskedPolicy(tokenizer, loaded.config)
     if peft_config is not None:
         peft_config.task_type = None

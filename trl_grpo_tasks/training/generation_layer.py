@@ -27,6 +27,7 @@ from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
+from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import without_adapter
@@ -70,7 +71,11 @@ class GenerationLayer(CheckpointLayer):
         if peft_config is not None and args.reference_mode != "static":
             model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
             peft_config = None
+        given = {}
+        if is_quantised_model(model):
+            given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
         super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
+        self._prepare_quantised(given)
         self.task = task
         self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
         self._filters = args.sampling_filters
@@ -86,6 +91,16 @@ class GenerationLayer(CheckpointLayer):
                 self._policy.add_to(plain)
         else:
             self._set_up_rollouts()
+
+    def _prepare_quantised(self, given: dict[str, Any]) -> None:
+        """Make quantised weights fit to be trained on; `given` holds the adapter's weights as they were passed."""
+        if not is_quantised_model(self.model):
+            return
+        for plain in self._plain_models():
+            check_output_head(plain)
+            keep_weights_unpacked(plain)
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # they need one dtype for all trained weights
+            restore_adapter(self.model, given)
 
     def _check_sampling(self) -> None:
         """Refuse what only the trainer can see: options of the model's own generation_config, and tools."""

@@ -1,0 +1,128 @@
+"""Dense weights and rounded activations against bitsandbytes' own layers."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from tests.support.quantised import needs_bitsandbytes
+from trl_grpo_tasks.rollout.quantised import activation_threshold, dense_weight, is_quantised, round_activations
+
+pytestmark = needs_bitsandbytes
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Largest relative error of one product in a dtype, and of bitsandbytes' own scale of int8 products on the CPU.
+ROUNDING = {torch.float32: 3e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+IN, OUT = 128, 96
+
+
+def layer_8bit(threshold=6.0):
+    from bitsandbytes.nn import Linear8bitLt
+
+    torch.manual_seed(0)
+    return Linear8bitLt(IN, OUT, has_fp16_weights=False, threshold=threshold).to("cpu").eval()
+
+
+def activations(dtype, outliers):
+    """Tokens of unit variance; with `outliers`, a whole large column, a single large value and a token of zeros."""
+    x = torch.randn(3, 5, IN, generator=torch.Generator().manual_seed(1))
+    if outliers:
+        x[..., 7] *= 10
+        x[1, 2, 30] = -40
+        x[0, 0] = 0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
+@torch.no_grad()
+def test_dense_4bit_weight_gives_the_output_of_the_layer_bit_for_bit(kind, nested, dtype, storage):
+    from bitsandbytes.nn import Linear4bit
+
+    torch.manual_seed(0)
+    layer = Linear4bit(
+        IN, OUT, compute_dtype=dtype, compress_statistics=nested, quant_type=kind, quant_storage=storage
+    ).to("cpu")
+    layer.support_avx512bf16_for_cpu = False
+    original, x = layer.weight.data.view(torch.uint8).clone(), activations(torch.float32, outliers=False)
+    weight = dense_weight(layer, dtype)
+    assert weight.shape == (OUT, IN) and weight.dtype == dtype
+    torch.testing.assert_close(linear(x.to(dtype), weight, layer.bias.to(dtype)).float(), layer(x), rtol=0, atol=0)
+    assert layer.weight.data.view(torch.uint8).equal(original), "the layer is unchanged"
+    assert dense_weight(layer, dtype).equal(weight)
+    assert is_quantised(layer) and activation_threshold(layer) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_8bit_layer_in_training_on_a_cpu_is_a_dense_product(dtype):
+    layer, x = layer_8bit().train(), activations(dtype, outliers=True)
+    weight = dense_weight(layer, dtype)
+    assert activation_threshold(layer) is None
+    torch.testing.assert_close(linear(x, weight, layer.bias.to(dtype)), layer(x), rtol=0, atol=0)
+    assert dense_weight(layer, dtype).equal(weight), "the first pass moves the scales elsewhere"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outliers", [False, True], ids=["", "outliers"])
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+@torch.no_grad()
+def test_8bit_layer_is_a_product_of_rounded_activations(threshold, outliers, dtype):
+    layer, x = layer_8bit(threshold), activations(dtype, outliers)
+    weight, bias = dense_weight(layer, dtype), layer.bias.to(dtype)
+    assert activation_threshold(layer) == threshold
+    rounded = round_activations(x, threshold)
+    expected = layer(x)
+    assert rounded.dtype == dtype and expected.dtype == dtype
+    near = {"rtol": ROUNDING[dtype], "atol": ROUNDING[dtype] * expected.abs().max().item()}
+    torch.testing.assert_close(linear(rounded, weight, bias), expected, **near)
+    if dtype != torch.bfloat16:  # whose rounding is nearly as large as that to 8 bits
+        plain = (linear(x, weight, bias) - expected).abs().max()
+        assert plain > 5 * (linear(rounded, weight, bias) - expected).abs().max(), "the rounding is what matters"
+
+
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+def test_rounded_activations_are_the_int8_values_of_bitsandbytes(threshold):
+    from bitsandbytes.functional import int8_vectorwise_quant
+
+    generator = torch.Generator().manual_seed(2)
+    for scale in (0.01, 1.0, 3.0):
+        x = (torch.randn(64, 256, generator=generator) * scale).half()
+        x[5] = 0
+        integers, largest, columns = int8_vectorwise_quant(x.clone(), threshold=threshold)
+        expected = integers.float() * (largest[:, None] / 127)
+        if threshold:
+            expected[:, columns] = x[:, columns].float()
+        torch.testing.assert_close(round_activations(x.float(), threshold), expected, rtol=1e-6, atol=1e-9)
+
+
+@torch.no_grad()
+def test_tokens_share_outlier_columns_as_in_bitsandbytes():
+    """A column is kept if any token of the pass has an outlier there, so the batch changes a token's rounding."""
+    layer, x = layer_8bit(), activations(torch.float32, outliers=False)[0]
+    alone, together = x[:1], torch.cat([x[:1], torch.full((1, IN), 0.1).index_fill(1, torch.tensor([3, 9]), 20.0)])
+    ours = [round_activations(batch, 6.0)[:1] for batch in (alone, together)]
+    theirs = [layer(batch)[:1] for batch in (alone, together)]
+    changed = (ours[0] != ours[1]).nonzero()[:, 1].tolist()
+    assert changed == [3, 9] and torch.equal(ours[1][:, [3, 9]], x[:1, [3, 9]])
+    change = linear(ours[1] - ours[0], dense_weight(layer, torch.float32))
+    torch.testing.assert_close(change, theirs[1] - theirs[0], rtol=1e-2, atol=1e-4)
+
+
+def test_rounding_has_no_graph_break_and_no_step_that_depends_on_values():
+    compiled = torch.compile(round_activations, fullgraph=True, backend="aot_eager")
+    for outliers in (False, True):
+        x = activations(torch.bfloat16, outliers)
+        assert compiled(x, 6.0).equal(round_activations(x, 6.0))
+
+
+def test_values_beyond_float16_are_outliers_and_stay():
+    x = torch.tensor([[1e6, 1.0, -0.5], [0.25, 2.0, 0.0]])
+    rounded = round_activations(x, 6.0)
+    assert rounded[:, 0].equal(x[:, 0]) and rounded[:, 1].equal(x[:, 1])
+    assert rounded[0, 2] == pytest.approx(round(-0.5 * 127) / 127)
+
+
+def test_ordinary_layers_are_not_quantised():
+    assert not is_quantised(nn.Linear(4, 4)) and activation_threshold(nn.Linear(4, 4)) is None
