@@ -217,21 +217,19 @@ def _serve(pipe: Connection, log: str) -> None:
     pipe.send({"done": True})
 
 
-def spread(seconds: Sequence[float] | None) -> str:
-    """Return the median of some seconds, with the smallest and the largest if there are several."""
-    if not seconds:
-        return ""
-    middle = f"{statistics.median(seconds):.3g}"
-    return middle if len(seconds) == 1 else f"{middle} ({min(seconds):.3g}-{max(seconds):.3g})"
+def shown(value: Any) -> str:
+    """Return a value as a table shows it; of several, the median with the smallest and the largest."""
+    if isinstance(value, list):
+        middle = shown(statistics.median(value)) if value else ""
+        return middle if len(value) < 2 else f"{middle} ({shown(min(value))}-{shown(max(value))})"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def line(cells: Sequence[str]) -> str:
-    """Return a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+def table_line(cells: Sequence[Any], error: str | None = None) -> str:
+    """Return a line of a Markdown table, with an error after it if there is one."""
+    return f"| {' | '.join(map(shown, cells))} |{'' if error is None else f' {error}'}"
 
 
 def write_results(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

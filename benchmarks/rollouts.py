@@ -44,14 +44,12 @@ from harness import (
     character_tokenizer,
     config_of,
     fill_adapters,
-    line,
     memory,
     now,
-    number,
     random_model,
     random_prompts,
     run_cells,
-    spread,
+    table_line,
     write_results,
 )
 from peft import LoraConfig
@@ -69,7 +67,16 @@ MACHINE = {"type": "object", "properties": {f"part_{i}": PART for i in range(12)
 TEXTS = ("free", "bricks", "JSON")
 WAYS = ("vllm", "trl+vllm", "trl", "ours alone", "ours")  # in this order, so that ratios are known at once
 KEYS = ("shape", "weights", "text", "prompt", "group", "length")
-COLUMNS = ("rollout s", "ratio", "step s", "ratio", "tokens/s", "start-up s", "peak GB", "device GB", "repeats")
+COLUMNS = {key: key for key in (*KEYS, "way")} | {
+    "rollout s": "rollout_s",
+    "rollout ratio": "rollout_ratio",
+    "step s": "step_s",
+    "step ratio": "step_ratio",
+    "tokens/s": "tokens_per_s",
+    "start-up s": "start_up_s",
+    "peak GB": "peak_gb",
+    "device GB": "device_gb",
+}
 
 
 def bricks(node: Any) -> list[tuple[str, Any]]:
@@ -120,15 +127,15 @@ def main() -> None:
     ]
     cells.sort(key=lambda cell: (shapes.index(cell["shape"]), WAYS.index(cell["way"]) > 0))  # vLLM before all ratios
     rows: list[dict[str, Any]] = []
-    print(line([*KEYS, "way", *COLUMNS]), line(["---"] * (len(KEYS) + 1 + len(COLUMNS))), sep="\n", flush=True)
+    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = [{"options": options, "folder": folder, **cell} for cell in cells]
         for row in run_cells(measure, settings, options.limit, Path(options.out).with_suffix(".log")):
             del row["options"], row["folder"]
             if row["way"] == "vllm":
                 row["weights"] = "full"
-            rows.append(row | ratios(row, rows))
-            print(row_line(rows[-1]), flush=True)
+            rows.append(row := row | ratios(row, rows))
+            print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
             write_results(options.out, rows)
 
 
@@ -142,18 +149,6 @@ def ratios(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:
                 ratio = statistics.median(baseline[kind]) / statistics.median(row[kind])
                 found.setdefault(kind.replace("_s", "_ratio"), ratio)
     return found
-
-
-def row_line(row: dict[str, Any]) -> str:
-    done = row.get("rollout_s")
-    tokens_per_s = row["tokens"] / statistics.median(done) if done else None
-    known = [str(row[key]) for key in (*KEYS, "way")]
-    values = [
-        spread(done), number(row.get("rollout_ratio")), spread(row.get("step_s")), number(row.get("step_ratio")),
-        number(tokens_per_s), number(row.get("start_up_s")), number(row.get("peak_gb")), number(row.get("device_gb")),
-        str(len(done or [])),
-    ]  # fmt: skip
-    return line(known + values) + (f" {row['error']}" if "error" in row else "")
 
 
 def measure(report: Report, options: Any, folder: str, way: str, **cell: Any) -> None:
@@ -172,7 +167,8 @@ def report_times(report: Report, start_up: float, tokens: int, **seconds: list[f
     if len(seconds["rollout_s"]) > 1:
         longest = statistics.median((seconds.get("step_s") or seconds["rollout_s"])[1:])
         measured = {name: values[1:] for name, values in seconds.items()}
-        report({**measured, "tokens": tokens, "start_up_s": max(start_up - longest, 0.0), **memory()})
+        rate = tokens / statistics.median(measured["rollout_s"])
+        report({**measured, "tokens_per_s": rate, "start_up_s": max(start_up - longest, 0.0), **memory()})
 
 
 def measure_vllm(
@@ -192,15 +188,12 @@ def measure_vllm(
         max_num_seqs=options.prompts * group,
     )
     sampling = SamplingParams(n=group, temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
-    rollouts: list[float] = []
-    for repeat in range(options.repeats + 1):
-        prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts([prompt] * options.prompts, repeat)]
-        start = time.perf_counter()
-        outputs = engine.generate(prompts, sampling, use_tqdm=False)
-        rollouts.append(time.perf_counter() - start)
-        start_up = time.perf_counter() - begin if repeat == 0 else start_up
-        tokens = sum(len(one.token_ids) for output in outputs for one in output.outputs)
-        report_times(report, start_up, tokens, rollout_s=rollouts)
+
+    def generate(prompts: list[list[int]]) -> int:
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        return sum(len(one.token_ids) for output in outputs for one in output.outputs)
+
+    repeat_rollouts(report, options, begin, prompt, generate)
 
 
 def measure_alone(
@@ -212,15 +205,27 @@ def measure_alone(
     kind = model.device.type
     begin = now()
     decoder = Decoder(model)
+
+    def generate(prompts: list[list[int]]) -> int:
+        repeated = [ids for ids in prompts for _ in range(group)]
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):  # as the trainer does
+            done = rollout(model, repeated, max_new_tokens=length, eos_token_ids=[], decoder=decoder)
+        return sum(map(len, done.completion_ids))
+
+    repeat_rollouts(report, options, begin, prompt, generate)
+
+
+def repeat_rollouts(report: Report, options: Any, begin: float, prompt: int, generate: Any) -> None:
+    """Time `generate`, which returns token ids to the CPU, on new prompts each time."""
     rollouts: list[float] = []
     for repeat in range(options.repeats + 1):
-        prompts = [ids for ids in random_prompts([prompt] * options.prompts, repeat) for _ in range(group)]
-        start = now()
-        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):  # as the trainer does
-            done = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[], decoder=decoder)
-        rollouts.append(now() - start)
-        start_up = now() - begin if repeat == 0 else start_up
-        report_times(report, start_up, sum(map(len, done.completion_ids)), rollout_s=rollouts)
+        prompts = random_prompts([prompt] * options.prompts, repeat)
+        start = time.perf_counter()
+        tokens = generate(prompts)
+        rollouts.append(time.perf_counter() - start)
+        if repeat == 0:
+            start_up = time.perf_counter() - begin
+        report_times(report, start_up, tokens, rollout_s=rollouts)
 
 
 def measure_trainer(
