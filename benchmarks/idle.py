@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +28,6 @@ from masks import synthetic_bpe_tokenizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-import trl_grpo_tasks.rollout.batch as batch_module
 from trl_grpo_tasks.constraints.sampling import BatchMasks
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
@@ -139,7 +139,7 @@ def timed_masks() -> Iterator[list[float]]:
 
         return call
 
-    places = [(BatchMasks, "fill"), (batch_module, "accept_all")]
+    places = [(BatchMasks, "fill"), (sys.modules[rollout.__module__], "accept_all")]
     originals = [(place, name, getattr(place, name)) for place, name in places]
     try:
         for place, name, function in originals:
