@@ -187,7 +187,6 @@ def model_of(options: Any, folder: str, name: str) -> str:
         shape = shape if torch.cuda.is_available() else "tiny"
         random_model(config_of(shape, "float32", size, tokenizer.eos_token_id)).save_pretrained(path)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     return str(path)
 
 

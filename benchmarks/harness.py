@@ -203,6 +203,7 @@ def _serve(pipe: Connection, log: str) -> None:
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, sys.stdout.fileno())
     os.dup2(file, sys.stderr.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nothing is lost when it is ended
     try:
         function, cell = pipe.recv()
     except EOFError:  # the benchmark has ended
