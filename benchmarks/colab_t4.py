@@ -73,7 +73,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         cells = [{"options": options, "folder": folder, "recipe": name} for name in options.recipes]
-        for row in run_cells(measure, cells, options.limit, Path(options.out).with_suffix(".log")):
+        for row in run_cells("colab_t4", cells, options.limit, Path(options.out).with_suffix(".log")):
             del row["options"], row["folder"]
             rows.append(row | extrapolated(row))
             print(table_line([rows[-1].get(key) for key in COLUMNS.values()], row.get("error")), flush=True)

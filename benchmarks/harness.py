@@ -6,6 +6,7 @@ limit. A cell that fails or takes too long becomes a row with an error, and the 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -143,24 +144,23 @@ def memory() -> dict[str, Any]:
     }
 
 
-def run_cells(
-    function: Callable[..., None], cells: Sequence[dict[str, Any]], limit_s: float, log: Path
-) -> Iterator[dict[str, Any]]:
-    """Run `function(report, **cell)` for each cell and yield the cell with all values it reported.
+def run_cells(module: str, cells: Sequence[dict[str, Any]], limit_s: float, log: Path) -> Iterator[dict[str, Any]]:
+    """Run `measure(report, **cell)` of a module for each cell and yield the cell with all values it reported.
 
     The function calls `report` with values as soon as it has them. An `error` of one line is among the values of a
     cell that failed or took longer than `limit_s`. The output of the cells goes to the file `log`. The process of the
-    next cell imports its modules while a cell runs.
+    next cell imports the module while a cell runs.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    started = [_start(log)]
+    started = [_start(module, log)] if cells else []
     try:
         for n, cell in enumerate(cells, 1):
             process, pipe = started[0]
             if n < len(cells):
-                started.append(_start(log))
+                started.append(_start(module, log))
             values = dict(cell)
-            pipe.send((function, cell))
+            with suppress(BrokenPipeError):  # the process has already failed, and its error can be received
+                pipe.send(cell)
             end = time.monotonic() + limit_s
             try:
                 while pipe.poll(max(end - time.monotonic(), 0)):
@@ -188,33 +188,30 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _start(log: Path) -> tuple[Any, Connection]:
+def _start(module: str, log: Path) -> tuple[Any, Connection]:
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, str(log)))
+    process = context.Process(target=_serve, args=(there, module, str(log)))
     process.start()
     there.close()
     return process, here
 
 
-def _serve(pipe: Connection, log: str) -> None:
-    """Wait for a cell and run it."""
+def _serve(pipe: Connection, module: str, log: str) -> None:
+    """Import the module, wait for a cell and run it."""
     os.setsid()  # a process group of its own, which can be ended as a whole
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, sys.stdout.fileno())
     os.dup2(file, sys.stderr.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nothing is lost when it is ended
     try:
-        function, cell = pipe.recv()
-    except EOFError:  # the benchmark has ended
-        return
-    print(f"\n== {cell}", flush=True)
-    try:
-        function(pipe.send, **cell)
+        measure = importlib.import_module(module).measure
+        cell = pipe.recv()
+        print(f"\n== {cell}")
+        measure(pipe.send, **cell)
     except BaseException as error:  # noqa: BLE001 (whatever fails becomes a row of the table)
         traceback.print_exc()
-        line = next(iter(str(error).strip().splitlines()), "")
-        pipe.send({"error": f"{type(error).__name__}: {line}"[:160]})
+        pipe.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]})
     pipe.send({"done": True})
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         cells = [{"options": options, "rows": rows, "folder": folder} for rows in options.rows]
-        for row in run_cells(measure, cells, options.limit, Path(options.out).with_suffix(".log")):
+        for row in run_cells("idle", cells, options.limit, Path(options.out).with_suffix(".log")):
             del row["options"], row["folder"]
             done.append(row)
             print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)

@@ -123,7 +123,10 @@ def measure_trainer(
     kind: dict[str, Any] = {}
     if way == "trl+vllm":
         model.name_or_path = options.model or saved_config(options, folder, shape, tokenizer)
-        use_dummy_weights_in_vllm(options)
+        if options.model is None:
+            use_dummy_weights_in_vllm()
+        # TRL sets RANK, LOCAL_RANK and WORLD_SIZE itself; set before the trainer is made, they would add DDP to it.
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
         kind = {
             "use_vllm": True,
             "vllm_mode": "colocate",
@@ -243,20 +246,11 @@ def saved_config(options: Any, folder: str, shape: str, tokenizer: Any = None) -
     return str(path)
 
 
-def use_dummy_weights_in_vllm(options: Any) -> None:
-    """Set vLLM up for TRL's colocate mode; TRL replaces vLLM's made-up weights before the first rollout."""
+def use_dummy_weights_in_vllm() -> None:
+    """Let vLLM in TRL's colocate mode make up its weights; TRL replaces them before the first rollout."""
     import trl.generation.vllm_generation as module
 
-    rendezvous = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29511",
-    }
-    os.environ |= rendezvous
-    if options.model is None:
-        module.LLM = functools.partial(module.LLM, load_format="dummy")
+    module.LLM = functools.partial(module.LLM, load_format="dummy")
 
 
 def constraint_of(text: str, tokenizer: Any) -> Any:

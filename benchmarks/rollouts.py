@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import SHAPES, run_cells, table_line, write_results
-from rollout_ways import measure
 
 TEXTS = ("free", "bricks", "JSON")
 WAYS = ("vllm", "trl+vllm", "trl", "ours alone", "ours")  # in this order, so that ratios are known at once
@@ -94,7 +93,7 @@ def main() -> None:
     print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = [{"options": options, "folder": folder, **cell} for cell in cells]
-        for row in run_cells(measure, settings, options.limit, Path(options.out).with_suffix(".log")):
+        for row in run_cells("rollout_ways", settings, options.limit, Path(options.out).with_suffix(".log")):
             del row["options"], row["folder"]
             if row["way"] == "vllm":
                 row["weights"] = "full"

@@ -90,7 +90,7 @@ def main() -> None:
     print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     rows: list[dict[str, Any]] = []
     settings = [{"options": options, **cell} for cell in cells]
-    for row in run_cells(measure, settings, options.limit, Path(options.out).with_suffix(".log")):
+    for row in run_cells("workloads", settings, options.limit, Path(options.out).with_suffix(".log")):
         del row["options"]
         rows.append(row)
         print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
