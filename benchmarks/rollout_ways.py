@@ -94,7 +94,7 @@ def measure_alone(
 
     def generate(prompts: list[list[int]]) -> int:
         repeated = [ids for ids in prompts for _ in range(group)]
-        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):  # as the trainer does
+        with torch.autocast(kind, autocast_dtype(options), enabled=kind == "cuda"):  # as the trainer does
             done = rollout(model, repeated, max_new_tokens=length, eos_token_ids=[], decoder=decoder)
         return sum(map(len, done.completion_ids))
 
@@ -145,7 +145,8 @@ def measure_trainer(
         num_generations=group,
         max_completion_length=length,
         max_steps=options.repeats + 1,
-        bf16=on_gpu,
+        bf16=on_gpu and autocast_dtype(options) == torch.bfloat16,
+        fp16=on_gpu and autocast_dtype(options) == torch.float16,
         use_cpu=not on_gpu,
         report_to="none",
         save_strategy="no",
@@ -198,6 +199,11 @@ class Timer(TrainerCallback):
         report_times(self._report, self._start_up, self._tokens, rollout_s=self._rollouts, step_s=self._steps)
 
 
+def autocast_dtype(options: Any) -> torch.dtype:
+    """Return the dtype of autocast on a GPU: that of the weights, or bfloat16 if they are float32."""
+    return torch.float16 if options.dtype == "float16" else torch.bfloat16
+
+
 def dtype_of(options: Any, shape: str) -> str:
     is_large = shape not in ("tiny", "model")
     return options.dtype or ("bfloat16" if is_large and torch.cuda.is_available() else "float32")
@@ -223,7 +229,7 @@ def model_and_tokenizer(options: Any, folder: str, shape: str, text: str) -> tup
             torch.cuda.reset_peak_memory_stats()
     quantization = None
     if options.quantize:
-        compute = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+        compute = autocast_dtype(options) if torch.cuda.is_available() else torch.float32
         quantization = BitsAndBytesConfig(
             load_in_4bit=options.quantize == "4bit",
             load_in_8bit=options.quantize == "8bit",
