@@ -158,7 +158,7 @@ def busy_seconds(run: Any, new_tokens: int) -> float:
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in profiler.profiler.kineto_results.events()
-        if event.device_type() == torch.autograd.DeviceType.CUDA
+        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation()
     )
     busy, reached = 0, 0
     for start, end in spans:

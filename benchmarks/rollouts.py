@@ -104,7 +104,7 @@ def main() -> None:
 
 def ratios(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return how many times as fast as the baseline the rollouts and the steps of a row are."""
-    found = {}
+    found: dict[str, float] = {}
     for kind, baselines in (("rollout_s", ("vllm", "trl")), ("step_s", ("trl+vllm", "trl"))):
         for baseline in (one for way in baselines for one in rows if one["way"] == way):
             same = all(baseline[key] == row[key] or (baseline["way"], key) == ("vllm", "weights") for key in KEYS)

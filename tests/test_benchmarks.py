@@ -13,8 +13,10 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import colab_t4  # noqa: E402
 import harness  # noqa: E402
 import rollouts  # noqa: E402
+import workloads  # noqa: E402
 
 
 def measure(report, kind):
@@ -96,6 +98,22 @@ def test_rollouts_are_compared_with_vllm_and_steps_with_colocated_vllm_of_the_sa
     assert rollouts.ratios(row("ours alone", "full", [4.0]), rows) == {"rollout_ratio": 0.5}
     assert rollouts.ratios(row("ours", "lora", [1.0], [4.0]), rows[3:]) == {"rollout_ratio": 20.0, "step_ratio": 7.5}
     assert rollouts.ratios({**row("ours", "lora", [1.0], [4.0]), "shape": "1.5B"}, rows) == {}
+
+
+@pytest.mark.parametrize("sweep", workloads.SWEEPS)
+def test_a_sweep_changes_one_number_of_64_rows_of_256_tokens(sweep):
+    for value in workloads.SWEEPS[sweep]:
+        cell = workloads.point(sweep, value)
+        prompts, shortest, longest, group, length = cell.pop("sizes")
+        expected = {"rows": 64, "length": 256} | ({sweep: value} if sweep in ("rows", "length") else {})
+        assert {"rows": prompts * group, "length": length} == expected and shortest == longest == 100
+        assert list(cell.values()) == ([] if sweep in ("rows", "length") else [value])
+
+
+def test_minutes_of_a_recipe_include_preparation_and_cold_start():
+    measured = {"steps": 100, "step_s": [2.0, 1.0, 9.0], "preparation_s": 30.0, "cold_start_s": 70.0}
+    assert colab_t4.extrapolated(measured) == {"minutes": 5.0}
+    assert colab_t4.extrapolated({"steps": 100, "error": "out of memory"}) == {}
 
 
 def test_adapters_are_not_zero():
