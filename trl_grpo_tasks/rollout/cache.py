@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 PAGE = 64  # tokens per page
+OVERRUN = 8  # tokens that a row may get beyond its end, because the end is noticed later
 
 
 class CacheShape(NamedTuple):
@@ -144,8 +145,8 @@ class PagedCache:
 
 
 def pages_for(prompt_length: int, max_new_tokens: int) -> int:
-    """Return the number of pages of a row. One token more than allowed may be fed before the end is noticed."""
-    return -(-(prompt_length + max_new_tokens + 1) // PAGE)
+    """Return the number of pages of a row, including tokens that are fed before its end is noticed."""
+    return -(-(prompt_length + max_new_tokens + OVERRUN) // PAGE)
 
 
 class RowCache:
@@ -222,7 +223,7 @@ class RowCache:
         if softcap is None and sinks is None:
             out = nn.functional.scaled_dot_product_attention(folded, *stored, attn_mask=mask, scale=scale)
         else:
-            out = _explicit_attention(folded, *stored, mask, scale, softcap, sinks)
+            out = _explicit_attention(folded, stored[0], stored[1], mask, scale, softcap, sinks)
         out = out.reshape(rows, kv_heads, group, width, channels).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return out[current.row_T, current.step_T]
 

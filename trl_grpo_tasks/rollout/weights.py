@@ -2,8 +2,9 @@
 
 Under autocast, float32 weights are cast once per rollout instead of once per pass, and quantised weights are
 dequantised once. On a GPU, the projections that read the same input (query, key and value; gate and up) become one
-matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum to 16 bits, and a small
-adapter would be lost. One more pair of small products per fused layer applies them as training does.
+matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum
+to 16 bits, and a small adapter would be lost. They are applied beside the weights, as in training, on a GPU by the same
+kernel that multiplies by the weights.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class RolloutWeights:
     @torch.no_grad()
     def load(self) -> bool:
         """Read the current weights. Returns True if tensors that passes read were allocated, so addresses are new."""
-        is_new = any([layer.allocate() for layer in self._layers])
+        is_new = sum(layer.allocate() for layer in self._layers) > 0
         copies = [copy for layer in self._layers for copy in layer.copies()]
         if copies:
             torch._foreach_copy_([target for target, _, _ in copies], [source for _, source, _ in copies])
