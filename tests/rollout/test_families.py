@@ -86,7 +86,7 @@ def test_scored_log_probs_equal_sampled_log_probs(family, tiny_path, tmp_path):
     tiny(config_class, **SIZES | options | special).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     trainer = toy_trainer(str(tmp_path / "model"), tmp_path / "run", rollout="fast", constrain=True, max_steps=2,
-                          router_aux_loss_coef=0.0)  # fmt: skip
+                          router_aux_loss_coef=0.0, model_init_kwargs={"attn_implementation": "eager"})  # fmt: skip
     assert trainer._uses_engine
     trainer.train()
     differences = [log["sampling/logp_difference_max"] for log in trainer.state.log_history if "loss" in log]
