@@ -23,7 +23,7 @@ from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, pages_for
 from .compiled import CompiledLayers, can_compile, has_kernels
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
-from .support import text_backbone, without_adapter
+from .support import EXPERT_FAMILIES, text_backbone, without_adapter
 from .weights import RolloutWeights
 
 # CUDA-graph buckets: the number of tokens of a pass is padded to one of these. Larger passes are not captured.
@@ -50,8 +50,9 @@ class Decoder:
         self._head_in_fp32 = head_in_fp32
         self.device = self._model.get_output_embeddings().weight.device
         self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
-        self.is_asynchronous = self.uses_kernels and self.device.type == "cuda"  # `feed` returns before its pass ends
-        compiles = self.uses_kernels and can_compile(self.device)
+        # Passes are captured and end after `feed` has returned.
+        self.is_asynchronous = self.uses_kernels and self.device.type == "cuda" and self._can_capture()
+        compiles = self.is_asynchronous and can_compile(self.device)
         self._compiled = CompiledLayers(self._backbone) if compiles else None
         self._attention_layers = [part for part in self._backbone.modules() if hasattr(part, "num_key_value_groups")]
         self._weights: RolloutWeights | None = None
@@ -249,7 +250,7 @@ class Decoder:
         given = torch.from_numpy(packed)
         if self.device.type == "cuda":
             given = given.pin_memory()  # for a copy that does not wait for queued GPU work
-        if bucket is None or self.device.type != "cuda":
+        if bucket is None or not self.is_asynchronous:
             entry = given.to(self.device, non_blocking=True)
             if tokens_B is not None:
                 entry[0, : len(tokens_B)] = tokens_B
@@ -281,6 +282,13 @@ class Decoder:
             return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
     # ---- preparation
+
+    def _can_capture(self) -> bool:
+        """Whether passes can be captured: except for bf16 on recent GPUs, experts are chosen on the CPU."""
+        if self._model.config.get_text_config().model_type not in EXPERT_FAMILIES:
+            return True
+        is_recent = torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return is_recent and all(weight.dtype == torch.bfloat16 for weight in self._backbone.parameters())
 
     def _captured(self, tokens: int) -> _PassGraph:
         """Return the CUDA graph of a pass over this number of tokens; a new size is captured first."""

@@ -3,7 +3,7 @@
 Under autocast, float32 weights are cast once per rollout instead of once per pass, and quantised weights are
 dequantised once. On a GPU, the projections that read the same input (query, key and value; gate and up) become one
 matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum
-to 16 bits, and a small adapter would be lost. They are applied beside the weights, as in training, on a GPU by the same
+to 16 bits, and a small adapter would be lost. They are applied beside the weights, as in training; on a GPU, by the
 kernel that multiplies by the weights.
 """
 
