@@ -78,7 +78,8 @@ class Decoder:
         """
         scale = HeadScale.of(self._model.config, temperature)
         if scale != self.scale:
-            self.scale, self._step_graphs = scale, {}
+            self.scale = scale
+            self._drop_graphs()  # those that sample depend on the scale, and a memory pool must not be left empty
         self.passes, self._stepping = 0, None
         attention = self._attention(PAGED if self.uses_kernels else ROWS)
         with self._prepared_weights(), attention, constant_frequencies(self._backbone):
@@ -160,6 +161,8 @@ class Decoder:
         result has shape (STEPS, 2, rows): tokens and their log-probs. A step is one CUDA graph: the sampled token of a
         row is fed in the next step without leaving the GPU.
         """
+        from .kernels import new_seeds
+
         bucket = next(size for size in TOKEN_BUCKETS if size >= len(rows))
         graph = self._captured_step(bucket, is_greedy)
         if self._stepping is None or self._stepping[0] != rows:
@@ -168,6 +171,7 @@ class Decoder:
             graph.entry.copy_(self._stepping[1])
         self._stepping = (list(rows), graph.entry)
         graph.step.zero_()
+        graph.seeds.copy_(new_seeds(*graph.seeds.shape, device=self.device))
         for _ in range(STEPS):
             graph.graph.replay()
         self.passes += STEPS
@@ -306,19 +310,20 @@ class Decoder:
             entry = self._padding(rows)
             step = torch.zeros(1, dtype=torch.int64, device=self.device)
             drawn_S_2_B = torch.zeros(STEPS, 2, rows, dtype=torch.float64, device=self.device)
+            seeds_S_B = torch.zeros(STEPS, rows, dtype=torch.int64, device=self.device)
 
             def run() -> None:
-                hidden = self._forward(entry)
+                hidden, seeds_B = self._forward(entry), seeds_S_B.index_select(0, step % STEPS)[0]
                 for begin in range(0, rows, HEAD_ROWS):
                     part = slice(begin, begin + HEAD_ROWS)
                     logits = self._head_logits(hidden[part])
-                    entry[0, part], drawn_2_B = sample(logits, None, *self.scale.factors, is_greedy)
-                    drawn_S_2_B[:, :, part].index_copy_(0, step, drawn_2_B[None])
+                    entry[0, part], drawn_2_B = sample(logits, None, *self.scale.factors, is_greedy, seeds_B[part])
+                    drawn_S_2_B[:, :, part].index_copy_(0, step % STEPS, drawn_2_B[None])
                 entry[2] += entry[1] >= 0
                 step.add_(1)
 
             graph, _ = self._capture(run)
-            self._step_graphs[key] = _StepGraph(graph, entry, step, drawn_S_2_B)
+            self._step_graphs[key] = _StepGraph(graph, entry, step, seeds_S_B, drawn_S_2_B)
         return self._step_graphs[key]
 
     def _padding(self, tokens: int) -> torch.Tensor:
@@ -433,6 +438,7 @@ class _StepGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     entry: torch.Tensor  # token, cache slot and position of each row
     step: torch.Tensor  # number of the next step
+    seeds: torch.Tensor  # (STEPS, rows)
     drawn: torch.Tensor  # (STEPS, 2, rows): tokens and log-probs
 
 

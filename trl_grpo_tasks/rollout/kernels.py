@@ -411,23 +411,30 @@ def _pick_kernel(winners, candidates, maxima, sums, tokens, drawn, rows, SHARES:
     tl.store(drawn + rows + row, (logit - log_total).to(tl.float64))
 
 
+def new_seeds(*size: int, device: torch.device) -> torch.Tensor:
+    """Return random seeds for `sample`, from torch's default generator."""
+    return torch.randint(2**31 - 1, size, device=device)
+
+
 def sample(
     logits: torch.Tensor,
     masks: tuple[torch.Tensor, torch.Tensor] | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
     is_greedy: bool = False,
+    seeds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return one token per row, sampled from scaled logits, and the tokens with their log-probs as float64 (2, rows).
 
     `masks` are packed masks and the number of each row's mask among them; None allows all tokens. With a softcap, the
-    logits are softcap * tanh(scale * logits). Seeds come from torch's default generator.
+    logits are softcap * tanh(scale * logits). Seeds of the rows come from torch's default generator if they are not
+    given.
     """
     rows, vocabulary = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     drawn = torch.empty(2, rows, dtype=torch.float64, device=device)
-    seeds = torch.randint(2**31 - 1, (rows,), device=device)
+    seeds = new_seeds(rows, device=device) if seeds is None else seeds
     words, index = (tokens, tokens) if masks is None else masks
     blocks = triton.cdiv(vocabulary, SAMPLE_BLOCK)
     share = triton.cdiv(blocks, max(1, min(blocks, SAMPLING_PROGRAMS // rows))) * SAMPLE_BLOCK
