@@ -99,7 +99,7 @@ def random_structure(world: int, count: int, canonical: bool, seed: int) -> tupl
     while len(placed.bricks) < count and (sizes := placed.sizes()):
         size, box, last = rng.choice(sizes), rules.everywhere, 0
         if canonical:
-            lowest = next(z for z in range(world) if placed.legal[size][z])
+            lowest = next(z for z in range(world) if placed.legal[z][size])
             box, last = box._replace(low=lowest, high=lowest + 1), -2
         x = rng.choice(placed.xs(size, box)[last:])
         y = rng.choice(placed.ys(size, box, x)[last:])

@@ -1,211 +1,117 @@
-"""Time of complete GRPO steps with TRL's generation, TRL's with a static cache, and fast rollouts with shared prompts.
+"""Rollouts and complete GRPO steps: TRL's generation, vLLM alone, TRL with colocated vLLM, and our rollouts.
 
-    python benchmarks/rollouts.py [--model FOLDER] [--dtype float32] [--weights lora full] [--prompt_lengths 100 2000]
-                                  [--texts free bricks JSON] [--engines trl static fast] [--groups 8] [--lengths 256]
+    python benchmarks/rollouts.py [--shape tiny] [--ways trl ours] [--weights lora full] [--quantize 4bit]
+                                  [--prompt_lengths 100] [--lengths 256] [--groups 8] [--texts free bricks JSON]
 
-Without --model, the model is a Llama like the embedded tiny models (hidden size 128, 4 layers) over single characters.
-There are three kinds of text: unconstrained; brick lines under a choice tree, with about half of the tokens forced; a
-long JSON object under its schema, with most tokens forced. Each table row is a trainer in its own process with TRL's
-default settings (float32 weights, bf16 autocast on a GPU, gradient checkpointing). The static cache of transformers
-does not work with autocast and needs --dtype bfloat16. Step times are medians over all steps but the first; start-up
-is the additional time of the first step. Prints a table and writes benchmarks/results/rollouts.json. To measure
-scaling, use --groups 8 32 128, --lengths 128 256 512, or a --model with a larger vocabulary.
+Shapes have random weights: tiny is a Llama like the embedded tiny models, 135M is SmolLM2's configuration, the others
+are Qwen2.5's. --model FOLDER measures a real model instead. The ways are
+
+    trl         TRL's GRPOTrainer with transformers' generate
+    trl+vllm    TRL's GRPOTrainer with vLLM in the same process (colocate)
+    vllm        vLLM's LLM.generate without a trainer, full weights
+    ours alone  our rollouts without a trainer
+    ours        our trainer
+
+Without a constraint every completion has its full length. Each row is a process of its own, with one warm-up and
+--repeats measured rollouts or steps: median (smallest-largest). Start-up is what the constructor of the trainer or of
+the engine and the warm-up take longer than a measured step; vLLM reads no weights from disk, and compilation caches
+of earlier runs are used. Peak GB is the process's peak of allocated memory, device GB is what is in use on the GPU at
+the end, with vLLM's pool. Ratios above 1 mean faster: rollouts against vllm, steps against trl+vllm, each against trl
+where that is not measured. Texts under a constraint: brick lines under a choice tree, with about half of the tokens
+forced; a long JSON object under its schema, with most tokens forced. Rows are printed and written as JSON at once; the
+output of the processes is in a .log file next to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
-import json
 import os
 import statistics
-import string
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PrinterCallback,
-    TrainerCallback,
-)
+from harness import SHAPES, run_cells, table_line, write_results
 
-from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
-from trl_grpo_tasks.models.tiny import make_tokenizer
-
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PART = {"type": "object", "properties": {"kind": {"enum": ["wheel", "block", "hinge"]}, "parent": {"enum": [0, 1, 2]},
-        "face": {"enum": ["top", "left", "right"]}}, "required": ["kind", "parent", "face"]}  # fmt: skip
-MACHINE = {"type": "object", "properties": {f"part_{i}": PART for i in range(12)},
-           "required": [f"part_{i}" for i in range(12)]}  # fmt: skip
 TEXTS = ("free", "bricks", "JSON")
-ENGINES: dict[str, dict[str, Any]] = {
-    "trl": {"rollout": "trl"},
-    "static": {"rollout": "trl", "cache_implementation": "static"},
-    "fast": {"rollout": "fast", "share_prompts": True},
+WAYS = ("vllm", "trl+vllm", "trl", "ours alone", "ours")  # in this order, so that ratios are known at once
+KEYS = ("shape", "weights", "text", "prompt", "group", "length")
+COLUMNS = {key: key for key in (*KEYS, "way")} | {
+    "rollout s": "rollout_s",
+    "rollout ratio": "rollout_ratio",
+    "step s": "step_s",
+    "step ratio": "step_ratio",
+    "tokens/s": "tokens_per_s",
+    "start-up s": "start_up_s",
+    "peak GB": "peak_gb",
+    "device GB": "device_gb",
 }
-
-
-def bricks(node: Any) -> list[tuple[str, Any]]:
-    """The choices of a tree of `2x4 (3,0,1)` lines; a node is the position within a line and the number of lines."""
-    kind, count = node
-    if kind == "size":
-        return [(f"{size} (", ("x", count)) for size in ("1x1", "1x2", "2x2", "2x4", "1x4", "2x6")]
-    after = {"x": ",", "y": ",", "z": ")\n"}[kind]
-    following = {"x": ("y", count), "y": ("z", count), "z": ("size", count + 1)}[kind]
-    return [(f"{value}{after}", following) for value in range(20)]
-
-
-class StepTimer(TrainerCallback):
-    """Records the seconds of each optimizer step, including its GPU work."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._begin = now()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(now() - self._begin)
-
-
-class TimedTrainer(TaskGRPOTrainer):
-    """Records the time of each generation and its number of tokens."""
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        begin = now()
-        out = super()._generate_single_turn(*args, **kwargs)
-        self.generations = [*getattr(self, "generations", []), (now() - begin, sum(map(len, out[0])))]
-        return out
-
-
-def now() -> float:
-    """Return the time in seconds after all GPU work has finished."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model folder (default: a tiny Llama over single characters)")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the weights")
+    parser.add_argument("--shape", nargs="+", default=["tiny"], choices=list(SHAPES))
+    parser.add_argument("--model", help="model folder, instead of a shape")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"],
+                        help="dtype of the weights (default: bfloat16 for shapes on a GPU, else float32)")  # fmt: skip
+    parser.add_argument("--quantize", choices=["4bit", "8bit"], help="bitsandbytes weights, with LoRA")
     parser.add_argument("--weights", nargs="+", default=["lora", "full"], choices=["lora", "full"])
+    parser.add_argument("--ways", nargs="+", default=["trl", "ours"], choices=WAYS)
     parser.add_argument("--prompt_lengths", nargs="+", type=int, default=[100])
-    parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
-    parser.add_argument("--engines", nargs="+", default=["trl", "fast"], choices=list(ENGINES))
+    parser.add_argument("--texts", nargs="+", choices=TEXTS, help="default: free for large shapes, else all")
     parser.add_argument("--groups", nargs="+", type=int, default=[8], help="completions per prompt")
     parser.add_argument("--lengths", nargs="+", type=int, default=[256], help="maximum tokens per completion")
     parser.add_argument("--prompts", type=int, default=8, help="distinct prompts per step")
-    parser.add_argument(
-        "--steps", type=int, default=5, help="measured steps after one warm-up step; TRL engines: always one"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="measured steps after one warm-up step")
+    parser.add_argument("--vllm_memory", type=float, default=0.3, help="fraction of the GPU that vLLM may use")
+    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    print(f"{options.prompts} prompts; {device}")
-    print(f"{'weights':<8}{'prompt':>7} {'text':<8}{'group':>6}{'length':>7} {'engine':<8}{'tokens/s':>9}"
-          f"{'rollout s':>10}{'step s':>8}{'start-up s':>11}{'peak GB':>9}{'step ratio':>11}")  # fmt: skip
-    results = []
-    cells = itertools.product(options.weights, options.prompt_lengths, options.texts, options.groups, options.lengths)
-    for weights, prompt, text, group, length in cells:
-        first = None
-        for engine in options.engines:
-            cell = {
-                "weights": weights,
-                "prompt": prompt,
-                "text": text,
-                "group": group,
-                "length": length,
-                "engine": engine,
-            }
-            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-                cell |= alone.submit(measure, options, **cell).result()
-            first = first or cell["step_s"]
-            results.append({**cell, "ratio": first / cell["step_s"]})
-            print(f"{weights:<8}{prompt:>7} {text:<8}{group:>6}{length:>7} {engine:<8}{cell['tokens_per_s']:>9.0f}"
-                  f"{cell['rollout_s']:>10.2f}{cell['step_s']:>8.2f}{cell['start_up_s']:>11.1f}"
-                  f"{cell['peak_gb']:>9.1f}{first / cell['step_s']:>11.1f}", flush=True)  # fmt: skip
-            path = Path(options.out)
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps({"device": device, "results": results}, indent=1))
+    os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
-
-def model_and_tokenizer(folder: str | None, dtype: str) -> tuple[Any, Any]:
-    if folder:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        return model, AutoTokenizer.from_pretrained(folder)
-    tokenizer = make_tokenizer(list(string.printable[:-5]), 4096)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-                         num_attention_heads=4, eos_token_id=tokenizer.eos_token_id,
-                         pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-    return LlamaForCausalLM(config), tokenizer
-
-
-def constraint_of(text: str, tokenizer: Any) -> Any:
-    if text == "bricks":
-        return ChoiceTreeConstraint(tokenizer, lambda row: ("size", 0), bricks, look_ahead=False)
-    if text == "JSON":
-        return OneSpelling(tokenizer, GrammarConstraint(tokenizer, Grammar.json_schema(MACHINE)))
-    return None
-
-
-def measure(
-    options: Any, weights: str, prompt: int, text: str, group: int, length: int, engine: str
-) -> dict[str, float]:
-    model, tokenizer = model_and_tokenizer(options.model, options.dtype)
-    constraint = constraint_of(text, tokenizer)
-    words = tokenizer("build a strong table with four legs " * prompt)["input_ids"]
-    texts = [tokenizer.decode(words[i : i + prompt]) for i in range(options.prompts)]
-    on_gpu = torch.cuda.is_available()
-    steps = StepTimer()
-    measured = options.steps if engine == "fast" else 1
+    ways = [way for way in WAYS if way in options.ways]
+    for way in [way for way in ways if "vllm" in way]:
+        reason = importlib.util.find_spec("vllm") is None and "vLLM is not installed"
+        if reason := reason or (options.quantize and "it is not measured with quantised weights"):
+            print(f"skipped: {way}, because {reason}")
+            ways.remove(way)
+    shapes = ["model"] if options.model else options.shape
+    weights = ["lora"] if options.quantize else options.weights
+    texts = options.texts or (TEXTS if shapes in (["model"], ["tiny"]) else ["free"])
+    cells = [
+        dict(zip(KEYS, values, strict=True)) | {"way": way}
+        for *values, way in itertools.product(
+            shapes, weights, texts, options.prompt_lengths, options.groups, options.lengths, ways
+        )
+        if way in ("trl", "ours") or values[2] == "free"  # only these two trainers sample under our constraints
+        if way != "vllm" or values[1] == weights[-1]  # once per shape
+    ]
+    cells.sort(key=lambda cell: (shapes.index(cell["shape"]), WAYS.index(cell["way"]) > 0))  # vLLM before all ratios
+    rows: list[dict[str, Any]] = []
+    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        args = TaskGRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=options.prompts * group,
-            num_generations=group,
-            max_completion_length=length,
-            max_steps=measured + 1,
-            bf16=on_gpu,
-            use_cpu=not on_gpu,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1000,
-            disable_tqdm=True,
-            constrain=constraint is not None,
-            **ENGINES[engine],
-        )
-        trainer = TimedTrainer(
-            model,
-            reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-            args=args,
-            train_dataset=Dataset.from_list([{"prompt": text} for text in texts * (measured + 1)]),
-            processing_class=tokenizer,
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=PROJECTIONS) if weights == "lora" else None,
-            constraint=constraint,
-            callbacks=[steps],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    seconds = statistics.median(steps.seconds[1:])
-    return {
-        "tokens_per_s": statistics.median(tokens / seconds for seconds, tokens in trainer.generations[1:]),
-        "rollout_s": statistics.median(seconds for seconds, _ in trainer.generations[1:]),
-        "step_s": seconds,
-        "start_up_s": max(steps.seconds[0] - seconds, 0.0),
-        "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else float("nan"),
-    }
+        settings = [{"options": options, "folder": folder, **cell} for cell in cells]
+        for row in run_cells("rollout_ways", settings, options.limit, Path(options.out).with_suffix(".log")):
+            del row["options"], row["folder"]
+            if row["way"] == "vllm":
+                row["weights"] = "full"
+            rows.append(row := row | ratios(row, rows))
+            print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
+            write_results(options.out, rows)
+
+
+def ratios(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how many times as fast as the baseline the rollouts and the steps of a row are."""
+    found: dict[str, float] = {}
+    for kind, baselines in (("rollout_s", ("vllm", "trl")), ("step_s", ("trl+vllm", "trl"))):
+        for baseline in (one for way in baselines for one in rows if one["way"] == way):
+            same = all(baseline[key] == row[key] or (baseline["way"], key) == ("vllm", "weights") for key in KEYS)
+            if same and row.get(kind) and baseline.get(kind):
+                ratio = statistics.median(baseline[kind]) / statistics.median(row[kind])
+                found.setdefault(kind.replace("_s", "_ratio"), ratio)
+    return found
 
 
 if __name__ == "__main__":

@@ -7,19 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, MistralConfig
 
+from tests.support.families import FAMILIES
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.models.shared_prompts import SharedPrompts, _Packing
 
-FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gemma": GemmaConfig}
+SHARING = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite", "phi3", "phi3-longrope", "smollm3", "cohere")
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "pad_token_id": 0,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
 
 
 def tiny(family, dtype=torch.float64):
     torch.manual_seed(0)
-    config = FAMILIES[family](vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                              num_attention_heads=2, num_key_value_heads=1, head_dim=8)  # fmt: skip
-    return AutoModelForCausalLM.from_config(config).to(dtype)
+    config_class, options = FAMILIES[family]
+    return AutoModelForCausalLM.from_config(config_class(**SIZES | options)).to(dtype)
 
 
 def batch(prompts, completions, seed=0):
@@ -68,7 +70,7 @@ def assert_same(plain, shared):
         torch.testing.assert_close(shared[1][name], grad, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SHARING)
 def test_log_probs_and_gradients_equal_those_of_separate_prompts(family):
     ids, mask, length = batch([7, 7, 2, 7, 2, 2, 8, 7], [4, 2, 3, 4, 1, 4, 3, 2])
     plain, shared = plain_and_shared(tiny(family), ids, mask, length)
@@ -113,6 +115,8 @@ def test_unsupported_models_are_reported():
     eager = tiny("llama")
     eager.config._attn_implementation = "eager"
     assert "sdpa" in SharedPrompts().add_to(eager)
+    for config in (MistralConfig(sliding_window=4, **SIZES), Gemma2Config(**SIZES)):
+        assert "sliding windows" in SharedPrompts().add_to(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize("constrain", [True, False])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.rollouts import EOS, MODELS, PROMPTS, REPLAYED, TOKENIZER, Replayed, dense_logps, tiny
+from tests.support.rollouts import EOS, MODELS, PROMPTS, REPLAYED, TOKENIZER, Replayed, dense_logps
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import MaskTable
@@ -236,9 +236,8 @@ def test_passes_have_few_sizes_and_finished_rows_leave_the_batch():
 
 
 def test_unsupported_models_are_reported():
-    from transformers import GPT2Config, MistralConfig
+    from transformers import GPT2Config
 
     assert unsupported_reason(MODELS["llama"]) is None
     gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
     assert "'gpt2'" in unsupported_reason(gpt2)
-    assert "sliding" in unsupported_reason(tiny(MistralConfig, sliding_window=4))

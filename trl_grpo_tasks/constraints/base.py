@@ -9,11 +9,13 @@ Masks are packed into int32 words, one bit per token: token t is bit t % 32 of w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+# Mask number 0 allows every token. It is used for padding and for positions without a constraint or filter.
+FREE = 0
 # Upper limit on the tokens that `forced` returns: a constraint may force text without end.
 FORCED_LIMIT = 512
 
@@ -31,7 +33,8 @@ class State(Protocol):
         A token is allowed if and only if the text so far followed by this token can be extended to an allowed text.
         The tokenizer's end-of-sequence token is allowed where the text may end. At least one bit is set until the
         state is finished; afterwards all bits are zero. The caller must not write to the array, and must copy it to
-        keep it: the next `accept` may overwrite it.
+        keep it: the next `accept` may overwrite it, unless the array is read-only. A read-only array never changes,
+        so that what is computed from it can be stored; states that return the same array again are faster.
         """
 
     def accept(self, token: int) -> None:
@@ -45,6 +48,20 @@ class State(Protocol):
         """
 
 
+class SharedState(State, Protocol):
+    """A state that rows with equal beginnings share (see shared.py). Other states are not shared.
+
+    `origin` identifies the start of the state: states with equal origins allow the same completions. An origin of None
+    means that the state cannot be shared.
+    """
+
+    @property
+    def origin(self) -> Hashable: ...
+
+    def fork(self) -> Self:
+        """Return a state at the same position that advances independently of this one."""
+
+
 class Constraint(Protocol):
     """The allowed completions of any row, compiled for one tokenizer."""
 
@@ -52,31 +69,6 @@ class Constraint(Protocol):
 
     def start(self, row: Mapping[str, Any]) -> State | None:
         """Return the state before the first token, or None if the row is unconstrained."""
-
-
-def accept_all(states: Sequence[State], tokens: Sequence[int]) -> None:
-    """Advance each state by one token, in one batched call where the type of the states supports it."""
-    batched = getattr(type(states[0]), "accept_many", None) if states else None
-    if batched is not None and all(type(state) is type(states[0]) for state in states):
-        batched(states, tokens)
-        return
-    for state, token in zip(states, tokens, strict=True):
-        state.accept(token)
-
-
-def fill_all(states: Sequence[State], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-    """Write the masks of the states into the given rows of a matrix, batched where the type of the states supports it.
-
-    The matrix may be wider than the masks, or narrower if the missing tokens are never allowed.
-    """
-    batched = getattr(type(states[0]), "fill_many", None) if states else None
-    if batched is not None and all(type(state) is type(states[0]) for state in states):
-        batched(states, words_B_W, rows)
-        return
-    for state, row in zip(states, rows, strict=True):
-        mask = state.mask()[: words_B_W.shape[1]]
-        words_B_W[row, : len(mask)] = mask
-        words_B_W[row, len(mask) :] = 0
 
 
 def words_for(vocab_size: int) -> int:

@@ -8,21 +8,21 @@ inside a literal or span several, so every tokenizer works.
     A tree of `1x2 (0,3)` lines might have nodes ("size", bricks), ("x", bricks, size), ... with
     choices(("x", bricks, size)) == [("0,", ("y", bricks, size, 0)), ("1,", ("y", bricks, size, 1)), ...]
 
-Performance: the tokens that match a literal do not depend on the node, so they are cached by text, and packed masks
-are cached by token set. Nodes that were never visited before are therefore cheap. Append delimiters to the literal
+Performance: what depends only on the texts of the threads, and not on the nodes after them, is computed once per tuple
+of texts (`literals.py`). Nodes that were never visited before are therefore cheap. Append delimiters to the literal
 ("0," instead of "0" followed by ","): the engine then rarely has to look past the end of the literal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import takewhile
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
 from .base import FORCED_LIMIT, pack_ids
+from .literals import Literals
 from .vocabulary import Vocabulary
 
 Node = Hashable
@@ -58,57 +58,34 @@ class ChoiceTreeConstraint:
     ):
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
-        self._root = root
+        self._root, self._user_choices = root, choices
         self._look_ahead = look_ahead
-        self._choices = lru_cache(_NODE_CACHE)(lambda node: tuple(choices(node)))
+        # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
+        self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
-        self._match_texts = lru_cache(_MASK_CACHE)(self._match_texts_new)
+        self.literals = lru_cache(_MASK_CACHE)(self._literals_new)
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
+
+    def __reduce__(self) -> Any:  # without the caches
+        make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead)
+        return make, (self.vocabulary, self._root, self._user_choices)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
         node = self._root(row)
         if node is None:
             return None
-        ends, threads = self.expand(node)
-        if not ends and not threads:
+        texts, ends, nodes = self.expand(node).parts()
+        if not ends and not texts:
             raise _dead_end_error([node])
         if self.vocabulary.strips_leading_space:
             # Decoding drops one leading space. So a space may precede any text, and must precede a text that itself
             # begins with a space.
-            threads = ((b" ", node), *(thread for thread in threads if not thread[0].startswith(b" ")))
-        return ChoiceState(self, threads, ends)
+            threads = [thread for thread in zip(texts, nodes, strict=True) if not thread[0].startswith(b" ")]
+            texts, nodes = (b" ", *(text for text, _ in threads)), (node, *(after for _, after in threads))
+        return ChoiceState(self, _Position(self, self.literals(texts, ends, True), nodes), node)
 
-    def allowed(self, threads: Sequence[Thread]) -> frozenset[int]:
-        """Return the tokens that match these threads, including tokens that continue through the nodes after them."""
-        texts = tuple(text for text, _ in threads)
-        tokens, none_extend = self._match_texts(texts)
-        if none_extend:
-            return tokens
-        matches = self.vocabulary.along
-        found = set(tokens)
-        expanded: set[tuple[bytes, Node]] = set()
-        todo = [(b"", text, node) for text, node in threads]
-        while todo:
-            prefix, text, node = todo.pop()
-            ids, extends = matches(prefix, text)
-            found.update(ids)
-            if extends and node is not None:
-                reached = (prefix + text, node)
-                if reached not in expanded:
-                    expanded.add(reached)
-                    todo += [(reached[0], *thread) for thread in self.expand(node).threads]
-        return frozenset(found)
-
-    def _match_texts_new(self, texts: tuple[bytes, ...]) -> tuple[frozenset[int], bool]:
-        """Return the tokens that end within these texts, and whether no token extends past any of them.
-
-        If none does, the allowed tokens do not depend on the nodes after the texts.
-        """
-        runs = [self.vocabulary.along(b"", text) for text in texts]
-        return frozenset(id for ids, _ in runs for id in ids), not any(extends for _, extends in runs)
-
-    def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[tuple[Thread, ...], bool, list[Node]]:
-        """Return the threads after `spelling`, whether the text may end there, and the dead-end nodes reached."""
+    def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[_Position, list[Node]]:
+        """Return the position after `spelling`, and the dead-end nodes reached."""
         after: list[Thread] = []
         may_end = False
         dead_ends: list[Node] = []
@@ -129,21 +106,22 @@ class ChoiceTreeConstraint:
                         visited.add((left, node))
                         reached = self.expand(node)
                         if left:
-                            todo.append((reached.threads, rest[len(text) :]))
-                        elif reached.threads or reached.ends:
-                            after += reached.threads
-                            may_end = may_end or reached.ends
-                        else:
+                            todo.append((reached.threads(), rest[len(text) :]))
+                        elif reached.is_dead_end:
                             dead_ends.append(node)
+                        else:
+                            after += reached.threads()
+                            may_end = may_end or reached.literals.may_end
         # Only threads with equal texts can be equal; comparing texts first avoids slow node comparisons.
         if len({text for text, _ in after}) < len(after):
             after = list(dict.fromkeys(after))
-        return tuple(after), may_end, dead_ends
+        literals = self.literals(tuple([text for text, _ in after]), may_end, False)
+        return _Position(self, literals, tuple([node for _, node in after])), dead_ends
 
-    def _expand_new(self, node: Node) -> _Expansion:
-        """Return what may follow at a node; choices with empty text are followed until a choice has text."""
+    def _expand_new(self, node: Node) -> _Position:
+        """Return the position at a node; choices with empty text are followed until a choice has text."""
         ends = False
-        threads: list[Thread] = []
+        threads: list[tuple[str, Node | None]] = []
         done: set[Node] = set()
 
         def visit(node: Node, path: tuple[Node, ...]) -> None:
@@ -163,7 +141,7 @@ class ChoiceTreeConstraint:
                 if after is not None and self._look_ahead and not self._choices(after):
                     continue
                 if text:
-                    threads.append((text.encode(), after))
+                    threads.append((text, after))
                 elif after is None:
                     ends = True
                 else:
@@ -171,7 +149,11 @@ class ChoiceTreeConstraint:
             done.add(node)
 
         visit(node, ())
-        return _Expansion(ends, tuple(threads))
+        texts = tuple([text.encode() for text, _ in threads])
+        return _Position(self, self.literals(texts, ends, False), tuple([after for _, after in threads]))
+
+    def _literals_new(self, texts: tuple[bytes, ...], may_end: bool, is_first: bool) -> Literals:
+        return Literals(self.vocabulary, self.literals, texts, may_end, is_first)
 
     def _pack_new(self, tokens: frozenset[int]) -> np.ndarray:
         words = pack_ids(sorted(tokens), self.vocab_size)
@@ -179,68 +161,92 @@ class ChoiceTreeConstraint:
         return words
 
 
-class _Expansion(NamedTuple):
-    """What may follow at a node: whether the text may end, and the literals with the nodes after them."""
-
-    ends: bool
-    threads: tuple[Thread, ...]
-
-
 class _Position:
-    """A position in the tree with cached results: `accept` reuses the positions that `forced` has computed."""
+    """A position in the tree: the unread rests of the literals that may follow, and the node after each."""
 
-    __slots__ = ("_constraint", "_is_first", "_last_move", "_tokens", "may_end", "threads")
+    __slots__ = ("_constraint", "literals", "nodes")
 
-    def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool, is_first: bool):
+    def __init__(self, constraint: ChoiceTreeConstraint, literals: Literals, nodes: tuple[Node | None, ...]):
         self._constraint = constraint
-        self.threads = threads
-        self.may_end = may_end
-        self._is_first = is_first
-        self._tokens: frozenset[int] | None = None
-        self._last_move: tuple[int, _Position] | None = None  # the last token passed to `move` and its result
+        self.literals = literals
+        self.nodes = nodes
+
+    @property
+    def is_dead_end(self) -> bool:
+        return not self.nodes and not self.literals.may_end
+
+    def threads(self) -> Iterable[Thread]:
+        return zip(self.literals.texts, self.nodes, strict=True)
+
+    def parts(self) -> tuple[tuple[bytes, ...], bool, tuple[Node | None, ...]]:
+        return self.literals.texts, self.literals.may_end, self.nodes
 
     def tokens(self) -> frozenset[int]:
-        """Return the tokens that may follow."""
-        if self._tokens is None:
-            vocabulary = self._constraint.vocabulary
-            tokens = self._constraint.allowed(self.threads)
-            if self._is_first:
-                tokens -= vocabulary.not_first
-            if self.may_end:
-                tokens |= {vocabulary.eos}
-            elif not tokens:
-                raise RuntimeError(f"the tokenizer has no token for the text that must follow: {self.expected()}")
-            self._tokens = tokens
-        return self._tokens
+        """Return the tokens that may follow, including tokens that continue through the nodes after the literals."""
+        literals, nodes, expand = self.literals, self.nodes, self._constraint.expand
+        following = [None if (node := nodes[i]) is None else expand(node) for i in literals.extending]
+        key = tuple([None if position is None else position.literals for position in following])
+        tokens = literals.allowed.get(key)
+        if tokens is None:
+            found, is_determined = self._find_tokens()
+            tokens = literals.finish(found)
+            if not tokens:
+                raise RuntimeError(f"the tokenizer has no token for the text that must follow: {literals.expected()}")
+            if is_determined:
+                literals.remember(key, tokens)
+        return tokens
+
+    def _find_tokens(self) -> tuple[set[int], bool]:
+        """Return the tokens that match the threads, and whether no token extends past the nodes after them.
+
+        If none does, the tokens depend only on the literals here and on those that may follow them.
+        """
+        constraint = self._constraint
+        found: set[int] = set()
+        is_determined = True
+        expanded: set[tuple[bytes, Node]] = set()
+        todo = [(b"", text, node) for text, node in self.threads()]
+        while todo:
+            prefix, text, node = todo.pop()
+            ids, extends = constraint.vocabulary.along(prefix, text)
+            found.update(ids)
+            if extends and node is not None:
+                is_determined = is_determined and not prefix
+                reached = (prefix + text, node)
+                if reached not in expanded:
+                    expanded.add(reached)
+                    todo += [(reached[0], *thread) for thread in constraint.expand(node).threads()]
+        return found, is_determined
 
     def move(self, token: int) -> _Position:
         """Return the position after a token other than end-of-sequence. Raises ValueError if it may not follow."""
-        if self._last_move is None or self._last_move[0] != token:
-            vocabulary = self._constraint.vocabulary
-            spelling = vocabulary.bytes_of[token] if 0 <= token < vocabulary.size else None
-            if not spelling or (self._is_first and token in vocabulary.not_first):
-                raise ValueError(f"token {token} is not allowed here: {self.expected()}")
-            threads, may_end, dead_ends = self._constraint.advance(self.threads, spelling)
-            if not threads and not may_end:
-                if dead_ends:
-                    raise _dead_end_error(dead_ends)
-                raise ValueError(f"token {token} ({spelling!r}) is not allowed here: {self.expected()}")
-            self._last_move = (token, _Position(self._constraint, threads, may_end, is_first=False))
-        return self._last_move[1]
-
-    def expected(self) -> str:
-        texts = sorted({text.decode(errors="replace") for text, _ in self.threads})
-        shown = ", ".join(map(repr, texts[:8])) + (", ..." if len(texts) > 8 else "")
-        return f"expected {shown or 'the end of the text'}"
+        literals, nodes = self.literals, self.nodes
+        move = literals.moves.get(token) or literals.move(token)
+        if move.rest is not None:
+            kept = nodes if move.kept is None else tuple([nodes[i] for i in move.kept])
+            return _Position(self._constraint, move.rest, kept)
+        if move.ended is not None and (node := nodes[move.ended]) is not None:
+            reached = self._constraint.expand(node)
+            if not reached.is_dead_end:
+                return reached
+        reached, dead_ends = self._constraint.advance(self.threads(), move.spelling)
+        if reached.is_dead_end:
+            if dead_ends:
+                raise _dead_end_error(dead_ends)
+            raise ValueError(f"token {token} ({move.spelling!r}) is not allowed here: {literals.expected()}")
+        return reached
 
 
 class ChoiceState:
-    """The position of one completion in a choice tree."""
+    """The position of one completion in a choice tree. States with equal `origin` start at the same node."""
 
-    def __init__(self, constraint: ChoiceTreeConstraint, threads: tuple[Thread, ...], may_end: bool):
-        self.finished = False
-        self._constraint = constraint
-        self._position = _Position(constraint, threads, may_end, is_first=True)
+    __slots__ = ("_constraint", "_position", "finished", "origin")
+
+    def __init__(self, constraint: ChoiceTreeConstraint, position: _Position, origin: Node, finished: bool = False):
+        self._constraint, self._position, self.origin, self.finished = constraint, position, origin, finished
+
+    def fork(self) -> ChoiceState:
+        return ChoiceState(self._constraint, self._position, self.origin, self.finished)
 
     def mask(self) -> np.ndarray:
         return self._constraint.packed(frozenset() if self.finished else self._position.tokens())
@@ -250,17 +256,13 @@ class ChoiceState:
             raise ValueError(f"token {token} is not allowed after the end of the text")
         if token != self._constraint.vocabulary.eos:
             self._position = self._position.move(token)
-        elif self._position.may_end:
+        elif self._position.literals.may_end:
             self.finished = True
         else:
-            raise ValueError(f"the text may not end here: {self._position.expected()}")
+            raise ValueError(f"the text may not end here: {self._position.literals.expected()}")
 
     def forced_text(self) -> bytes:
-        if self.finished or self._position.may_end:
-            return b""
-        texts = [text for text, _ in self._position.threads]
-        first, last = min(texts), max(texts)  # the common prefix of these two is common to all
-        return bytes(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+        return b"" if self.finished else self._position.literals.forced_text
 
     def forced(self) -> list[int]:
         tokens: list[int] = []

@@ -7,7 +7,7 @@ trees (`choices.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -103,13 +103,18 @@ class GrammarConstraint:
         self._last_word = np.int32(0xFFFFFFFF >> spare_bits) if spare_bits else np.int32(-1)
         self._first_token_mask = ~pack_ids(sorted(self.vocabulary.not_first), self.vocab_size)
 
+    def __reduce__(self) -> Any:  # without the compiled grammars
+        return GrammarConstraint, (self.vocabulary, self.grammar)
+
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if grammar is None:
             return None
         if not isinstance(grammar, Grammar):
             raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
-        return GrammarState(self, self._compile(grammar))
+        import xgrammar
+
+        return GrammarState(self, xgrammar.GrammarMatcher(self._compile(grammar)), grammar)
 
     def for_vllm(self) -> dict[str, str]:
         """Return the grammar in the format of vLLM's structured outputs.
@@ -144,29 +149,26 @@ class GrammarConstraint:
 
 
 class GrammarState:
-    """The position of one completion in a grammar."""
+    """The position of one completion in a grammar. States with equal `origin` start in the same grammar."""
 
-    def __init__(self, constraint: GrammarConstraint, compiled: Any):
-        import xgrammar
+    __slots__ = ("_accepted", "_constraint", "_matcher", "_words", "finished", "origin")
 
-        self.finished = False
-        self._constraint = constraint
-        self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._accepted = 0
-        self._words = np.zeros(words_for(constraint.vocab_size), dtype=np.int32)
-        self._mask_is_current = False
+    def __init__(
+        self, constraint: GrammarConstraint, matcher: Any, origin: Grammar, accepted: int = 0, finished: bool = False
+    ):
+        self._constraint, self._matcher, self.origin = constraint, matcher, origin
+        self._accepted, self.finished = accepted, finished
+        self._words: np.ndarray | None = None  # the current mask, once it has been computed
+
+    def fork(self) -> GrammarState:
+        return GrammarState(self._constraint, self._matcher.fork(), self.origin, self._accepted, self.finished)
 
     def mask(self) -> np.ndarray:
-        if not self._mask_is_current:
-            self._fill()
-            self._mask_is_current = True
+        if self._words is None:
+            self._words = self._new_mask()
         return self._words
 
     def accept(self, token: int) -> None:
-        self._check_token(token)
-        self._finish_accept(token, self._matcher.accept_token(token))
-
-    def _check_token(self, token: int) -> None:
         vocabulary = self._constraint.vocabulary
         if self.finished:
             raise ValueError(f"token {token} is not allowed after the end of the text")
@@ -174,74 +176,36 @@ class GrammarState:
             known = 0 <= token < vocabulary.size and vocabulary.bytes_of[token]
             if not known or (self._accepted == 0 and token in vocabulary.not_first):
                 raise ValueError(f"token {token} is not allowed here")
-
-    def _finish_accept(self, token: int, is_accepted: bool) -> None:
-        vocabulary = self._constraint.vocabulary
-        if not is_accepted:
+        if not self._matcher.accept_token(token):
             raise ValueError(f"token {token} ({vocabulary.bytes_of[token]!r}) is not allowed here")
         self._accepted += 1
-        self._mask_is_current = False
+        self._words = None
         self.finished = token == vocabulary.eos
-
-    @staticmethod
-    def accept_many(states: Sequence[GrammarState], tokens: Sequence[int]) -> None:
-        """Call `accept` for many states in one batch."""
-        import xgrammar
-
-        for state, token in zip(states, tokens, strict=True):
-            state._check_token(token)
-        accepted = xgrammar.BatchGrammarMatcher.batch_accept_token([s._matcher for s in states], list(tokens))
-        for state, token, is_accepted in zip(states, tokens, accepted, strict=True):
-            state._finish_accept(token, is_accepted)
-
-    @staticmethod
-    def fill_many(states: Sequence[GrammarState], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-        """Write the masks of many states into the given rows of a matrix, which may have a different width."""
-        import xgrammar
-
-        constraint = states[0]._constraint
-        width = words_for(constraint.vocab_size)
-        words = np.empty((len(states), width), dtype=np.int32)
-        # One thread: filling a mask takes about 1 us, starting threads about 1000 us.
-        xgrammar.BatchGrammarMatcher(1).batch_fill_next_token_bitmask([state._matcher for state in states], words)
-        words[:, -1] &= constraint._last_word  # clears the spare bits, which xgrammar sets
-        first = [i for i, state in enumerate(states) if state._accepted == 0]
-        words[first] &= constraint._first_token_mask
-        if not words.any(axis=1).all():
-            raise RuntimeError(_NO_TOKEN_ALLOWED)
-        words_B_W[rows, :width] = words[:, : words_B_W.shape[1]]
-        words_B_W[rows, width:] = 0
 
     def forced_text(self) -> bytes:
         return b"" if self.finished else self._matcher.find_jump_forward_string().encode()
 
     def forced(self) -> list[int]:
         tokens: list[int] = []
-        words_before, mask_was_current, accepted_before = self._words.copy(), self._mask_is_current, self._accepted
-        while not self.finished and len(tokens) < FORCED_LIMIT:
-            token = only_token(self.mask())
-            if token is None:
-                break
-            self.accept(token)
+        state = self
+        while not state.finished and len(tokens) < FORCED_LIMIT and (token := only_token(state.mask())) is not None:
+            state = state if tokens else self.fork()
+            state.accept(token)
             tokens.append(token)
-        if tokens:
-            self._matcher.rollback(len(tokens))
-            self.finished = False
-            self._words[:] = words_before
-            self._mask_is_current, self._accepted = mask_was_current, accepted_before
         return tokens
 
-    def _fill(self) -> None:
-        words = self._words
+    def _new_mask(self) -> np.ndarray:
+        constraint = self._constraint
+        words = np.zeros(words_for(constraint.vocab_size), dtype=np.int32)
         if self.finished:
-            words[:] = 0
-            return
+            return words
         self._matcher.fill_next_token_bitmask(words)
-        words[-1] &= self._constraint._last_word  # clears the spare bits, which xgrammar sets
+        words[-1] &= constraint._last_word  # clears the spare bits, which xgrammar sets
         if self._accepted == 0:
-            words &= self._constraint._first_token_mask
+            words &= constraint._first_token_mask
         if not np.count_nonzero(words):  # three times as fast as any()
             raise RuntimeError(_NO_TOKEN_ALLOWED)
+        return words
 
 
 _NO_TOKEN_ALLOWED = (

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .base import Constraint, State, accept_all, fill_all, unpack, words_for
+from .base import Constraint, unpack, words_for
 from .filters import SamplingFilters, pack_on_device
 from .table import FREE, MaskTable
+
+_FIRST_DEVICE_MASKS = 256
+_DEVICE_MASKS = 4096  # at most as many masks are kept on the device, unless one batch has more
 
 
 class RecordingProcessor:
@@ -32,7 +35,7 @@ class RecordingProcessor:
         self._states = [None if constraint is None else constraint.start(row) for row in rows]
         self._temperature, self._filters, self._table = temperature, filters, table
         self._is_constrained = constraint is not None
-        self._batch_masks: BatchMasks | None = None
+        self._device_masks: DeviceMasks | None = None
         self._logps_B_V: torch.Tensor | None = None  # of the previous step
         self.masks: list[list[int]] = [[] for _ in rows]
         self.logps: list[list[float]] = [[] for _ in rows]
@@ -48,9 +51,9 @@ class RecordingProcessor:
         numbers = [FREE] * len(self.masks)
         if self._is_constrained:
             assert self._table is not None
-            self._batch_masks = self._batch_masks or BatchMasks(len(self.masks), self._table, scores.device)
-            self._batch_masks.fill(self._states)
-            numbers = self._batch_masks.apply(scores)
+            self._device_masks = self._device_masks or DeviceMasks(self._table, scores.device)
+            numbers = [self._table.number_of(None if state is None else state.mask()) for state in self._states]
+            self._device_masks.fill(numbers).apply(scores)
         logits = scores.float() / self._temperature
         if self._filters:
             assert self._table is not None
@@ -75,9 +78,9 @@ class RecordingProcessor:
 
     def _accept(self, tokens_B: torch.Tensor) -> None:
         self._record_logps(tokens_B)
-        drawn = zip(self._states, tokens_B.tolist(), strict=True)
-        accepted = [(state, token) for state, token in drawn if state is not None]
-        accept_all([state for state, _ in accepted], [token for _, token in accepted])
+        for state, token in zip(self._states, tokens_B.tolist(), strict=True):
+            if state is not None:
+                state.accept(token)
         # generate() pads finished rows, so their states are dropped
         self._states = [None if state is None or state.finished else state for state in self._states]
 
@@ -88,43 +91,56 @@ class RecordingProcessor:
             recorded.append(logp)
 
 
-class BatchMasks:
-    """The masks of the next token of each row: `fill` computes them on the CPU, `apply` applies them to logits."""
+class DeviceMasks:
+    """The masks of a table on the device. A mask is copied there when it is used for the first time."""
 
-    def __init__(self, rows: int, table: MaskTable, device: torch.device):
-        self.table = table
-        # Pinned memory makes the copy to a GPU fast.
-        self._words = torch.empty(
-            (rows, words_for(table.vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
-        self._numbers: list[int] = []
+    def __init__(self, table: MaskTable, device: torch.device):
+        self._table, self._device = table, device
+        self._row_of: dict[int, int] = {}  # row in the matrix by mask number
+        self._words = torch.empty((0, words_for(table.vocab_size)), dtype=torch.int32, device=device)
 
-    def fill(self, states: Sequence[State | None]) -> None:
-        """Compute the mask of each state; a state of None allows every token."""
-        words = self._words[: len(states)].numpy()
-        constrained = [i for i, state in enumerate(states) if state is not None]
-        if len(constrained) < len(states):
-            words.fill(-1)
-        fill_all([state for state in states if state is not None], words, constrained)
-        self._numbers = [FREE] * len(states)
-        for i in constrained:
-            self._numbers[i] = self.table.number_of(words[i])
+    def fill(self, numbers: Sequence[int]) -> PassMasks:
+        """Return the masks with these numbers, one per row of a batch. Copies to the device are only queued."""
+        new = [number for number in dict.fromkeys(numbers) if number not in self._row_of]
+        if new:
+            if len(self._row_of) + len(new) > _DEVICE_MASKS:  # start again with the masks of this batch
+                self._row_of, new = {}, list(dict.fromkeys(numbers))
+            self._add(new)
+        row_of = self._row_of
+        index = torch.tensor([row_of[number] for number in numbers], pin_memory=self._device.type == "cuda")
+        return PassMasks(list(numbers), self._words, index.to(self._device, non_blocking=True))
 
-    def apply(self, scores: torch.Tensor) -> list[int]:
-        """Set the scores of disallowed tokens to -inf, in place, and return the mask number of each row."""
-        _apply_packed(scores, self._words[: len(self._numbers)])
-        return self._numbers
+    def _add(self, numbers: list[int]) -> None:
+        held, count = len(self._row_of), len(self._row_of) + len(numbers)
+        if held == 0 or count > len(self._words):
+            # A new matrix, because batches that were filled before still use the old one.
+            size = (max(_FIRST_DEVICE_MASKS, 1 << (count - 1).bit_length()), self._words.shape[1])
+            grown = torch.empty(size, dtype=torch.int32, device=self._device)
+            grown[:held] = self._words[:held]
+            self._words = grown
+        words = torch.from_numpy(self._table.words(numbers))
+        words = words.pin_memory() if self._device.type == "cuda" else words
+        self._words[held:count].copy_(words, non_blocking=True)
+        self._row_of |= zip(numbers, range(held, count), strict=True)
 
 
-def _apply_packed(scores: torch.Tensor, words_B_W: torch.Tensor) -> None:
-    """Set scores to -inf, in place, where the bit of the packed mask is not set."""
-    if scores.device.type == "cuda":
-        from xgrammar import apply_token_bitmask_inplace
+class PassMasks(NamedTuple):
+    """The masks of one batch: their table numbers and, on the device, packed masks and the index of each row's."""
 
-        apply_token_bitmask_inplace(scores, words_B_W.to(scores.device, non_blocking=True))
-        return
-    disallowed = unpack(~words_B_W.numpy(), scores.shape[1])
-    scores.masked_fill_(torch.from_numpy(disallowed).to(scores.device), -torch.inf)
+    numbers: list[int]
+    words_N_W: torch.Tensor
+    index_B: torch.Tensor
+
+    def apply(self, scores_B_V: torch.Tensor) -> None:
+        """Set the scores of disallowed tokens to -inf, in place."""
+        words_B_W = self.words_N_W[self.index_B]
+        if scores_B_V.device.type == "cuda":
+            from xgrammar import apply_token_bitmask_inplace
+
+            apply_token_bitmask_inplace(scores_B_V, words_B_W)
+            return
+        disallowed = unpack(~words_B_W.cpu().numpy(), scores_B_V.shape[1])
+        scores_B_V.masked_fill_(torch.from_numpy(disallowed).to(scores_B_V.device), -torch.inf)
 
 
 @contextmanager

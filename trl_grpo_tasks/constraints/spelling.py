@@ -7,16 +7,17 @@ the model sees the tokens it was trained on, and most tokens of a long JSON obje
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import State, accept_all, fill_all, only_token, words_for
+from .base import FORCED_LIMIT, State, only_token, pack_ids
 from .vocabulary import Vocabulary
 
 _SPELLING_CACHE = 4096
+_MASK_CACHE = 2048
 
 
 class TextState(State, Protocol):
@@ -51,10 +52,43 @@ class OneSpelling:
         self.vocab_size = constraint.vocab_size
         self._tokenizer = tokenizer
         self.spell = lru_cache(_SPELLING_CACHE)(self._spell_new)
+        self.single = lru_cache(_MASK_CACHE)(self._single_new)
+        self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
+
+    def __reduce__(self) -> Any:  # without the caches
+        return OneSpelling, (self._tokenizer, self.constraint)
 
     def start(self, row: Mapping[str, Any]) -> SpelledState | None:
         state = self.constraint.start(row)
-        return None if state is None else SpelledState(self, state)
+        if state is None:
+            return None
+        # If decoding drops a leading space, the tokenizer's output for the first text differs from what is generated.
+        is_unrestricted = self.vocabulary.strips_leading_space
+        return SpelledState(self, state, _UNRESTRICTED if is_unrestricted else self.spell(state.forced_text()))
+
+    def without(self, words: np.ndarray, too_short: frozenset[int]) -> np.ndarray:
+        """Return a mask without the tokens that are too short."""
+        if not too_short:
+            return words
+        if words.flags.writeable:  # the mask may be overwritten, so its result cannot be stored
+            return self._without_new(words, too_short)
+        key = (id(words), too_short)
+        known = self._restricted.get(key)
+        if known is None:
+            if len(self._restricted) >= _MASK_CACHE:
+                self._restricted.clear()
+            # `words` is stored as well: while it exists, no other array has its id
+            known = self._restricted[key] = (words, self._without_new(words, too_short))
+            known[1].flags.writeable = False
+        return known[1]
+
+    def _without_new(self, words: np.ndarray, too_short: frozenset[int]) -> np.ndarray:
+        return words & ~pack_ids(sorted(too_short), self.vocab_size)
+
+    def _single_new(self, token: int) -> np.ndarray:
+        words = pack_ids([token], self.vocab_size)
+        words.flags.writeable = False
+        return words
 
     def _spell_new(self, text: bytes) -> Spelling:
         """Return the tokenization of a forced text, or no restriction if the text cannot be tokenized by itself."""
@@ -66,91 +100,73 @@ class OneSpelling:
         spellings = [vocabulary.bytes_of[id] or b"" for id in ids]
         if not ids or b"".join(spellings) != text or not all(spellings):
             return _UNRESTRICTED
-        return Spelling(tuple(ids[:-1]), frozenset(vocabulary.along(b"", spellings[-1][:-1])[0]))
+        last = Spelling(None, frozenset(vocabulary.along(b"", spellings[-1][:-1])[0]), None)
+        for token in reversed(ids[:-1]):
+            last = Spelling(token, frozenset(), last)
+        return last
 
 
 class Spelling(NamedTuple):
-    """The tokenization of a forced text: all tokens but the last, and the tokens that are too short to be the last."""
+    """The tokenization of a forced text.
 
-    fixed: tuple[int, ...]
+    Before its last token: the next token (`fixed`) and the spelling `after` it. At its last token `fixed` is None, and
+    `too_short` holds the tokens that are shorter than the last one.
+    """
+
+    fixed: int | None
     too_short: frozenset[int]
+    after: Spelling | None
 
 
-_UNRESTRICTED = Spelling((), frozenset())
+_UNRESTRICTED = Spelling(None, frozenset(), None)
 
 
 class SpelledState:
     """The position of one completion: the inner state and the remaining tokenization of the forced text."""
 
-    def __init__(self, constraint: OneSpelling, state: TextState):
-        self._constraint = constraint
-        self._state = state
-        # If decoding drops a leading space, the tokenizer's output for the first text differs from what is generated.
-        is_unrestricted = constraint.vocabulary.strips_leading_space
-        self._spelling = _UNRESTRICTED if is_unrestricted else constraint.spell(state.forced_text())
+    __slots__ = ("_constraint", "_spelling", "_state")
+
+    def __init__(self, constraint: OneSpelling, state: TextState, spelling: Spelling):
+        self._constraint, self._state, self._spelling = constraint, state, spelling
 
     @property
     def finished(self) -> bool:
         return self._state.finished
 
+    @property
+    def origin(self) -> Hashable:
+        return getattr(self._state, "origin", None)
+
+    def fork(self) -> SpelledState:
+        inner: Any = self._state  # the states of grammars and choice trees can fork
+        return SpelledState(self._constraint, inner.fork(), self._spelling)
+
     def mask(self) -> np.ndarray:
-        words = np.zeros(words_for(self._constraint.vocab_size), dtype=np.int32)
-        if not self._spelling.fixed:
-            words[:] = self._state.mask()
-        self._restrict(words)
-        return words
+        fixed, too_short, _ = self._spelling
+        if fixed is not None:
+            return self._constraint.single(fixed)
+        return self._constraint.without(self._state.mask(), too_short)
 
     def accept(self, token: int) -> None:
-        self._check_token(token)
-        self._state.accept(token)
-        self._finish_accept()
-
-    def forced(self) -> list[int]:
-        if self._spelling.fixed:
-            return list(self._spelling.fixed)
-        only = only_token(self.mask())  # the forced text after this token is tokenized once the token is accepted
-        return [] if only is None else [only]
-
-    @staticmethod
-    def accept_many(states: Sequence[SpelledState], tokens: Sequence[int]) -> None:
-        """Call `accept` for many states in one batch."""
-        for state, token in zip(states, tokens, strict=True):
-            state._check_token(token)
-        accept_all([state._state for state in states], tokens)
-        for state in states:
-            state._finish_accept()
-
-    @staticmethod
-    def fill_many(states: Sequence[SpelledState], words_B_W: np.ndarray, rows: Sequence[int]) -> None:
-        """Write the masks of many states into the given rows of a matrix, which may be wider than a mask."""
-        pairs = list(zip(states, rows, strict=True))
-        unfixed = [(state._state, row) for state, row in pairs if not state._spelling.fixed]
-        fill_all([state for state, _ in unfixed], words_B_W, [row for _, row in unfixed])
-        for state, row in pairs:
-            state._restrict(words_B_W[row])
-
-    def _restrict(self, words: np.ndarray) -> None:
-        """Remove from a mask the tokens that contradict the tokenization of the forced text."""
-        fixed, too_short = self._spelling
-        if fixed:
-            words[:] = 0
-            words[fixed[0] // 32] = _BITS[fixed[0] % 32]
-        for token in too_short if not fixed else ():
-            words[token // 32] &= ~_BITS[token % 32]
-
-    def _check_token(self, token: int) -> None:
-        fixed, too_short = self._spelling
-        if (fixed and token != fixed[0]) or (not fixed and token in too_short):
+        fixed, too_short, after = self._spelling
+        if (fixed is not None and token != fixed) or token in too_short:
             raise ValueError(
                 f"token {token} is not allowed here: the tokenizer encodes this text with a different token"
             )
+        state = self._state
+        state.accept(token)
+        if after is not None:
+            self._spelling = after
+        else:
+            self._spelling = _UNRESTRICTED if state.finished else self._constraint.spell(state.forced_text())
 
-    def _finish_accept(self) -> None:
-        fixed, too_short = self._spelling
-        if fixed:
-            self._spelling = Spelling(fixed[1:], too_short)
-        elif not self.finished:
-            self._spelling = self._constraint.spell(self._state.forced_text())
-
-
-_BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+    def forced(self) -> list[int]:
+        tokens: list[int] = []
+        spelling = self._spelling
+        while spelling.fixed is not None and spelling.after is not None:
+            tokens.append(spelling.fixed)
+            spelling = spelling.after
+        if tokens:
+            return tokens[:FORCED_LIMIT]
+        only = only_token(self.mask())  # the forced text after this token is tokenized once the token is accepted
+        return [] if only is None else [only]

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from xxhash import xxh3_128_digest
 
-from .base import pack, pack_ids, unpack, words_for
+from .base import FREE, pack, pack_ids, unpack, words_for
 
-# Mask number 0 allows every token. It is used for padding and for positions without a constraint or filter.
-FREE = 0
+__all__ = ["FREE", "MaskTable", "MaskTables", "pad_mask_numbers", "widen_mask_numbers"]
 
 
 class MaskTable:

@@ -89,6 +89,9 @@ class Vocabulary:
         self._sorted = sorted(ids_of)
         self.along: Callable[[bytes, bytes], tuple[tuple[int, ...], bool]] = lru_cache(_ALONG_CACHE)(self._along)
 
+    def __reduce__(self) -> Any:  # without the caches
+        return _copy_vocabulary, (self.bytes_of, self.eos, self.strips_leading_space, self.not_first)
+
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
         """Return the vocabulary of a tokenizer, cached while the tokenizer exists. A Vocabulary is returned as is."""
@@ -136,6 +139,14 @@ class Vocabulary:
         """Whether some token begins with `prefix` and is longer."""
         after = bisect_right(self._sorted, prefix)
         return after < len(self._sorted) and self._sorted[after].startswith(prefix)
+
+
+def _copy_vocabulary(
+    bytes_of: list[bytes | None], eos: int, strips_leading_space: bool, not_first: frozenset[int]
+) -> Vocabulary:
+    vocabulary = Vocabulary(bytes_of, eos, strips_leading_space=strips_leading_space)
+    vocabulary.not_first = not_first
+    return vocabulary
 
 
 _VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Vocabulary]] = weakref.WeakKeyDictionary()

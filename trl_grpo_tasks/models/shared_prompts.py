@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..rollout.attention import disable_cudnn_attention
-from ..rollout.support import SHARED_ATTENTION, unsupported_reason
+from ..rollout.support import SHARED_ATTENTION, unsupported_reason_for_sharing
 
 MAX_TOKEN_FRACTION = 0.8  # prompts are shared only if this reduces the tokens to at most this fraction
 
@@ -66,7 +66,7 @@ class SharedPrompts:
 
     def add_to(self, model: Any) -> str | None:
         """Wrap the backbone of a causal language model. Returns None, or the reason why the model is not supported."""
-        config, reason = model.config.get_text_config(), unsupported_reason(model)
+        config, reason = model.config.get_text_config(), unsupported_reason_for_sharing(model)
         if reason is None and config._attn_implementation not in ("sdpa", SHARED_ATTENTION):
             reason = f"attention implementation {config._attn_implementation!r} is not supported, use 'sdpa'"
         if reason is not None:

@@ -1,30 +1,38 @@
 """Generation of completions for a batch of prompts. Differences from transformers' `generate`:
 
-- Each distinct prompt is prefilled once, and its KV cache is copied to all rows of the group.
-- Tokens that a constraint forces are appended without sampling and are fed to the model several at a time; one ragged
-  pass serves rows with different numbers of new tokens.
-- Finished rows leave the batch.
-- CPU and GPU work overlap: the masks of the next tokens are computed while the GPU computes their logits, and without
-  a constraint the next pass starts before the CPU has read the sampled tokens.
-- An editor may delete generated tokens: the KV cache is truncated, and generation resumes after the last kept token.
+- Each distinct prompt is read once, and rows with the same prompt share its part of the KV cache.
+- Rows have no padding. A finished row leaves its place to a waiting one, so that a cache of bounded size serves any
+  number of rows.
+- Tokens that a constraint forces are appended without sampling and are fed to the model several at a time.
+- CPU and GPU work overlap: the masks of the next tokens are computed while the GPU computes their logits; large
+  constrained batches are split into two groups, and the CPU works on one while the GPU runs the other; without a
+  constraint, the next pass starts before the CPU has read the sampled tokens.
+- An editor may delete generated tokens: generation resumes after the last kept token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from ..constraints.base import Constraint, State, accept_all
-from ..constraints.filters import SamplingFilters, pack_on_device
-from ..constraints.sampling import BatchMasks
-from ..constraints.table import FREE, MaskTable
-from .decoder import NEW_TOKEN_BUCKETS, Decoder
+from ..constraints.base import Constraint
+from ..constraints.filters import SamplingFilters
+from ..constraints.sampling import DeviceMasks
+from ..constraints.shared import Forced, SharedStates
+from ..constraints.table import MaskTable
+from ..constraints.workers import WorkerStates, states_for
+from .decoder import Decoder
+from .sampling import Sampled, TokenSampler
 
 NO_FILTERS = SamplingFilters()
-FEED_LIMIT = NEW_TOKEN_BUCKETS[-1]  # maximum number of forced tokens per row and forward pass
+SPLIT_ROWS = 256  # constrained batches of at least this many rows are split into two groups
+REFILL_SHARE = 1 / 8  # waiting rows start when this part of a group's places is free
 
 
 @dataclass
@@ -66,199 +74,236 @@ def rollout(
     table: MaskTable | None = None,
     decoder: Decoder | None = None,
     editor: Editor | None = None,
+    batch_size: int | None = None,
 ) -> Rollout:
     """Sample one completion for each prompt.
 
     Temperature 0 selects the most likely token. Random numbers come from torch's default generator. A `constraint`
     needs `rows` and `table`, and `filters` need `table`: it stores the masks of the constraint and the sets of tokens
     that the filters keep. Pass the same `decoder` to every call to reuse its CUDA graphs. Tokens that an `editor`
-    deletes do not appear in the result.
+    deletes do not appear in the result. At most `batch_size` rows are generated at a time; without it, as many as fit
+    into free memory.
     """
     decoder = Decoder(model) if decoder is None else decoder
-    batch = _Batch(decoder, prompt_ids, max_new_tokens, eos_token_ids, is_greedy=temperature == 0, editor=editor)
+    filters = NO_FILTERS if temperature == 0 else filters
+    prompts = [tuple(prompt) for prompt in prompt_ids]
+    states: SharedStates | WorkerStates | None = None
+    if constraint is not None or filters:
+        assert table is not None, "rollout() with a constraint or filters needs a table"
     if constraint is not None:
         assert rows is not None and table is not None, "rollout() with a constraint needs rows and a table"
-        batch.constrain(constraint, rows, table)
-    if filters and temperature > 0:
-        assert table is not None, "rollout() with filters needs a table"
-        batch.filter(filters, table)
-    slots = max(map(len, prompt_ids)) + max_new_tokens
-    with decoder.running(len(prompt_ids), slots, temperature or 1.0):
-        batch.prefill()
-        while batch.active:
-            batch.sample()
-            batch.feed()
+        states = states_for(constraint, table, len(rows) if decoder.is_asynchronous else 0)
+    batch = _Batch(decoder, prompts, rows, max_new_tokens, frozenset(eos_token_ids), states, editor)
+    masks = None if table is None else DeviceMasks(table, decoder.device)
+    sampler = TokenSampler(decoder.uses_kernels, temperature == 0, filters, table)
+    limit = min(len(prompts), batch_size or len(prompts))
+    if states is not None and decoder.is_asynchronous and limit >= SPLIT_ROWS:
+        groups = [_Group(batch, half, sampler, masks) for half in (limit // 2, limit - limit // 2)]
+    else:
+        groups = [_Group(batch, limit, sampler, masks)]
+    lengths = [len(prompt) for prompt in prompts]
+    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
+        while batch.waiting or any(group.active for group in groups):
+            for group in groups:
+                group.advance()
     batch.result.forward_passes = decoder.passes
     return batch.result
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Within this context, Python does not search for cycles, which would stall passes; rollouts make none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _Batch:
-    """The rows of a rollout in progress. `active` lists the unfinished rows, `_cache_rows` their rows in the cache."""
+    """The rows of a rollout: what they contain, and which of their tokens the model has not seen."""
 
     def __init__(
         self,
         decoder: Decoder,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[tuple[int, ...]],
+        rows: Sequence[Mapping[str, Any]] | None,
         max_new_tokens: int,
-        eos_ids: Sequence[int],
-        is_greedy: bool,
+        eos_ids: frozenset[int],
+        states: SharedStates | WorkerStates | None,
         editor: Editor | None,
     ):
-        self._decoder, self._editor = decoder, editor
-        self._prompts = [tuple(prompt) for prompt in prompts]
-        self._max_new_tokens, self._eos, self._greedy = max_new_tokens, frozenset(eos_ids), is_greedy
-        count = len(self._prompts)
-        self.active = list(range(count))
-        self._cache_rows = list(range(count))
+        self.decoder, self.prompts, self.states, self._editor = decoder, prompts, states, editor
+        self._rows, self._max_new_tokens, self._eos = rows, max_new_tokens, eos_ids
+        count = len(prompts)
+        self.waiting = deque(range(count))
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
-        self._pending: list[list[int]] = [[] for _ in range(count)]
-        self._lengths = [len(prompt) for prompt in self._prompts]
-        self._start_state: Callable[[int], State | None] = lambda i: None
-        self._states: dict[int, State] = {}
-        self._masks: BatchMasks | None = None
-        self._filters: tuple[SamplingFilters, MaskTable] | None = None
+        self.pending: list[list[int]] = [[] for _ in range(count)]  # tokens that were not fed yet
+        self.lengths = [0] * count  # tokens in the cache
+        self.feeds_before_reading = states is None and editor is None and decoder.is_asynchronous
 
-    def filter(self, filters: SamplingFilters, table: MaskTable) -> None:
-        self._filters = (filters, table)
+    def start_waiting(self, limit: int) -> list[int]:
+        """Start up to `limit` waiting rows for which the cache has room, and return them.
 
-    def constrain(self, constraint: Constraint, rows: Sequence[Mapping[str, Any]], table: MaskTable) -> None:
-        self._masks = BatchMasks(len(rows), table, self._decoder.device)
-        self._start_state = lambda i: constraint.start(rows[i])
-        self._states = {i: state for i in range(len(rows)) if (state := self._start_state(i)) is not None}
-        for i in list(self._states):
-            self._append_forced(i)
+        Their prompts are read, except for the last token, and what a constraint forces is appended.
+        """
+        rows: list[int] = []
+        sources = []
+        while self.waiting and len(rows) < limit and self.decoder.fits(self.prompts[self.waiting[0]]):
+            rows.append(self.waiting.popleft())
+            sources.append(self.decoder.reserve(rows[-1], self.prompts[rows[-1]]))
+        if rows:
+            self.decoder.prefill(rows, [self.prompts[i] for i in rows], sources)
+        for i in rows:
+            self.lengths[i] = len(self.prompts[i]) - 1
+            self.pending[i] = [self.prompts[i][-1]]
+        if self.states is not None:
+            assert self._rows is not None
+            for i, forced in zip(rows, self.states.start(rows, [self._rows[i] for i in rows]), strict=True):
+                self._append_forced(i, forced)
+        return rows
 
-    def prefill(self) -> None:
-        """Run the distinct prompts in one pass, then the tokens that a constraint forces at the start of each row."""
-        distinct = {prompt: cache_row for cache_row, prompt in enumerate(dict.fromkeys(self._prompts))}
-        self._decoder.prefill(list(distinct), [distinct[prompt] for prompt in self._prompts])
-        self.feed()
+    def append(self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]) -> None:
+        """Append one sampled token to each row, and then what a constraint forces."""
+        result = self.result
+        for i, token, logp, mask in zip(rows, tokens, logps, masks, strict=True):
+            result.completion_ids[i].append(token)
+            result.logps[i].append(logp)
+            result.masks[i].append(mask)
+            self.pending[i].append(token)
+        if self.states is not None:
+            open_rows = [i for i in rows if not self._is_finished(i)]
+            forced = self.states.accept(open_rows, [result.completion_ids[i][-1] for i in open_rows])
+            for i, run in zip(open_rows, forced, strict=True):
+                if run.tokens:
+                    self._append_forced(i, run)
 
-    def sample(self) -> None:
-        """Sample the next token of every active row."""
-        logits = self._decoder.logits[: self._decoder.batch]
-        numbers = [FREE] * len(logits)
-        if self._masks is not None:
-            numbers = self._masks.apply(logits)
-        if self._filters is not None:
-            filters, table = self._filters
-            kept_B_V = filters.kept(logits)
-            logits = logits.masked_fill(~kept_B_V, -torch.inf)
-            words_B_W = _copy_to_cpu_async(pack_on_device(kept_B_V))
-        logps = logits.log_softmax(1)
-        tokens_B = logps.argmax(1) if self._greedy else torch.multinomial(logps.exp(), 1)[:, 0]
-        chosen_B = logps.gather(1, tokens_B[:, None])[:, 0]
-        sampled = _copy_to_cpu_async(torch.stack((tokens_B.double(), chosen_B.double())))
-        feeds_before_reading = self._masks is None and self._editor is None and self._decoder.is_asynchronous
-        if feeds_before_reading:
-            self._feed_unread(tokens_B)
-        tokens, chosen = sampled().tolist()
-        mask_numbers = [numbers[cache_row] for cache_row in self._cache_rows]
-        if self._filters is not None:
-            mask_numbers = table.numbers_of(words_B_W().numpy()[self._cache_rows])
-        for i, cache_row, number in zip(self.active, self._cache_rows, mask_numbers, strict=True):
-            self._append(i, int(tokens[cache_row]), chosen[cache_row], number)
-            if feeds_before_reading:
-                self._pending[i].clear()
-        constrained = [i for i in self.active if i in self._states]
-        accept_all([self._states[i] for i in constrained], [self.result.completion_ids[i][-1] for i in constrained])
-        for i in constrained:
-            self._append_forced(i)
-
-    def feed(self) -> None:
-        """Feed all pending tokens of the unfinished rows to the model, and compute the next masks meanwhile."""
+    def finished(self, rows: Sequence[int]) -> set[int]:
+        """Return the rows that have ended or reached the maximum length, after the editor has seen all of them."""
         if self._editor is not None:
-            self._edit(self._editor)
-        self._remove_finished()
-        while any(self._pending[i] for i in self.active):
-            self._feed_once()
-        if self._masks is not None and self.active:
-            states: list[State | None] = [None] * self._decoder.batch
-            for i, cache_row in zip(self.active, self._cache_rows, strict=True):
-                states[cache_row] = self._states.get(i)
-            self._masks.fill(states)
+            for i in rows:
+                self._edit(i, self._editor)
+        return {i for i in rows if self._is_finished(i)}
 
-    def _feed_unread(self, tokens_B: torch.Tensor) -> None:
-        """Feed sampled tokens before they are copied to the CPU. For rows that have ended, the pass is wasted."""
-        for i in self.active:
-            self._pending[i] = [0]  # placeholder for the token on the device
-        self._feed_once(tokens_B)
+    def release(self, row: int) -> None:
+        self.decoder.release(row)
+        if self.states is not None:
+            self.states.release(row)
 
-    def _feed_once(self, tokens_B: torch.Tensor | None = None) -> None:
-        """Run one pass over pending tokens, at most FEED_LIMIT per row."""
-        feeds: list[list[int]] = [[] for _ in range(self._decoder.batch)]
-        starts = [0] * self._decoder.batch
-        for i, cache_row in zip(self.active, self._cache_rows, strict=True):
-            feeds[cache_row], starts[cache_row] = self._pending[i][:FEED_LIMIT], self._lengths[i]
-            del self._pending[i][:FEED_LIMIT]
-            self._lengths[i] += len(feeds[cache_row])
-        self._decoder.feed(feeds, starts, tokens_B)
+    def _append_forced(self, i: int, forced: Forced) -> None:
+        """Append tokens that must follow. Their log-prob is 0, so the model is not needed."""
+        room = self._max_new_tokens - len(self.result.completion_ids[i])
+        tokens = forced.tokens[:room]
+        self.result.completion_ids[i].extend(tokens)
+        self.result.masks[i].extend(forced.numbers[:room])
+        self.result.logps[i].extend([0.0] * len(tokens))
+        self.pending[i].extend(tokens)
 
-    def _append(self, i: int, token: int, logp: float, mask_number: int) -> None:
-        self.result.completion_ids[i].append(token)
-        self.result.logps[i].append(logp)
-        self.result.masks[i].append(mask_number)
-        self._pending[i].append(token)
-
-    def _append_forced(self, i: int) -> None:
-        """Append the tokens that must follow. Their log-prob is 0, so the model is not needed."""
-        state, ids = self._states[i], self.result.completion_ids[i]
-        assert self._masks is not None
-        while len(ids) < self._max_new_tokens and not state.finished and (forced := state.forced()):
-            for token in forced[: self._max_new_tokens - len(ids)]:
-                self._append(i, token, 0.0, self._masks.table.number_of_single_token(token))
-                state.accept(token)
-
-    def _edit(self, editor: Editor) -> None:
-        for i in self.active:
-            ids = self.result.completion_ids[i]
-            while ids and (kept := editor.keep(i, ids, ids[-1] in self._eos)) is not None and kept < len(ids):
-                self._truncate(i, kept)
-                if len(ids) == kept:  # no token was forced after the cut, so the editor has nothing new to inspect
-                    break
+    def _edit(self, i: int, editor: Editor) -> None:
+        ids = self.result.completion_ids[i]
+        while ids and (kept := editor.keep(i, ids, ids[-1] in self._eos)) is not None and kept < len(ids):
+            self._truncate(i, kept)
+            if len(ids) == kept:  # no token was forced after the cut, so the editor has nothing new to inspect
+                break
 
     def _truncate(self, i: int, kept: int) -> None:
         """Delete all but the first `kept` tokens of row i.
 
         The last kept token (or the last prompt token, if none is kept) is fed again to recompute the logits after it.
         """
-        for values in (self.result.completion_ids[i], self.result.masks[i], self.result.logps[i]):
-            del values[kept:]
         ids = self.result.completion_ids[i]
-        self._lengths[i] = min(self._lengths[i], len(self._prompts[i]) + kept - 1)
-        self._pending[i] = [*self._prompts[i], *ids][self._lengths[i] :]
-        state = self._start_state(i)
-        if state is not None:
-            for token in ids:
-                state.accept(token)
-            self._states[i] = state
-            self._append_forced(i)
+        for values in (ids, self.result.masks[i], self.result.logps[i]):
+            del values[kept:]
+        prompt = self.prompts[i]
+        self.lengths[i] = min(self.lengths[i], len(prompt) + kept - 1)
+        self.pending[i] = [*prompt[self.lengths[i] :], *ids[max(self.lengths[i] - len(prompt), 0) :]]
+        if self.states is not None:
+            self._append_forced(i, self.states.restart(i, ids))
 
-    def _remove_finished(self) -> None:
-        """Remove rows that have ended or reached the maximum length from the batch."""
-        remaining = [k for k, i in enumerate(self.active) if not self._is_finished(self.result.completion_ids[i])]
-        if len(remaining) == len(self.active):
-            return
-        self.active = [self.active[k] for k in remaining]
-        if self.active:
-            longest = max(self._lengths[i] for i in self.active)
-            self._cache_rows = self._decoder.keep([self._cache_rows[k] for k in remaining], longest)
-
-    def _is_finished(self, ids: list[int]) -> bool:
+    def _is_finished(self, i: int) -> bool:
+        ids = self.result.completion_ids[i]
         return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._max_new_tokens)
 
 
-def _copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start a copy to the CPU and return a function that waits for it, but not for GPU work queued afterwards."""
-    if values.device.type != "cuda":
-        return lambda: values
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
+class _Group:
+    """Rows of a batch that share passes. `advance` makes one round: read sampled tokens, feed them, sample again."""
 
-    def wait() -> torch.Tensor:
-        arrived.synchronize()
-        return host
+    def __init__(self, batch: _Batch, limit: int, sampler: TokenSampler, masks: DeviceMasks | None):
+        self._batch, self._limit, self._sampler, self._masks = batch, limit, sampler, masks
+        self.active: list[int] = []
+        self._sampled: Sampled | None = None
+        self._logits: list[tuple[list[int], torch.Tensor]] = []  # rows, and the logits of their next tokens
 
-    return wait
+    def advance(self) -> None:
+        if self._sampled is not None:
+            self._read()
+        self._start_waiting()
+        self._feed([i for i in self.active if self._batch.pending[i]])
+        if self.active:
+            self._sample()
+
+    def _read(self) -> None:
+        """Append the sampled tokens to their rows, and remove finished rows."""
+        assert self._sampled is not None
+        self._batch.append(self.active, *self._sampled.read())
+        self._sampled = None
+        if self._batch.feeds_before_reading:
+            for i in self.active:
+                self._batch.pending[i].clear()
+        self._remove_finished(self.active)
+
+    def _remove_finished(self, rows: Sequence[int]) -> None:
+        finished = self._batch.finished(rows)
+        if finished:
+            self.active = [i for i in self.active if i not in finished]
+            for i in finished:
+                self._batch.release(i)
+
+    def _start_waiting(self) -> None:
+        """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
+        waiting, free = self._batch.waiting, self._limit - len(self.active)
+        if not waiting or (self.active and free < min(len(waiting), self._limit * REFILL_SHARE)):
+            return
+        started = self._batch.start_waiting(free)
+        self.active += started
+        self._remove_finished(started)
+
+    def _feed(self, rows: list[int], tokens_B: torch.Tensor | None = None) -> None:
+        """Run the model over the pending tokens of these rows."""
+        if not rows:
+            return
+        batch = self._batch
+        new_tokens = [batch.pending[i] for i in rows]
+        logits = batch.decoder.feed(rows, new_tokens, [batch.lengths[i] for i in rows], tokens_B)
+        self._logits.append((rows, logits))
+        for i in rows:
+            batch.lengths[i] += len(batch.pending[i])
+            batch.pending[i] = []
+
+    def _sample(self) -> None:
+        """Sample the next token of every active row, without waiting for the result."""
+        batch = self._batch
+        logits = self._gather_logits()
+        masks = None
+        if batch.states is not None:
+            assert self._masks is not None
+            masks = self._masks.fill(batch.states.numbers(self.active))
+        self._sampled = self._sampler.sample(logits, batch.decoder.scale, masks)
+        if batch.feeds_before_reading:
+            for i in self.active:
+                batch.pending[i] = [0]  # placeholder for the token on the device
+            self._feed(list(self.active), self._sampled.tokens_B)
+
+    def _gather_logits(self) -> torch.Tensor:
+        """Return the logits of the active rows, which become ordered as the logits are."""
+        active = set(self.active)
+        self.active = [i for rows, _ in self._logits for i in rows if i in active]
+        parts = []
+        for rows, logits in self._logits:
+            kept = [k for k, i in enumerate(rows) if i in active]
+            index = torch.tensor(kept, dtype=torch.int64, device=logits.device)
+            parts.append(logits if len(kept) == len(rows) else logits[index])
+        self._logits = []
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

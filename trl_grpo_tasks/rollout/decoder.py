@@ -1,275 +1,353 @@
-"""The model's forward pass over a preallocated KV cache; on a GPU, passes are captured as CUDA graphs and reused.
+"""The model's forward pass over new tokens of many rows, with a KV cache.
 
-Rows have no padding: each row writes its keys and values at its own position. A CUDA graph is captured for each
-combination of batch size, new tokens per row and KV length. All three are rounded up to a few bucket sizes, so that a
-few graphs serve every rollout. Graphs read the weights in place, so training between rollouts needs no recapture.
+A pass runs over a flat list of tokens. Each token has a cache row and a position, so that rows of any length and any
+number of new tokens share a pass without padding. On a GPU, passes are captured as CUDA graphs by their number of
+tokens, rounded up to a few sizes. Graphs read weights in place and find the KV cache through its addresses, so that
+training between rollouts needs no recapture and the cache can be freed.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from ..constraints.scoring import HeadScale
-from .attention import disable_cudnn_attention
-from .compiled import CompiledParts, can_compile
+from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
+from .cache import PAGE, CacheShape, PagedCache, RowCache, pages_for
+from .compiled import CompiledLayers, can_compile, has_kernels
 from .support import without_adapter
-from .weights import CastWeights
+from .weights import RolloutWeights
 
-ATTENTION = "trl_grpo_tasks_rollout"  # the name under which `folded_attention` is registered in transformers
-# CUDA-graph buckets
-KV_LENGTH_STEP = 256  # the KV length is rounded up to a multiple of this
-NEW_TOKEN_BUCKETS = (1, 4, 16)  # the number of new tokens per row is padded to one of these
-
-
-def folded_attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
-    scaling: float | None = None, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention that folds the query heads of each GQA group into extra queries of one head.
-
-    The keys and values of the group are then read once instead of being repeated. The mask must be folded likewise.
-    """
-    batch, heads, length, width = query.shape
-    folded = query.reshape(batch, key.shape[1], -1, width)
-    out = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, folded_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+# CUDA-graph buckets: the number of tokens of a pass is padded to one of these. Larger passes are not captured.
+TOKEN_BUCKETS = [8, *(base * 2**power for power in range(4, 12) for base in (1, 1.5))]
+TOKEN_BUCKETS = sorted(int(size) for size in TOKEN_BUCKETS)
+MAX_PREFILL_TOKENS = {"cuda": 8192, "cpu": 2048}  # tokens per pass that reads prompts
+CACHE_SHARE = 0.8  # of the free memory, the part that the KV cache may take
+KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
 
 class Decoder:
-    """Feeds tokens to a model and holds the logits after the last token of each row. Use it within `running()`.
+    """Runs a model over new tokens of rows in a KV cache. Use it within `running()`.
 
-    `captures`: whether to use CUDA graphs; None enables them on a GPU. `head_in_fp32`: whether to compute the LM head
-    in float32, like TRL's cast_lm_head_to_fp32.
+    `kernels`: whether to use the Triton kernels and a paged cache; None uses them where they can run. `head_in_fp32`:
+    whether to compute the LM head in float32, like TRL's cast_lm_head_to_fp32.
     """
 
-    def __init__(self, model: Any, captures: bool | None = None, head_in_fp32: bool = False):
+    def __init__(self, model: Any, head_in_fp32: bool = False, kernels: bool | None = None):
         disable_cudnn_attention()
         self._model = without_adapter(model)
-        self._head = self._model.get_output_embeddings()
+        self._backbone = self._model.base_model
         self._head_in_fp32 = head_in_fp32
-        self.device = self._head.weight.device
-        config = self._model.config.get_text_config()
-        self._gqa_group_size = config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
-        self._captures = self.device.type == "cuda" if captures is None else captures
-        self._scale = HeadScale()
-        self._rows = self._slots = 0  # size of the KV cache, without its extra slot for padding
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._graphs: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self.device = self._model.get_output_embeddings().weight.device
+        self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
+        self.is_asynchronous = self.uses_kernels and self.device.type == "cuda"  # `feed` returns before its pass ends
+        compiles = self.uses_kernels and can_compile(self.device)
+        self._compiled = CompiledLayers(self._model) if compiles else None
+        self._attention_layers = [part for part in self._backbone.modules() if hasattr(part, "num_key_value_groups")]
+        self._weights: RolloutWeights | None = None
+        self._autocast_dtype: torch.dtype | None = None
+        self._weight_addresses = 0  # hash of the addresses of the weights, which captured graphs read
+        self._table = torch.zeros(0, 0, dtype=torch.int32, device=self.device)
+        self._addresses = torch.zeros(len(self._attention_layers), 2, dtype=torch.int64, device=self.device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
         self._pool: Any = None
-        self._cast: CastWeights | None = None
-        self._compiled = CompiledParts(self._model) if self._captures and can_compile(self.device) else None
-        self._addresses = 0  # hash of the memory addresses of the weights, which captured graphs read
-        self.batch = 0  # number of cache rows in use
-        self.logits = torch.empty(0)  # (rows, vocabulary), scaled; the logits after the last token fed to each row
+        self._cache: Any = None
+        self.scale = HeadScale()
         self.passes = 0  # forward passes since the start of `running`
 
     @contextmanager
-    def running(self, rows: int, slots: int, temperature: float) -> Iterator[None]:
-        """Allocate a KV cache of `rows` rows with up to `slots` tokens, and prepare the model within this context."""
-        scale = HeadScale.of(self._model.config, temperature)
-        self.passes = 0
-        if self._captures:
-            rows, slots = max(rows, self._rows), max(_round_up(slots, KV_LENGTH_STEP), self._slots)
-        addresses = hash(tuple(weight.data_ptr() for weight in self._model.parameters()))
-        if addresses != self._addresses:
-            self._graphs, self._cast, self._addresses = {}, None, addresses
-        if (rows, slots, scale) != (self._rows, self._slots, self._scale) or not self._captures:
-            self._graphs, self._cache, self._pool = {}, {}, None
-            self._rows, self._slots, self._scale = rows, slots, scale
-            self.logits = torch.zeros(rows, self._head.weight.shape[0], device=self.device)
-        config = self._model.config.get_text_config()
-        original_attention = config._attn_implementation
-        config._attn_implementation = ATTENTION
-        try:
-            with self._cast_weights():
-                yield
-        finally:
-            config._attn_implementation = original_attention
-            if not self._captures:
-                self._cache = {}
+    def running(
+        self, prompt_lengths: Sequence[int], max_new_tokens: int, temperature: float, batch_size: int | None = None
+    ) -> Iterator[None]:
+        """Allocate a KV cache for rows with such prompts, and prepare the model within this context.
 
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether `feed` returns before the pass has finished."""
-        return self._captures
+        At most `batch_size` rows are in the cache at a time; without it, as many as fit into free memory.
+        """
+        self.scale = HeadScale.of(self._model.config, temperature)
+        self.passes = 0
+        with self._prepared_weights(), self._attention(PAGED if self.uses_kernels else ROWS):
+            self._allocate(prompt_lengths, max_new_tokens, batch_size)
+            try:
+                yield
+            finally:
+                self._cache = None
+                for layer in self._attention_layers:
+                    layer.row_cache = None
+        if self._weights is not None and self._frees_copies():
+            self._weights.release()
+            self._drop_graphs()
+
+    # ---- rows
+
+    def fits(self, prompt: tuple[int, ...]) -> bool:
+        """Whether the cache has room for another row with this prompt."""
+        return self._cache.fits(prompt)
+
+    def reserve(self, row: int, prompt: tuple[int, ...]) -> int | None:
+        """Reserve room for a row. Returns a row with the same prompt in the cache, or None."""
+        return self._cache.add(row, prompt)
+
+    def prefill(self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]], sources: Sequence[int | None]) -> None:
+        """Read all but the last token of the prompts of new rows, or copy them from rows with the same prompt."""
+        self._cache.publish()
+        new = [(row, prompt) for row, prompt, source in zip(rows, prompts, sources, strict=True) if source is None]
+        self._extend([row for row, _ in new], [prompt[:-1] for _, prompt in new], [0] * len(new))
+        copied = [
+            ((source, row), len(prompt) - 1)
+            for row, prompt, source in zip(rows, prompts, sources, strict=True)
+            if source is not None
+        ]
+        self._cache.copy_prompts([pair for pair, _ in copied], [length for _, length in copied])
+
+    def release(self, row: int) -> None:
+        """Free the room of a row."""
+        self._cache.release(row)
+
+    # ---- passes
 
     def feed(
-        self, feeds: Sequence[Sequence[int]], starts: Sequence[int], tokens_B: torch.Tensor | None = None
-    ) -> None:
-        """Run one forward pass over new tokens of the rows in use.
+        self,
+        rows: Sequence[int],
+        new_tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        tokens_B: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run new tokens of rows, at least one each, and return the unscaled logits after the last one of each row.
 
-        `feeds` holds the new tokens of each row; a row with none is skipped. `starts` holds the position of the first
-        new token of each row. If `tokens_B` is given, its tokens on the device are fed instead, one per row, and
-        `feeds` holds a placeholder for each row that is fed.
+        `starts` holds the position of the first new token of each row. If `tokens_B` is given, its tokens on the
+        device are fed instead, and `new_tokens` holds a placeholder for each row.
         """
-        count = len(feeds)
-        length = max(start + len(feed) for start, feed in zip(starts, feeds, strict=True))
-        width = max(map(len, feeds))
-        if self._captures:
-            count, width = self._batch_bucket(count), next(size for size in NEW_TOKEN_BUCKETS if size >= width)
-        packed = _packed(feeds, starts, count, width)
-        if self.device.type == "cuda":
-            packed = packed.pin_memory()  # for a copy that does not wait for queued GPU work
-        self.passes += 1
-        if not self._captures:
-            self._forward(packed.to(self.device), length)
+        limit = TOKEN_BUCKETS[-1]
+        if sum(map(len, new_tokens)) > limit:
+            self._extend(rows, [tokens[:-1] for tokens in new_tokens], starts)
+            starts = [start + len(tokens) - 1 for start, tokens in zip(starts, new_tokens, strict=True)]
+            new_tokens = [tokens[-1:] for tokens in new_tokens]
+        logits = []
+        for begin in range(0, len(rows), limit):
+            part = slice(begin, begin + limit)
+            packed = self._packed(rows[part], new_tokens[part], starts[part])
+            hidden = self._run(packed, None if tokens_B is None else tokens_B[part])
+            ends = np.cumsum([len(tokens) for tokens in new_tokens[part]]) - 1
+            if len(ends) == packed.shape[1]:
+                hidden = hidden[: len(ends)]
+            else:
+                hidden = hidden[torch.from_numpy(ends).to(self.device, non_blocking=True)]
+            logits.append(self._head_logits(hidden))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _extend(self, rows: Sequence[int], new_tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
+        """Add tokens to the cache without computing logits, in passes of bounded size."""
+        limit = MAX_PREFILL_TOKENS[self.device.type]
+        chunk: list[tuple[int, Sequence[int], int]] = []
+        for row, tokens, start in zip(rows, new_tokens, starts, strict=True):
+            while tokens:
+                room = limit - self._padded_size([len(part) for _, part, _ in chunk])
+                if chunk and (room < self._padded_size([len(tokens)]) or not self.uses_kernels):
+                    if self._padded_size([*(len(part) for _, part, _ in chunk), len(tokens)]) > limit:
+                        self._run_prefill(chunk)
+                        chunk, room = [], limit
+                chunk.append((row, tokens[:limit], start))
+                tokens, start = tokens[limit:], start + limit
+        if chunk:
+            self._run_prefill(chunk)
+
+    def _padded_size(self, counts: Sequence[int]) -> int:
+        """Return how many tokens a prefill pass over rows with these numbers of new tokens computes."""
+        if not counts:
+            return 0
+        if self.uses_kernels:
+            return sum(_round_up(count, _prefill_tile()) for count in counts)
+        return len(counts) * max(counts)
+
+    def _run_prefill(self, chunk: Sequence[tuple[int, Sequence[int], int]]) -> None:
+        rows, tokens, starts = zip(*chunk, strict=True)
+        if not self.uses_kernels:
+            self._run(self._packed(rows, tokens, starts))
             return
-        graph, graph_input = self._captured(count, width, min(_round_up(length, KV_LENGTH_STEP), self._slots))
-        graph_input.copy_(packed, non_blocking=True)
-        if tokens_B is not None:
-            graph_input[: len(tokens_B), 2] = tokens_B
-        graph.replay()
+        with self._attention(PAGED_PREFILL):
+            self._run(self._packed(rows, tokens, starts, tile=_prefill_tile()), captures=False)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
-        """Run the distinct prompts, then copy the keys and values of prompt `copies[i]` to cache row i."""
-        width = max(map(len, prompts))
-        packed = _packed(prompts, [0] * len(prompts), len(prompts), width)
+    def _packed(
+        self, rows: Sequence[int], new_tokens: Sequence[Sequence[int]], starts: Sequence[int], tile: int = 1
+    ) -> np.ndarray:
+        """Return the token, cache slot and position of each new token; rows are padded to multiples of `tile`."""
+        counts = np.array([len(tokens) for tokens in new_tokens])
+        padded = -(-counts // tile) * tile
+        begins = np.cumsum(padded) - padded
+        packed = np.zeros((3, padded.sum()), dtype=np.int64)
+        packed[1] = -1
+        step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        index = np.repeat(begins, counts) + step
+        packed[0, index] = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in new_tokens])
+        packed[1, index] = np.repeat(self._cache.slots(rows), counts)
+        packed[2, index] = np.repeat(starts, counts) + step
+        return packed
+
+    def _run(self, packed: np.ndarray, tokens_B: torch.Tensor | None = None, captures: bool = True) -> torch.Tensor:
+        """Run a pass and return the hidden state of each token."""
         self.passes += 1
-        self.batch = len(prompts)
-        self._forward(packed.to(self.device), width)
-        self._copy_rows(copies, width)
+        if not self.uses_kernels:
+            self._cache.start_pass(packed[1], packed[2])
+            return self._forward(torch.from_numpy(packed).to(self.device))
+        count = packed.shape[1]
+        bucket = next((size for size in TOKEN_BUCKETS if size >= count), None) if captures else None
+        if bucket is not None and bucket > count:
+            packed = np.concatenate([packed, np.tile([[0], [-1], [0]], bucket - count)], axis=1)
+        given = torch.from_numpy(packed)
+        if self.device.type == "cuda":
+            given = given.pin_memory()  # for a copy that does not wait for queued GPU work
+        if bucket is None or self.device.type != "cuda":
+            entry = given.to(self.device, non_blocking=True)
+            if tokens_B is not None:
+                entry[0, : len(tokens_B)] = tokens_B
+            with self._compiled.used() if self._compiled else nullcontext():
+                return self._forward(entry)
+        graph, entry, hidden = self._captured(bucket)
+        entry.copy_(given, non_blocking=True)
+        if tokens_B is not None:
+            entry[0, : len(tokens_B)] = tokens_B
+        graph.replay()
+        return hidden
 
-    def keep(self, cache_rows: Sequence[int], length: int) -> list[int]:
-        """Keep only these cache rows, none of which is longer than `length`, and return their new row indices."""
-        if self._captures and self._batch_bucket(len(cache_rows)) == self._batch_bucket(self.batch):
-            return list(cache_rows)
-        self._copy_rows(cache_rows, length)
-        return list(range(len(cache_rows)))
-
-    def _batch_bucket(self, rows: int) -> int:
-        """Return the batch size of a pass over `rows` rows: with captured passes, the next power of two."""
-        return min(1 << (rows - 1).bit_length(), self._rows) if self._captures else rows
-
-    def _copy_rows(self, cache_rows: Sequence[int], length: int) -> None:
-        index = torch.tensor(cache_rows, device=self.device)
-        for pair in self._cache.values():
-            for buffer in pair:
-                buffer[: len(cache_rows), :length] = buffer[index, :length]
-        self.logits[: len(cache_rows)] = self.logits[index]
-        self.batch = len(cache_rows)
-
-    def _forward(self, packed: torch.Tensor, length: int) -> None:
-        """Run a pass over rows of (start, count, token, token, ...) that attends to the first `length` cache slots."""
-        starts, counts, ids = packed[:, :1], packed[:, 1:2], packed[:, 2:]
-        steps = torch.arange(ids.shape[1], device=self.device)
-        is_real = steps < counts
-        positions = torch.where(is_real, starts + steps, 0)
-        is_attended = torch.arange(length, device=self.device) <= positions[:, :, None]
-        dtype = self._compute_dtype()
-        mask = torch.zeros(is_attended.shape, dtype=dtype, device=self.device).masked_fill_(~is_attended, -torch.inf)
-        mask = mask[:, None].expand(-1, self._gqa_group_size, -1, -1).reshape(len(packed), 1, -1, length)
-        slots = torch.where(is_real, starts + steps, self._slots)
-        hidden = self._model.base_model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=_CacheView(self, slots, length, dtype),
-            use_cache=True,
-        ).last_hidden_state
-        rows = torch.arange(len(packed), device=self.device)
-        last = hidden[rows, (counts[:, 0] - 1).clamp(min=0)]
-        logits = self._scale.apply(self._head_logits(last))
-        stored = self.logits[: len(packed)]
-        stored.copy_(torch.where(counts > 0, logits, stored))  # skipped rows keep their logits
+    def _forward(self, packed_3_T: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states (T, H) after the last norm."""
+        # A mask of four dimensions reaches the attention function unchanged; it carries cache slots and positions.
+        where = packed_3_T[None, None, 1:].contiguous()
+        positions = packed_3_T[2:]
+        return self._backbone(
+            input_ids=packed_3_T[:1], attention_mask=where, position_ids=positions, use_cache=False
+        ).last_hidden_state[0]
 
     def _head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the LM head as float32, computed in float32 if `head_in_fp32` is set."""
+        """Return the logits of the LM head, computed in float32 if `head_in_fp32` is set."""
+        head = self._model.get_output_embeddings()
         if not self._head_in_fp32:
-            return self._head(hidden).float()
+            return head(hidden)
         with torch.autocast(self.device.type, enabled=False):
-            bias = None if self._head.bias is None else self._head.bias.float()
-            return nn.functional.linear(hidden.float(), self._head.weight.float(), bias)
+            bias = None if head.bias is None else head.bias.float()
+            return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
-    def _captured(self, count: int, width: int, length: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Return the CUDA graph for these bucket sizes and its input tensor; new sizes are captured first."""
-        key = (count, width, length)
-        if key not in self._graphs:
-            # An empty row writes only to the padding slot, so the warm-up pass does not change the cache.
-            graph_input = torch.zeros(count, 2 + width, dtype=torch.int64, device=self.device)
+    # ---- preparation
+
+    def _captured(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
+        """Return the CUDA graph for this number of tokens, its input and its output; a new size is captured first."""
+        if tokens not in self._graphs:
+            # Padding writes nothing to the cache, so the warm-up pass does not change it.
+            entry = torch.tensor([[0], [-1], [0]], device=self.device).repeat(1, tokens)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with self._autocast_uncached(), self._compiled.used() if self._compiled else nullcontext():
+            with self._compiled.used() if self._compiled else nullcontext():
                 stream = torch.cuda.Stream()
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
-                    self._forward(graph_input, length)
+                    self._forward(entry)
                 torch.cuda.current_stream().wait_stream(stream)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self._pool):
-                    self._forward(graph_input, length)
-            self._graphs[key] = (graph, graph_input)
-        return self._graphs[key]
+                    hidden = self._forward(entry)
+            self._graphs[tokens] = (graph, entry, hidden)
+        return self._graphs[tokens]
 
-    def _compute_dtype(self) -> torch.dtype:
-        kind = self.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._model.dtype
+    def _drop_graphs(self) -> None:
+        self._graphs, self._pool = {}, None
 
-    def _autocast_uncached(self) -> Any:
-        """Return the current autocast context without its weight cache: a graph would keep reading stale weights."""
-        kind = self.device.type
-        return torch.autocast(
-            kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
-        )
-
-    def _cast_weights(self) -> Any:
-        """Return a context in which weights are cast once per rollout; without autocast it does nothing."""
-        if not torch.is_autocast_enabled(self.device.type):
-            return nullcontext()
-        if self._cast is None:
-            excluded = [self._head] if self._head_in_fp32 else []
-            self._cast = CastWeights(self._model, torch.get_autocast_dtype(self.device.type), excluded)
-        if self._cast.refresh():
-            self._graphs = {}  # the graphs were captured with unfolded adapters
-        return self._cast.used()
-
-
-class _CacheView:
-    """The KV cache interface that transformers' attention layers use during one pass."""
-
-    def __init__(self, decoder: Decoder, slots_B_L: torch.Tensor, length: int, dtype: torch.dtype):
-        self._decoder = decoder
-        self._slots = slots_B_L
-        self._rows = torch.arange(len(slots_B_L), device=slots_B_L.device)[:, None]
-        self._length, self._dtype = length, dtype
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any) -> Any:
-        """Store keys and values (B, H, L, D) of new tokens, and return those of all slots that may be attended to."""
-        cache, decoder = self._decoder._cache, self._decoder
-        if layer not in cache:
-            shape = (decoder._rows, decoder._slots + 1, keys.shape[1])
-            cache[layer] = (
-                torch.zeros((*shape, keys.shape[3]), dtype=self._dtype, device=keys.device),
-                torch.zeros((*shape, values.shape[3]), dtype=self._dtype, device=keys.device),
+    def _allocate(self, prompt_lengths: Sequence[int], max_new_tokens: int, batch_size: int | None) -> None:
+        """Create the KV cache: for all rows if they fit, else for as many as fit into free memory."""
+        rows = min(len(prompt_lengths), batch_size or len(prompt_lengths))
+        shape = self._cache_shape()
+        budget = int(self._free_memory() * CACHE_SHARE)
+        longest = max(prompt_lengths) + max_new_tokens + 1
+        if longest * shape.bytes_per_token > budget:
+            raise RuntimeError(
+                f"a row of {longest} tokens needs {longest * shape.bytes_per_token / 2**30:.1f} GB of KV cache, but only "
+                f"{budget / 2**30:.1f} GB can be used; lower max_completion_length or the length of prompts"
             )
-        out = []
-        for buffer, new in zip(cache[layer], (keys, values), strict=True):
-            buffer[self._rows, self._slots] = new.transpose(1, 2).to(self._dtype)
-            out.append(buffer[: len(self._slots), : self._length].transpose(1, 2))
-        return tuple(out)
+        if not self.uses_kernels:
+            rows = min(rows, max(1, budget // (longest * shape.bytes_per_token)))
+            self._cache = RowCache(shape, rows, longest)
+            for layer in self._attention_layers:
+                layer.row_cache = self._cache
+            return
+        longest_first = sorted((pages_for(length, max_new_tokens) for length in prompt_lengths), reverse=True)
+        pages = min(sum(longest_first[:rows]), budget // (PAGE * shape.bytes_per_token))
+        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest_first[0]), self._table.shape[1]))
+        if size != self._table.shape:
+            self._table = torch.zeros(size, dtype=torch.int32, device=self.device)
+            self._drop_graphs()  # they read the old table
+            for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
+                layer.cache_table, layer.cache_addresses = self._table, addresses
+        self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        return self._length
+    def _cache_shape(self) -> CacheShape:
+        config = self._model.config.get_text_config()
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        dtype = self._autocast_dtype or self._model.dtype
+        return CacheShape(len(self._attention_layers), kv_heads, width, dtype, self.device)
+
+    def _free_memory(self) -> int:
+        """Return the number of bytes that can be allocated, including what torch has reserved but does not use."""
+        if self.device.type != "cuda":
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def _frees_copies(self) -> bool:
+        assert self._weights is not None
+        if self.device.type != "cuda":
+            return True
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return self._weights.copied_bytes > KEPT_COPIES_SHARE * total
+
+    @contextmanager
+    def _prepared_weights(self) -> Iterator[None]:
+        """Within this context, the model has the weights of rollouts and computes in autocast's dtype."""
+        kind = self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if self._weights is None or dtype != self._autocast_dtype:
+            excluded = [self._model.get_output_embeddings()] if self._head_in_fp32 else []
+            self._autocast_dtype = dtype
+            self._weights = RolloutWeights(self._model, dtype, self.uses_kernels, excluded)
+        is_new = self._weights.load()
+        addresses = hash(tuple(weight.data_ptr() for weight in self._model.parameters()))
+        if is_new or addresses != self._weight_addresses:
+            self._drop_graphs()
+            self._weight_addresses = addresses
+        with ExitStack() as stack:
+            stack.enter_context(self._weights.used())
+            if dtype is not None:  # autocast's cache of cast weights would outlive them
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            yield
+
+    @contextmanager
+    def _attention(self, name: str) -> Iterator[None]:
+        """Within this context, attention layers call the attention function of this name."""
+        config = self._model.config.get_text_config()
+        before = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
 
-def _packed(feeds: Sequence[Sequence[int]], starts: Sequence[int], rows: int, width: int) -> torch.Tensor:
-    """Return a tensor of rows (start, count, token, token, ...), padded with empty rows up to `rows`."""
-    packed = np.zeros((rows, 2 + width), dtype=np.int64)
-    for row, (feed, start) in enumerate(zip(feeds, starts, strict=True)):
-        packed[row, : 2 + len(feed)] = (start, len(feed), *feed)
-    return torch.from_numpy(packed)
+def _prefill_tile() -> int:
+    from .kernels import PREFILL_TILE
+
+    return PREFILL_TILE
 
 
 def _round_up(number: int, step: int) -> int:
     """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
+
+
+def _power_of_2(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()

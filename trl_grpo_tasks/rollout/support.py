@@ -5,35 +5,58 @@ from __future__ import annotations
 from typing import Any
 
 from ..constraints.filters import NAMES as FILTERS
+from .rotary import length_limit
 
-# Model families with plain causal attention, which is fully determined by an attention mask and position ids.
-KNOWN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite")
+# Model types in which a token sees other tokens only through transformers' attention interface. Norms, rotary
+# embeddings, feed-forward blocks and experts work on one token at a time.
+PLAIN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite", "phi3", "smollm3", "cohere")
+SLIDING_FAMILIES = ("gemma2", "gemma3_text", "cohere2")  # most layers have a sliding window; Gemma 2 soft-caps scores
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss")  # GPT-OSS: windows and attention sinks
+KNOWN_FAMILIES = PLAIN_FAMILIES + SLIDING_FAMILIES + EXPERT_FAMILIES
+LAYER_TYPES = ("full_attention", "sliding_attention")
 SHARED_ATTENTION = "trl_grpo_tasks_shared"  # attention implementation of models that share prompts, instead of "sdpa"
 
 
 def unsupported_reason(model: Any) -> str | None:
     """Return the reason why fast rollouts do not support this model, or None if they do."""
     config = model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "encoder-decoder models are not supported"
+    if config is not model.config and model.config.model_type != "gemma3":
+        return f"vision-language models of type {model.config.model_type!r} are not supported"
     if config.model_type not in KNOWN_FAMILIES:
         return f"models of type {config.model_type!r} are not supported"
     layers = getattr(config, "layer_types", None) or []
-    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if sliding or any(kind != "full_attention" for kind in layers):
-        return "models with sliding-window layers are not supported"
-    if (reason := unsupported_quantization(model)) is not None:
-        return reason
+    unknown = sorted(set(layers) - set(LAYER_TYPES))
+    if unknown:
+        return f"layers of type {unknown[0]!r} are not supported"
+    if "sliding_attention" in layers and not getattr(config, "use_sliding_window", True):
+        return "layer_types has sliding-window layers, but use_sliding_window is off"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        return "bidirectional attention is not supported"
     if config._attn_implementation not in ("sdpa", "eager", SHARED_ATTENTION):
         return f"attention implementation {config._attn_implementation!r} does not accept a custom mask"
-    return None
+    return unsupported_quantization(model)
 
 
 def unsupported_quantization(model: Any) -> str | None:
-    """Return the reason why the quantisation of a model is not supported, or None. bitsandbytes is supported."""
-    config = getattr(model.config, "quantization_config", None)
-    if config is None:
+    """Return the reason why fast rollouts do not support the quantised weights of this model, or None if they do."""
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is None:
         return None
-    method = config["quant_method"] if isinstance(config, dict) else config.quant_method
-    return None if method == "bitsandbytes" else f"weights quantised with {method!s} are not supported"
+    method = quantization["quant_method"] if isinstance(quantization, dict) else quantization.quant_method
+    if method == "bitsandbytes":
+        return None
+    return f"weights quantised with {getattr(method, 'value', method)!r} are not supported"
+
+
+def unsupported_reason_for_sharing(model: Any) -> str | None:
+    """Return the reason why scoring with shared prompts does not support this model, or None if it does."""
+    config = model.config.get_text_config()
+    has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if config.model_type in SLIDING_FAMILIES + EXPERT_FAMILIES or has_window:
+        return "models with sliding windows, soft-capped attention scores or experts are not supported"
+    return unsupported_reason(model)
 
 
 def unsupported_reason_in(trainer: Any) -> str | None:
@@ -46,11 +69,21 @@ def unsupported_reason_in(trainer: Any) -> str | None:
         return "generation_kwargs and cache_implementation are options of transformers' generate"
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         return "tools, rollout_func and vision-language models are only supported by TRL's generation"
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return "sharded weights (FSDP, DeepSpeed) are only supported by TRL's generation"
-    return unsupported_reason(without_adapter(trainer.accelerator.unwrap_model(trainer.model)))
+    is_zero3 = trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
+    if trainer.is_fsdp_enabled or is_zero3:
+        return "weights sharded by FSDP or ZeRO stage 3 are only supported by TRL's generation"
+    model = without_adapter(trainer.accelerator.unwrap_model(trainer.model))
+    reason = unsupported_reason(model)
+    if reason is None and (limit := length_limit(model)) is not None and trainer.max_completion_length >= limit:
+        reason = f"the rotary embeddings of this model depend on the length beyond {limit} tokens"
+    return reason
 
 
 def without_adapter(model: Any) -> Any:
     """Return the base model of a PeftModel, whose layers still apply the adapter, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def text_backbone(model: Any) -> Any:
+    """Return the module with the layers of a causal language model, also that of a vision-language model."""
+    return getattr(model.base_model, "language_model", model.base_model)

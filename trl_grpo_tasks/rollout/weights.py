@@ -1,104 +1,270 @@
-"""Weights for rollouts under autocast: cast once per rollout instead of once per pass, with LoRA adapters folded in.
+"""Linear layers as rollouts run them: weights in the computation dtype, projections fused, adapters beside them.
 
-A folded adapter costs nothing per pass; an unfolded one costs two more kernels per layer. But folding rounds the sum
-of weight and adapter to autocast's dtype. A small adapter would be rounded away, so that rollouts would come from the
-model without it, or magnified where many weights lie halfway between two values of the dtype. So adapters are folded
-only once rounding changes them little.
+Under autocast, float32 weights are cast once per rollout instead of once per pass, and quantised weights are
+dequantised once. On a GPU, the projections that read the same input (query, key and value; gate and up) become one
+matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum to 16 bits, and a small
+adapter would be lost. One more pair of small products per fused layer applies them as training does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
 from peft.tuners import lora
 from torch import nn
 
-MAX_FOLDING_ERROR = 0.2  # adapters are folded once rounding changes them by at most this fraction
+from .quantised import activation_threshold, dense_weight, is_quantised, round_activations
+
+FUSED_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class CastWeights:
-    """Within `used()`, the linear layers of a model hold weights of type `dtype`. Outside, the model is unchanged.
+class RolloutWeights:
+    """Within `used()`, linear layers of `model` are replaced by faster ones. Outside, the model is unchanged.
 
-    Call `refresh()` before `used()` whenever weights may have changed. Layers in `excluded` are never cast.
+    Call `load()` before `used()` whenever weights may have changed. `autocast_dtype` is None without autocast. With
+    `fuses`, projections that read the same input are fused. Layers in `excluded` are not replaced.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, excluded: Sequence[nn.Module] = ()):
-        adapted = {id(part.base_layer): part for part in model.modules() if is_plain_lora(part)}
-        layers = [
-            module
-            for module in model.modules()
-            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32 and module not in excluded
-        ]
-        self._weights = [
-            (layer, layer.weight, nn.Parameter(layer.weight.to(dtype), requires_grad=False)) for layer in layers
-        ]
-        self._adapters = [
-            (adapted[id(layer)], weight, cast) for layer, weight, cast in self._weights if id(layer) in adapted
-        ]
-        self._folds = False
+    def __init__(
+        self, model: Any, autocast_dtype: torch.dtype | None, fuses: bool, excluded: Collection[nn.Module] = ()
+    ):
+        self._replacements: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
+        self._layers: list[_FusedLinear] = []
+        for parent in model.modules():
+            if _is_adapted(parent):
+                continue
+            children = {
+                name: child
+                for name, child in parent.named_children()
+                if child not in excluded and (is_plain_lora(child) or type(child) is nn.Linear or is_quantised(child))
+            }
+            groups = [names for names in FUSED_PROJECTIONS if fuses and _can_fuse([children.get(n) for n in names])]
+            single = [(name,) for name in children if not any(name in names for names in groups)]
+            for names in (*groups, *single):
+                layer = _FusedLinear([children[name] for name in names], autocast_dtype)
+                if len(names) > 1 or layer.is_needed:
+                    self._layers.append(layer)
+                    outputs = layer.outputs() if len(names) > 1 else [layer]
+                    for name, output in zip(names, outputs, strict=True):
+                        self._replacements.append((parent, name, children[name], output))
+
+    @property
+    def copied_bytes(self) -> int:
+        """The memory that copies of weights take while they are loaded."""
+        return sum(layer.copied_bytes for layer in self._layers)
 
     @torch.no_grad()
-    def refresh(self) -> bool:
-        """Cast the current weights. Returns True if this call starts to fold adapters; folding never stops again."""
-        if self._weights:
-            torch._foreach_copy_([cast for *_, cast in self._weights], [weight for _, weight, _ in self._weights])
-        if not self._adapters:
-            return False
-        starts_folding = not self._folds and abs(self._fraction_preserved() - 1) <= MAX_FOLDING_ERROR
-        self._folds = self._folds or starts_folding
-        if self._folds:
-            for adapter, weight, cast in self._adapters:
-                cast.copy_(weight + _delta(adapter))
-        return starts_folding
+    def load(self) -> bool:
+        """Read the current weights. Returns True if tensors that passes read were allocated, so addresses are new."""
+        is_new = any([layer.allocate() for layer in self._layers])
+        copies = [copy for layer in self._layers for copy in layer.copies()]
+        if copies:
+            torch._foreach_copy_([target for target, _, _ in copies], [source for _, source, _ in copies])
+        scaled = [(target, scale) for target, _, scale in copies if scale != 1]
+        if scaled:
+            torch._foreach_mul_([target for target, _ in scaled], [scale for _, scale in scaled])
+        return is_new
+
+    def release(self) -> None:
+        """Free the copies of weights."""
+        for layer in self._layers:
+            layer.free()
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        folded = [adapter for adapter, *_ in self._adapters] if self._folds else []
-        for layer, _, cast in self._weights:
-            layer._parameters["weight"] = cast
-        for adapter in folded:
-            adapter.forward = _base_forward(adapter.base_layer)
+        for parent, name, _, replacement in self._replacements:
+            parent._modules[name] = replacement
         try:
             yield
         finally:
-            for adapter in folded:
-                del adapter.forward
-            for layer, weight, _ in self._weights:
-                layer._parameters["weight"] = weight
-
-    def _fraction_preserved(self) -> float:
-        """Return the fraction of the adapters that rounding preserves.
-
-        It is the length of the projection of the rounded adapters onto the exact ones.
-        """
-        sums = torch.zeros(2, device=self._adapters[0][1].device)
-        for adapter, weight, cast in self._adapters:
-            delta = _delta(adapter)
-            rounded = (weight + delta).to(cast.dtype).float() - cast.float()
-            sums += torch.stack(((rounded * delta).sum(), (delta * delta).sum()))
-        preserved, total = sums.tolist()
-        return preserved / total if total else 0.0
+            for parent, name, original, _ in self._replacements:
+                parent._modules[name] = original
 
 
-def _delta(adapter: Any) -> torch.Tensor:
-    with torch.autocast(adapter.base_layer.weight.device.type, enabled=False):
-        return adapter.get_delta_weight(adapter.active_adapters[0])
+class _FusedLinear(nn.Module):
+    """One or more linear layers that read the same input, with their adapters, as one layer."""
+
+    def __init__(self, layers: Sequence[Any], autocast_dtype: torch.dtype | None):
+        super().__init__()
+        # Tuples and plain attributes keep the original layers out of this module's own parameters.
+        self._bases = tuple(_base(layer) for layer in layers)
+        self._adapters = tuple(layer if _is_adapted(layer) else None for layer in layers)
+        first = self._bases[0]
+        self._quantised = is_quantised(first)
+        own_dtype = _compute_dtype(first) if self._quantised else first.weight.dtype
+        casts = autocast_dtype is not None and (self._quantised or own_dtype == torch.float32)
+        self._dtype = autocast_dtype if casts and autocast_dtype is not None else own_dtype
+        self._copies_weight = self._quantised or self._dtype != own_dtype
+        self._autocast_dtype = autocast_dtype
+        self._device = first.weight.device
+        self._sizes = [base.out_features for base in self._bases]
+        self.ends = list(accumulate(self._sizes))
+        self.weight: Any = None
+        self.bias: Any = None
+        self.down: Any = None
+        self.up: Any = None
+        self.threshold: float | None = None
+        self.latest: Any = None  # the output, until all parts of it were used
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this layer computes something else than the original one."""
+        return self._copies_weight or any(adapter is not None for adapter in self._adapters)
+
+    @property
+    def copied_bytes(self) -> int:
+        if not self._copies_weight:
+            return 0
+        return self.ends[-1] * self._bases[0].in_features * self._dtype.itemsize
+
+    def outputs(self) -> list[_Output]:
+        """Return one module per original layer, each of which returns its part of the output."""
+        return [_Output(self, begin, end) for begin, end in zip([0, *self.ends], self.ends, strict=False)]
+
+    def allocate(self) -> bool:
+        """Create the tensors that passes read, where they do not exist yet. Returns True if any was created."""
+        before = self.weight
+        if not self._copies_weight:
+            self.weight = joined([base.weight for base in self._bases])
+            self._copies_weight = self.weight is None
+        if self.weight is None:
+            size = (self.ends[-1], self._bases[0].in_features)
+            self.weight = torch.empty(size, dtype=self._dtype, device=self._device)
+            if self._quantised:
+                for base, part in zip(self._bases, self.weight.split(self._sizes), strict=True):
+                    part.copy_(dense_weight(base, self._dtype))
+        if self.bias is None and any(base.bias is not None for base in self._bases):
+            self.bias = torch.zeros(self.ends[-1], dtype=self._dtype, device=self._device)
+        rank = sum(adapter.r[_name(adapter)] for adapter in self._adapters if adapter is not None)
+        if self.down is None and rank:
+            dtype = self._autocast_dtype or _adapter_dtype(self._adapters)
+            self.down = torch.zeros(rank, self._bases[0].in_features, dtype=dtype, device=self._device)
+            self.up = torch.zeros(self.ends[-1], rank, dtype=dtype, device=self._device)
+        return before is None or before.data_ptr() != self.weight.data_ptr()
+
+    def free(self) -> None:
+        if self._copies_weight:
+            self.weight = None
+
+    def copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Yield (target, source, scale) for everything that brings this layer up to date."""
+        self.threshold = activation_threshold(self._bases[0]) if self._quantised else None
+        begin = rank = 0
+        for base, adapter, end in zip(self._bases, self._adapters, self.ends, strict=True):
+            if self._copies_weight and not self._quantised:
+                yield self.weight[begin:end], base.weight, 1
+            if base.bias is not None:
+                yield self.bias[begin:end], base.bias, 1
+            if adapter is not None:
+                name = _name(adapter)
+                size = adapter.r[name]
+                yield self.down[rank : rank + size], adapter.lora_A[name].weight, 1
+                yield self.up[begin:end, rank : rank + size], adapter.lora_B[name].weight, adapter.scaling[name]
+                rank += size
+            begin = end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.uses_kernel:
+            from . import kernels  # noqa: F401 - registers the operator
+
+            flat = x.to(self.weight.dtype).flatten(0, -2)
+            out = torch.ops.trl_grpo_tasks.adapted_linear(
+                flat, self.weight, self.bias, self.down, self.up, self.ends
+            )
+            return out.unflatten(0, x.shape[:-1])
+        base_input = x if self.threshold is None else round_activations(x, self.threshold)
+        out = nn.functional.linear(base_input.to(self.weight.dtype), self.weight, self.bias)
+        if self.down is not None:
+            hidden = nn.functional.linear(x.to(self.down.dtype), self.down)
+            out = (out + nn.functional.linear(hidden, self.up)).to(out.dtype)
+        return out
+
+
+class _Output(nn.Module):
+    """A part of the output of a fused layer. The part that is called first computes the output for all of them."""
+
+    def __init__(self, fused: _FusedLinear, begin: int, end: int):
+        super().__init__()
+        self.fused, self.begin, self.end = fused, begin, end
+        self.is_first, self.is_last = begin == 0, end == fused.ends[-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            self.fused.latest = self.fused(x)
+        out = self.fused.latest[..., self.begin : self.end]
+        if self.is_last:
+            self.fused.latest = None
+        return out
 
 
 def is_plain_lora(part: nn.Module) -> bool:
     """Whether a module is a linear layer with exactly one active LoRA adapter, without variants, bias or dropout."""
     return (
-        type(part) is lora.Linear
+        _is_adapted(part)
+        and (type(part.base_layer) is nn.Linear or is_quantised(part.base_layer))
         and len(part.active_adapters) == 1
         and part.active_adapters[0] in part.lora_A
         and not (part.merged or part.disable_adapters or part.lora_variant or part.lora_bias[part.active_adapters[0]])
         and isinstance(part.lora_dropout[part.active_adapters[0]], nn.Identity)
-        and part.base_layer.weight.is_floating_point()
     )
 
 
-def _base_forward(layer: nn.Module) -> Any:
-    return lambda x, *_, **__: layer(x)
+def _is_adapted(part: nn.Module) -> bool:
+    return isinstance(part, lora.LoraLayer) and hasattr(part, "base_layer")
+
+
+def _base(layer: Any) -> Any:
+    return layer.base_layer if _is_adapted(layer) else layer
+
+
+def _name(adapter: Any) -> str:
+    return adapter.active_adapters[0]
+
+
+def _adapter_dtype(adapters: Sequence[Any]) -> torch.dtype:
+    return next(adapter.lora_A[_name(adapter)].weight.dtype for adapter in adapters if adapter is not None)
+
+
+def _can_fuse(layers: Sequence[Any]) -> bool:
+    """Whether all layers exist and have weights of one kind and dtype."""
+    if any(layer is None for layer in layers):
+        return False
+    bases = [_base(layer) for layer in layers]
+    kinds = {(type(base), base.in_features, base.weight.dtype) for base in bases}
+    return len(kinds) == 1
+
+
+def _compute_dtype(layer: Any) -> torch.dtype:
+    """The dtype in which a quantised layer computes; 8-bit layers and untouched 4-bit layers compute in that of x."""
+    return getattr(layer, "compute_dtype", None) or torch.get_default_dtype()
+
+
+def joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return one tensor of weights stacked along their outputs, which shares its memory with them.
+
+    Weights that do not lie side by side are moved to a new place together; training goes on with them there. Returns
+    None if that is impossible, because a weight is part of a larger tensor, such as a flat buffer of DeepSpeed, which
+    updates weights there.
+    """
+    first = weights[0]
+    if len(weights) == 1:
+        return first.data
+    offsets = accumulate([weight.numel() for weight in weights], initial=first.storage_offset())
+    if all(
+        weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and weight.storage_offset() == offset
+        and weight.is_contiguous()
+        for weight, offset in zip(weights, offsets, strict=False)
+    ):
+        size = (sum(map(len, weights)), first.shape[1])
+        return first.data.new_empty(0).set_(first.untyped_storage(), first.storage_offset(), size)
+    if any(weight.untyped_storage().nbytes() != weight.numel() * weight.element_size() for weight in weights):
+        return None
+    together = torch.cat([weight.data for weight in weights])
+    for weight, part in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
+        weight.data = part
+    return together

@@ -190,7 +190,7 @@ def test_placements_equal_brute_force(world, count, every, attach, canonical):
     placed = Placements.empty(rules)
     for step in range(1, count + 1):
         size = chance.choice(placed.sizes())
-        lowest = next(z for z in range(world) if placed.legal[size][z])
+        lowest = next(z for z in range(world) if placed.legal[z][size])
         # In canonical order a late brick leaves few choices: take one of the next.
         near = box._replace(low=lowest, high=lowest + 1) if canonical else box
         x = chance.choice(placed.xs(size, near)[-2 if canonical else 0 :])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ...constraints.choices import Choices, ChoiceTreeConstraint
 from ...task import Row
 from .placements import Placements, Rules
-from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
+from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, Brick, parse
 
 _SPELLED = [f"{h}x{w}" for h, w in SIZES]
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
@@ -51,12 +51,15 @@ class BrickTree:
     """
 
     def __init__(self, world: int, max_bricks: int, form: str, **rules: Any):
-        self._defaults = (world, max_bricks)
-        self._opening = " (" if form == "absolute" else " @"
+        self._defaults, self._form, self._options = (world, max_bricks), form, rules
+        self._opened = [size + (" (" if form == "absolute" else " @") for size in _SPELLED]
         self._pivot: tuple[int, ...] = (0,) if form == "absolute" else ()  # absolute: every offset is from the origin
         self._rules = lru_cache(_WORLDS_KEPT)(lambda world, max_bricks: Rules(world, max_bricks=max_bricks, **rules))
         self.placements: dict[tuple[int, int, str], Placements] = {}
         self.root({})  # report invalid options now, not at the first row
+
+    def __reduce__(self) -> Any:  # without the caches
+        return partial(BrickTree, **self._options), (*self._defaults, self._form)
 
     def root(self, row: Row) -> tuple[Any, ...]:
         world, max_bricks = (
@@ -77,10 +80,14 @@ class BrickTree:
         if len(chosen) == 5:
             size, _, x, y, z = chosen
             world, max_bricks, text = written
-            written, chosen = (world, max_bricks, f"{text}{_SPELLED[size]} ({x},{y},{z})\n"), []
+            h, w = SIZES[size]
+            before, written, chosen = written, (world, max_bricks, f"{text}{_SPELLED[size]} ({x},{y},{z})\n"), []
+            if written not in self.placements:
+                self._keep(written, self._placements(before).place(Brick(h, w, x, y, z)))
         placed = self._placements(written)
         if not chosen:
-            literals = [(_SPELLED[size] + self._opening, (written, size, *self._pivot)) for size in placed.sizes()]
+            opened = self._opened
+            literals = [(opened[size], (written, size, *self._pivot)) for size in placed.sizes()]
             return [*literals, ("", None)] if placed.bricks else literals
         size = chosen[0]
         if len(chosen) == 1:
@@ -93,17 +100,17 @@ class BrickTree:
         return [(f"{z - box.z})\n", (*node, z)) for z in placed.zs(size, box, chosen[2], chosen[3])]
 
     def _placements(self, written: tuple[int, int, str]) -> Placements:
-        """Return the placements after a text, from the cached ones of one line earlier if possible."""
+        """Return the placements after a text, recomputed if they are not cached."""
         placed = self.placements.get(written)
         if placed is None:
             world, max_bricks, text = written
-            before = text[: text.rfind("\n", 0, -1) + 1]
-            placed = self.placements.get((world, max_bricks, before)) if text else None
-            if placed is None:
-                placed, before = Placements.empty(self._rules(world, max_bricks)), ""
-            for brick in parse(text[len(before) :]).structure.bricks:
+            placed = Placements.empty(self._rules(world, max_bricks))
+            for brick in parse(text).structure.bricks:
                 placed = placed.place(brick)
-            self.placements[written] = placed
-            if len(self.placements) > _PLACEMENTS_KEPT:
-                del self.placements[next(iter(self.placements))]  # the oldest
+            self._keep(written, placed)
         return placed
+
+    def _keep(self, written: tuple[int, int, str], placed: Placements) -> None:
+        self.placements[written] = placed
+        if len(self.placements) > _PLACEMENTS_KEPT:
+            del self.placements[next(iter(self.placements))]  # the oldest

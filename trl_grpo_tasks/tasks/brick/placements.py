@@ -19,6 +19,8 @@ _NUMBER_OF = {size: number for number, size in enumerate(SIZES)}
 # A long brick covers what two shorter ones cover, one behind the other: 6 is 4 and 2.
 _PARTS = {2: (1, 1), 4: (2, 2), 6: (4, 2), 8: (4, 4)}
 
+_NOWHERE = (0,) * len(SIZES)  # a layer without legal corners
+
 
 class Box(NamedTuple):
     """Candidate corners: `cells` in the layers `low` to `high` (exclusive), written as offsets from (x, y, z)."""
@@ -48,7 +50,7 @@ class Rules:
         max_offset: int = MAX_OFFSET,
     ):
         self.world, self.max_bricks, self.attach, self.canonical = world, max_bricks, attach, canonical
-        self.row = (1 << world) - 1
+        self.row, self.area = (1 << world) - 1, world * world
         first_cells = [sum(1 << x * world for x in range(rows)) for rows in range(world + 1)]
 
         def rectangle(h: int, w: int) -> int:
@@ -83,63 +85,62 @@ class Rules:
 class Placements:
     """The bricks placed so far and the legal positions of the next one.
 
-    Sizes are indices into SIZES; `legal[size][z]` holds the legal corners of a size in layer z. No position is legal
+    Sizes are indices into SIZES; `legal[z][size]` holds the legal corners of a size in layer z. No position is legal
     once there are `max_bricks` bricks.
     """
 
     __slots__ = ("_occupied", "bricks", "legal", "rules")
 
     def __init__(
-        self, rules: Rules, bricks: tuple[Brick, ...], occupied: tuple[int, ...], legal: tuple[tuple[int, ...], ...]
+        self, rules: Rules, bricks: tuple[Brick, ...], occupied: tuple[int, ...], legal: tuple[Sequence[int], ...]
     ):
         self.rules, self.bricks, self._occupied, self.legal = rules, bricks, occupied, legal
 
     @classmethod
     def empty(cls, rules: Rules) -> Placements:
         """Return the placements of the empty world."""
-        higher = rules.world - 1
-        legal = tuple((inside, *[0 if rules.attach else inside] * higher) for inside in rules.inside)
-        return cls(rules, (), (0,) * rules.world, legal)
+        higher = _NOWHERE if rules.attach else rules.inside
+        return cls(rules, (), (0,) * rules.world, (rules.inside, *[higher] * (rules.world - 1)))
 
     def place(self, brick: Brick) -> Placements:
         """Return the placements after adding a brick, which must be legal."""
         rules, (h, w, x, y, z) = self.rules, brick
         bricks = (*self.bricks, brick)
         if len(bricks) >= rules.max_bricks:
-            return Placements(rules, bricks, self._occupied, ((),) * len(SIZES))
+            return Placements(rules, bricks, self._occupied, (_NOWHERE,) * rules.world)
         corner = x * rules.world + y
         occupied = list(self._occupied)
         occupied[z] |= rules.footprints[_NUMBER_OF[h, w]] << corner
         low = z - 1 if rules.attach and not rules.canonical and z else z
         high = z + 2 if rules.attach and z + 1 < rules.world else z + 1
         changed = [self._corners(occupied, layer) for layer in range(low, high)]
-        below = [layers[:low] for layers in self.legal]
+        below = self.legal[:low]
         if rules.canonical:
             before = (1 << corner) - 1  # bits ascend by x, then y; bricks descend
             changed[0] = [corners & before for corners in changed[0]]
-            below = [(0,) * low] * len(SIZES)
-        above = [layers[high:] for layers in self.legal]
-        legal = tuple(map(tuple.__add__, map(tuple.__add__, below, zip(*changed, strict=True)), above))
-        return Placements(rules, bricks, tuple(occupied), legal)
+            below = (_NOWHERE,) * low
+        return Placements(rules, bricks, tuple(occupied), (*below, *changed, *self.legal[high:]))
 
     def _corners(self, occupied: Sequence[int], z: int) -> list[int]:
         """Return, for each size, the legal corners in layer z, ignoring the canonical order."""
         rules = self.rules
-        taken = rules.covering(occupied[z])
         if z == 0 or not rules.attach:
+            taken = rules.covering(occupied[z])
             return [inside & ~blocked for inside, blocked in zip(rules.inside, taken, strict=True)]
         studs = occupied[z - 1] | (occupied[z + 1] if z + 1 < rules.world else 0)
-        held = rules.covering(studs)
-        return [inside & on & ~blocked for inside, on, blocked in zip(rules.inside, held, taken, strict=True)]
+        # Both sets in one integer: a size that is inside covers no cell beyond the first set.
+        area, covering = rules.area, rules.covering(studs << rules.area | occupied[z])
+        return [inside & both >> area & ~both for inside, both in zip(rules.inside, covering, strict=True)]
 
     def sizes(self) -> list[int]:
         """Return the sizes that have a legal position."""
-        return [size for size, layers in enumerate(self.legal) if any(layers)]
+        layers = [layer for layer in self.legal if layer is not _NOWHERE]
+        return [size for size, corners in enumerate(zip(*layers, strict=True)) if any(corners)]
 
     def pivots(self, size: int) -> list[int]:
         """Return the bricks, counted from 1, within whose reach this size has a legal position."""
-        near, world, layers = self.rules.near, self.rules.world, self.legal[size]
-        in_reach = [reduce(or_, layers[low:high], 0) for low, high in self.rules.reach]
+        near, world = self.rules.near, self.rules.world
+        in_reach = [self._seen_from_above(size, low, high) for low, high in self.rules.reach]
         return [pivot for pivot, (_, _, x, y, z) in enumerate(self.bricks, 1) if in_reach[z] & near[x * world + y]]
 
     def box(self, pivot: int) -> Box:
@@ -151,18 +152,21 @@ class Placements:
 
     def xs(self, size: int, box: Box) -> list[int]:
         """Return the x coordinates of the size's legal corners in a box."""
-        world, row, corners = self.rules.world, self.rules.row, self._seen_from_above(size, box)
+        world, row = self.rules.world, self.rules.row
+        corners = self._seen_from_above(size, box.low, box.high) & box.cells
         return [x for x in range(world) if corners >> x * world & row]
 
     def ys(self, size: int, box: Box, x: int) -> list[int]:
         """Return the y coordinates of the legal corners with this x."""
-        corners = self._seen_from_above(size, box) >> x * self.rules.world
-        return [y for y in range(self.rules.world) if corners >> y & 1]
+        world = self.rules.world
+        corners = (self._seen_from_above(size, box.low, box.high) & box.cells) >> x * world & self.rules.row
+        return [y for y in range(world) if corners >> y & 1]
 
     def zs(self, size: int, box: Box, x: int, y: int) -> list[int]:
         """Return the z coordinates of the legal corners with this x and y."""
-        layers, corner = self.legal[size], x * self.rules.world + y
-        return [z for z in range(box.low, box.high) if layers[z] >> corner & 1]
+        legal, corner = self.legal, x * self.rules.world + y
+        return [z for z in range(box.low, box.high) if legal[z][size] >> corner & 1]
 
-    def _seen_from_above(self, size: int, box: Box) -> int:
-        return reduce(or_, self.legal[size][box.low : box.high], 0) & box.cells
+    def _seen_from_above(self, size: int, low: int, high: int) -> int:
+        """Return the (x, y) of the size's legal corners in the layers from `low` to `high` (exclusive)."""
+        return reduce(or_, [layer[size] for layer in self.legal[low:high]], 0)

@@ -1,0 +1,171 @@
+"""Idle time of the GPU during rollouts under the brick task's constraint, per forward pass.
+
+    python benchmarks/idle.py [--rows 1024] [--model FOLDER_OR_GGUF] [--new_tokens 32 96]
+
+The prompts are captions of the task, 8 completions each. Without --model, the model has the shape of SmolLM2-135M with
+random weights and a BPE vocabulary of the same size, trained on synthetic words. Two rollouts of different lengths are
+compared, so that the start of a rollout does not count. Per additional forward pass, the table shows the wall-clock
+time, the time during which kernels ran (torch.profiler, in a separate rollout with the same random numbers), the
+difference, which is the idle time of the GPU, and the time that the CPU spent on masks, which may overlap with the
+GPU. On a CPU there is no idle time. Writes benchmarks/results/idle.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import Report, config_of, memory, now, random_model, run_cells, table_line, write_results
+from masks import synthetic_bpe_tokenizer
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
+
+from trl_grpo_tasks.constraints.sampling import BatchMasks
+from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
+from trl_grpo_tasks.models.tiny import PLAIN_CHAT_TEMPLATE
+from trl_grpo_tasks.rollout import Decoder, rollout
+from trl_grpo_tasks.tasks.brick import BrickTask
+
+GROUP = 8
+COLUMNS = {
+    "rows": "rows",
+    "ms per pass": "pass_ms",
+    "GPU busy ms": "busy_ms",
+    "GPU idle ms": "idle_ms",
+    "CPU masks ms": "masks_ms",
+    "passes": "passes",
+    "start-up s": "start_up_s",
+    "peak GB": "peak_gb",
+}
+
+
+def main() -> None:
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1024] if on_gpu else [16])
+    parser.add_argument("--shape", default="135M" if on_gpu else "tiny")
+    parser.add_argument("--model", help="model folder or .gguf file, instead of a shape")
+    parser.add_argument("--new_tokens", nargs=2, type=int, default=[32, 96], help="lengths of the two rollouts")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "idle.json"))
+    options = parser.parse_args()
+    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
+    done: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [{"options": options, "rows": rows, "folder": folder} for rows in options.rows]
+        for row in run_cells("idle", cells, options.limit, Path(options.out).with_suffix(".log")):
+            del row["options"], row["folder"]
+            done.append(row)
+            print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
+            write_results(options.out, done)
+
+
+def measure(report: Report, options: Any, rows: int, folder: str) -> None:
+    """Measure one row."""
+    task = BrickTask()
+    model, tokenizer = model_and_tokenizer(options, task, folder)
+    examples = [row for row in task.dataset("train", rows // GROUP, 0) for _ in range(GROUP)]
+    prompts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in examples
+    ]
+    constraint = task.constraint(tokenizer)
+    decoder = Decoder(model)
+    kind = model.device.type
+
+    def run(new_tokens: int, seed: int) -> tuple[float, int, float]:
+        """Return the seconds of a rollout, its number of passes, and the seconds that the CPU spent on masks."""
+        torch.manual_seed(seed)
+        table = MaskTable(model.get_output_embeddings().weight.shape[0])
+        with timed_masks() as masks, torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+            start = now()
+            done = rollout(
+                model, prompts, max_new_tokens=new_tokens, eos_token_ids=[tokenizer.eos_token_id], table=table,
+                constraint=constraint, rows=examples, decoder=decoder,
+            )  # fmt: skip
+            return now() - start, done.forward_passes, masks[0]
+
+    short, long = sorted(options.new_tokens)
+    report({"start_up_s": run(long, 0)[0]})
+    per_pass = []
+    values: dict[str, list[float]] = {"pass_ms": [], "masks_ms": []}
+    for repeat in range(options.repeats):
+        first, last = run(short, repeat), run(long, repeat)
+        passes = last[1] - first[1]
+        values["pass_ms"].append((last[0] - first[0]) / passes * 1e3)
+        values["masks_ms"].append((last[2] - first[2]) / passes * 1e3)
+        per_pass.append(passes)
+        report({**values, "passes": per_pass, **memory()})
+    if kind == "cuda":
+        busy = (busy_seconds(run, long) - busy_seconds(run, short)) / per_pass[0] * 1e3
+        report({"busy_ms": busy, "idle_ms": [max(ms - busy, 0.0) for ms in values["pass_ms"]]})
+
+
+def model_and_tokenizer(options: Any, task: Any, folder: str) -> tuple[Any, Any]:
+    on_gpu = torch.cuda.is_available()
+    dtype = "bfloat16" if on_gpu else "float32"
+    if options.model:
+        source = prepare_model(options.model, task, folder)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        return model.to("cuda" if on_gpu else "cpu").eval(), load_tokenizer(source)
+    size = 2_000 if options.shape == "tiny" else 49_152
+    tokenizer = synthetic_bpe_tokenizer(size)
+    tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+    return random_model(config_of(options.shape, dtype, max(size, len(tokenizer)))).eval(), tokenizer
+
+
+@contextmanager
+def timed_masks() -> Iterator[list[float]]:
+    """Sum up the seconds in which masks are computed and tokens accepted."""
+    total = [0.0]
+
+    def timed(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                total[0] += time.perf_counter() - start
+
+        return call
+
+    places = [(BatchMasks, "fill"), (sys.modules[rollout.__module__], "accept_all")]
+    originals = [(place, name, getattr(place, name)) for place, name in places]
+    try:
+        for place, name, function in originals:
+            setattr(place, name, timed(function))
+        yield total
+    finally:
+        for place, name, function in originals:
+            setattr(place, name, function)
+
+
+def busy_seconds(run: Any, new_tokens: int) -> float:
+    """Return for how long at least one kernel or copy ran on the GPU during a rollout."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run(new_tokens, 0)
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation()
+    )
+    busy, reached = 0, 0
+    for start, end in spans:
+        busy += max(end - max(start, reached), 0)
+        reached = max(reached, end)
+    return busy / 1e9
+
+
+if __name__ == "__main__":
+    main()

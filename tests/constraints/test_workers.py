@@ -1,0 +1,122 @@
+"""States in worker processes: the same results as in this process, errors, and processes that end."""
+
+import gc
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.constraints.test_shared import CONSTRAINTS, PATTERNS, TOKENIZER, tokens_of
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint
+from trl_grpo_tasks.constraints import workers as workers_module
+from trl_grpo_tasks.constraints.shared import SharedStates
+from trl_grpo_tasks.constraints.table import FREE, MaskTable
+from trl_grpo_tasks.constraints.workers import StateWorkers, WorkerStates, states_for
+
+WIDE_MODEL = len(TOKENIZER) + 45
+
+
+def started(constraint):
+    workers = StateWorkers(constraint, 2)
+    deadline = time.monotonic() + 100
+    while not workers.ready:
+        assert time.monotonic() < deadline and workers.connections
+        time.sleep(0.05)
+    return workers
+
+
+@pytest.mark.parametrize("kind", ["spelled tree", "spelled bricks"])
+def test_workers_agree_with_independent_states(kind):
+    constraint, rng = CONSTRAINTS[kind], np.random.default_rng(0)
+    workers = started(constraint)
+    for _ in range(2):  # the workers serve several rollouts
+        table = MaskTable(WIDE_MODEL)
+        states = WorkerStates(workers, table)
+        rows = {slot: {"pattern": PATTERNS[slot // 2]} for slot in range(2 * len(PATTERNS))}
+        written = {slot: [] for slot in rows}
+
+        def replayed(slot, constraint=constraint, rows=rows, written=written):
+            state = constraint.start(rows[slot])
+            for token in written[slot] if state is not None else ():
+                state.accept(token)
+            return state
+
+        def append(slot, forced, written=written, table=table, replayed=replayed):
+            for token, number in zip(*forced, strict=True):
+                assert tokens_of(replayed(slot).mask()) == [token] == table.ids(number).tolist()
+                written[slot].append(token)
+
+        for slot, forced in zip(rows, states.start(list(rows), list(rows.values())), strict=True):
+            append(slot, forced)
+        for turn in range(12):
+            active = []
+            for slot, number in zip(rows, states.numbers(list(rows)), strict=True):
+                state = replayed(slot)
+                if state is None or state.finished:
+                    assert number == FREE
+                else:
+                    assert table.ids(number).tolist() == tokens_of(state.mask())
+                    active.append(slot)
+            tokens = [int(rng.choice(tokens_of(replayed(slot).mask()))) for slot in active]
+            accepted = states.accept(active, tokens)
+            for slot, token, forced in zip(active, tokens, accepted, strict=True):
+                written[slot].append(token)
+                append(slot, forced)
+            if turn % 3 == 0 and active:
+                slot = active[0]
+                del written[slot][len(written[slot]) // 2 :]
+                append(slot, states.restart(slot, written[slot]))
+            if turn == 5:
+                states.release(1)
+                assert states.numbers([1]) == [FREE]
+                written[1] = []
+                append(1, states.start([1], [rows[1]])[0])
+
+
+def test_errors_deaths_and_the_end_of_workers():
+    workers = started(CONSTRAINTS["tree"])
+    states = WorkerStates(workers, MaskTable(WIDE_MODEL))
+    rows = [{"pattern": PATTERNS[0]}, {"pattern": PATTERNS[1]}]
+    states.start([0, 1], rows)
+    one, minus = TOKENIZER.convert_tokens_to_ids(["1", "-"])
+    with pytest.raises(ValueError, match="not allowed"):
+        states.accept([0, 1], [one, minus])
+    workers.send({0: ("start", ([0], rows[:1]))})  # an interrupted call, whose reply is never read
+    states = WorkerStates(workers, MaskTable(WIDE_MODEL))  # the next rollout
+    states.start([0, 1], rows)
+    assert len(states.accept([0, 1], [one, one])) == 2
+    processes = [process.pid for process in workers._processes]
+    os.kill(processes[0], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker ended unexpectedly"):
+        for _ in range(2):  # the first message may still be written
+            states.start([0, 1], rows)
+    del workers, states
+    gc.collect()
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
+    monkeypatch.setattr(workers_module.os, "sched_getaffinity", lambda pid: range(4))
+    # A constraint of a notebook: its functions exist only in this process.
+    constraint = ChoiceTreeConstraint(TOKENIZER, lambda row: 0, lambda node: [("1x", None), ("10", None)])
+    table = MaskTable(WIDE_MODEL)
+    assert isinstance(states_for(constraint, table, 10), SharedStates)
+    deadline = time.monotonic() + 100
+    while isinstance(states := states_for(constraint, table, 1000), SharedStates):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    states.start([7], [{}])
+    assert set(TOKENIZER.convert_ids_to_tokens(table.ids(states.numbers([7])[0]).tolist())) == {"1", "10", "1x"}
+
+
+def test_a_constraint_that_cannot_be_sent_stays_in_this_process():
+    class Unsendable:
+        def __reduce__(self):
+            raise TypeError("this constraint cannot be pickled")
+
+    workers = StateWorkers(Unsendable(), 2)
+    assert not workers.ready and not workers.connections

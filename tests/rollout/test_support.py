@@ -1,0 +1,129 @@
+"""The support matrix of rollouts: what is refused, and with which reason."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    Gemma3TextConfig,
+    GPTQConfig,
+    Mistral3Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+    SmolLM3Config,
+    T5Config,
+)
+
+from tests.support.families import FAMILIES, SIZES
+from tests.support.paths import ROOT
+from tests.support.rollouts import MODELS, tiny
+from trl_grpo_tasks.rollout import unsupported_reason, unsupported_reason_in
+from trl_grpo_tasks.rollout.support import unsupported_reason_for_sharing
+
+ZERO3_OR_FSDP = "weights sharded by FSDP or ZeRO stage 3 are only supported by TRL's generation"
+
+
+def model_with(config, attention="sdpa", quantization=None):
+    """A stand-in for a model, of which only the configuration is looked at."""
+    config.get_text_config()._attn_implementation = attention
+    if quantization is not None:
+        config.quantization_config = quantization
+    return SimpleNamespace(config=config)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (model_with(T5Config()), "encoder-decoder models are not supported"),
+        (model_with(Mistral3Config()), "vision-language models of type 'mistral3' are not supported"),
+        (model_with(Qwen3NextConfig()), "models of type 'qwen3_next' are not supported"),
+        (
+            model_with(Qwen3Config(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])),
+            "layers of type 'linear_attention' are not supported",
+        ),
+        (
+            model_with(SmolLM3Config(num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=4)),
+            "layer_types has sliding-window layers, but use_sliding_window is off",
+        ),
+        (model_with(Gemma3TextConfig(use_bidirectional_attention=True)), "bidirectional attention is not supported"),
+        (model_with(Qwen3Config(is_causal=False)), "bidirectional attention is not supported"),
+        (
+            model_with(Qwen3Config(), attention="flash_attention_2"),
+            "attention implementation 'flash_attention_2' does not accept a custom mask",
+        ),
+        (
+            model_with(Qwen3Config(), quantization=GPTQConfig(bits=4)),
+            "weights quantised with 'gptq' are not supported",
+        ),
+        (
+            model_with(Qwen3Config(), quantization={"quant_method": "awq"}),
+            "weights quantised with 'awq' are not supported",
+        ),
+        (model_with(Qwen3Config(), quantization=BitsAndBytesConfig(load_in_4bit=True)), None),
+        (model_with(Qwen3Config(), quantization={"quant_method": "bitsandbytes"}), None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reasons_of_models(model, reason):
+    assert unsupported_reason(model) == reason
+
+
+def trainer_with(model=None, stage=None, fsdp=False, max_completion_length=16):
+    options = {"use_vllm": False, "use_transformers_continuous_batching": False, "generation_kwargs": None,
+               "cache_implementation": None}  # fmt: skip
+    plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
+    accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin), unwrap_model=lambda model: model)
+    return SimpleNamespace(
+        args=SimpleNamespace(**options), tools=None, rollout_func=None, _is_vlm=False, is_fsdp_enabled=fsdp,
+        is_deepspeed_enabled=stage is not None, accelerator=accelerator, model=model or MODELS["llama"],
+        max_completion_length=max_completion_length,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"stage": 0}, None),
+        ({"stage": 1}, None),
+        ({"stage": 2}, None),
+        ({"stage": 3}, ZERO3_OR_FSDP),
+        ({"fsdp": True}, ZERO3_OR_FSDP),
+    ],
+    ids=str,
+)
+def test_whole_weights_are_needed(options, reason):
+    assert unsupported_reason_in(trainer_with(**options)) == reason
+
+
+@pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"])
+def test_completions_beyond_the_length_limit(family):
+    config_class, options = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config_class(vocab_size=30, pad_token_id=0, **SIZES | options))
+    assert unsupported_reason_in(trainer_with(model, max_completion_length=39)) is None
+    reason = unsupported_reason_in(trainer_with(model, max_completion_length=40))
+    assert reason == "the rotary embeddings of this model depend on the length beyond 40 tokens"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_shared_only_with_plain_attention(family):
+    config_class, options = FAMILIES[family]
+    model = tiny(config_class, **SIZES | options)
+    is_plain = family.partition("-")[0] in (
+        "llama", "qwen2", "qwen3", "mistral", "gemma", "granite", "phi3", "smollm3", "cohere"
+    ) and not family.endswith("-sliding")  # fmt: skip
+    assert (unsupported_reason_for_sharing(model) is None) == is_plain
+
+
+def test_guide_quotes_the_reasons_of_the_code():
+    """The guide quotes all reasons word for word, with `...` for what varies, and no others."""
+    guide = " ".join((ROOT / "docs/guides/rollouts.md").read_text().split())
+    code = (ROOT / "trl_grpo_tasks/rollout/support.py").read_text()
+    found = re.findall(r'(?:return|reason =) f?"(.*)"$', code, re.MULTILINE)
+    reasons = {re.sub(r"\{[^}]*\}", "...", reason) for reason in found}
+    assert len(reasons) == 14
+    assert [reason for reason in reasons if f"`{reason}`" not in guide] == []
+    table = guide.partition("| reason | what to do | |---|---| ")[2].partition("LongRoPE and dynamic")[0]
+    assert set(re.findall(r"\| `([^|]*)` \|", table)) < reasons

@@ -1,0 +1,43 @@
+"""ZeRO stages 1 and 2 keep whole weights: our rollouts are used, and training equals DDP. Needs DeepSpeed."""
+
+import pytest
+import torch
+
+from tests.support.training import run_processes
+
+pytest.importorskip("deepspeed")
+
+SCRIPT = """
+import os
+if "deepspeed" in options:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    del os.environ["ACCELERATE_USE_CPU"]
+    # accelerate selects no communication backend for DeepSpeed on CPUs.
+    from accelerate.state import DistributedType, PartialState
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
+from tests.support.training import toy_trainer
+trainer = toy_trainer(model, output_dir, **options)
+assert trainer.is_deepspeed_enabled == ("deepspeed" in options) and trainer._uses_engine
+"""
+OPTIONS = {"max_steps": 4, "rollout": "fast", "constrain": True, "beta": 0.05, "seed": 3, "optim": "adamw_torch"}
+
+
+@pytest.fixture(scope="module")
+def ddp(tiny_path, tmp_path_factory):
+    return run_processes(SCRIPT, tiny_path, tmp_path_factory.mktemp("ddp") / "run", 2, OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_stages_with_whole_weights_equal_ddp(tiny_path, tmp_path, ddp, stage):
+    sizes = dict.fromkeys(
+        ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"
+    )
+    zero = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True, **sizes}
+    options = OPTIONS | {"use_cpu": False, "deepspeed": zero}
+    weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "zero", 2, options)
+    for name, value in ddp[0].items():
+        torch.testing.assert_close(weights[name], value, atol=2e-6, rtol=1e-4, msg=name)
+    for ours, theirs in zip(log, ddp[1], strict=True):
+        for key in ("loss", "reward", "kl", "sampling/logp_difference_max"):
+            assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), key

@@ -1,0 +1,179 @@
+"""The constraint states of the rows of a rollout. Rows with equal beginnings share their states.
+
+The states form trees: a node is a position at which several tokens are allowed, and an edge is a sampled token with
+the tokens that the constraint forces after it. Each edge is computed once, by forking the state of its node, and is
+remembered by the node. A node refers to its children only, so nodes that all rows have passed are freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .base import FORCED_LIMIT, FREE, Constraint, only_token
+
+_NODES_KEPT = 4096  # after this many new nodes, the trees are no longer kept for rows that start later
+_MASK_CACHE = 4096
+
+
+class Forced(NamedTuple):
+    """Tokens that a constraint forces, and the table number of the mask at each of them."""
+
+    tokens: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+NOTHING = Forced((), ())
+
+
+class MaskNumbers(Protocol):
+    """Gives numbers to masks: a MaskTable, or what takes its place in a worker process."""
+
+    def number_of(self, words: np.ndarray) -> int: ...
+
+
+class _Mask(NamedTuple):
+    words: np.ndarray
+    number: int
+    only: int | None  # the only allowed token
+
+
+class _Node:
+    """A position at which several tokens are allowed, or at which the text has ended."""
+
+    __slots__ = ("edges", "number", "state")
+
+    def __init__(self, state: Any, number: int, edges: dict[int, _Edge] | None):
+        self.state, self.number = state, number
+        self.edges = edges  # by sampled token; None if the state cannot be shared
+
+
+class _Edge(NamedTuple):
+    forced: Forced
+    node: _Node
+
+
+class SharedStates:
+    """The states of the rows of a rollout, by slot. Slots are arbitrary numbers."""
+
+    def __init__(self, constraint: Constraint, table: MaskNumbers):
+        self._constraint, self._table = constraint, table
+        self._rows: dict[int, Mapping[str, Any]] = {}
+        self._nodes: dict[int, _Node] = {}  # of the constrained rows
+        self._roots: dict[Hashable, _Edge] = {}
+        self._new_nodes = 0
+        self._masks: dict[int, _Mask] = {}  # of read-only arrays, by id
+        self._only: dict[int, int | None] = {}  # the only token of each mask number
+
+    def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Forced]:
+        """Start rows and return the tokens that are forced at their beginnings; the states advance past them."""
+        self._rows |= zip(slots, rows, strict=True)
+        return [self.restart(slot, ()) for slot in slots]
+
+    def restart(self, slot: int, tokens: Sequence[int]) -> Forced:
+        """Replace the completion of a slot by these tokens and return the tokens that are forced after them.
+
+        The state advances past the forced tokens. Raises ValueError if a token is not allowed.
+        """
+        self._nodes.pop(slot, None)
+        edge = self._root(self._rows[slot])
+        if edge is None:
+            return NOTHING
+        at = 0  # number of forced tokens of the edge that are among `tokens`
+        for token in tokens:
+            if at == len(edge.forced.tokens):
+                edge, at = self._follow(edge.node, token), 0
+            elif token == edge.forced.tokens[at]:
+                at += 1
+            else:
+                raise ValueError(f"token {token} is not allowed here: only {edge.forced.tokens[at]} is")
+        self._nodes[slot] = edge.node
+        return Forced(edge.forced.tokens[at:], edge.forced.numbers[at:])
+
+    def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
+        """Accept a sampled token for each slot, and return the tokens that are forced after it.
+
+        The states advance past the forced tokens. Their number is limited by FORCED_LIMIT; the mask after the last one
+        may then allow a single token. Raises ValueError if a token is not allowed.
+        """
+        nodes, accepted = self._nodes, []
+        for slot, token in zip(slots, tokens, strict=True):
+            node = nodes.get(slot)
+            if node is None:
+                accepted.append(NOTHING)
+            else:
+                forced, nodes[slot] = self._follow(node, token)
+                accepted.append(forced)
+        return accepted
+
+    def numbers(self, slots: Sequence[int]) -> list[int]:
+        """Return the table number of each slot's next mask, or FREE for slots without a constrained row."""
+        nodes = self._nodes
+        return [FREE if (node := nodes.get(slot)) is None else node.number for slot in slots]
+
+    def release(self, slot: int) -> None:
+        """Forget the row of a slot."""
+        self._rows.pop(slot, None)
+        self._nodes.pop(slot, None)
+
+    def _root(self, row: Mapping[str, Any]) -> _Edge | None:
+        """Return the edge to the first node of a row, or None if the row is unconstrained."""
+        state = self._constraint.start(row)
+        if state is None:
+            return None
+        origin = getattr(state, "origin", None)
+        if origin is None:
+            return self._advance_forced(state, is_shared=False)
+        edge = self._roots.get(origin)
+        if edge is None:
+            edge = self._roots[origin] = self._advance_forced(state, is_shared=True)
+        return edge
+
+    def _follow(self, node: _Node, token: int) -> _Edge:
+        """Return the edge of a sampled token."""
+        edges = node.edges
+        if edges is None:
+            node.state.accept(token)
+            return self._advance_forced(node.state, is_shared=False)
+        edge = edges.get(token)
+        if edge is None:
+            state = node.state.fork()
+            state.accept(token)
+            edge = edges[token] = self._advance_forced(state, is_shared=True)
+        return edge
+
+    def _advance_forced(self, state: Any, is_shared: bool) -> _Edge:
+        """Advance a state past the tokens that are forced, and return them with the node after them."""
+        tokens: list[int] = []
+        numbers: list[int] = []
+        number = FREE  # of the position after the end of the text
+        while not state.finished:
+            _, number, only = self._mask(state.mask())
+            if only is None or len(tokens) == FORCED_LIMIT:
+                break
+            tokens.append(only)
+            numbers.append(number)
+            state.accept(only)
+            number = FREE
+        self._new_nodes += 1
+        if self._new_nodes > _NODES_KEPT:
+            self._roots.clear()
+            self._new_nodes = 0
+        forced = Forced(tuple(tokens), tuple(numbers)) if tokens else NOTHING
+        return _Edge(forced, _Node(state, number, {} if is_shared else None))
+
+    def _mask(self, words: np.ndarray) -> _Mask:
+        known = self._masks.get(id(words))
+        if known is not None:
+            return known
+        number = self._table.number_of(words)
+        if number not in self._only:
+            self._only[number] = only_token(words)
+        mask = _Mask(words, number, self._only[number])
+        if not words.flags.writeable:  # it never changes, and while it is stored no other array has its id
+            if len(self._masks) >= _MASK_CACHE:
+                self._masks.clear()
+            self._masks[id(words)] = mask
+        return mask
