@@ -16,10 +16,10 @@ import torch
 
 
 class CompiledLayers:
-    """Within `used()`, the layers and the last norm of a model run compiled. Outside, the model is unchanged."""
+    """Within `used()`, the layers and the last norm of a backbone run compiled. Outside, it is unchanged."""
 
-    def __init__(self, model: Any):
-        parts = [*model.base_model.layers, model.base_model.norm]
+    def __init__(self, backbone: Any):
+        parts = [*backbone.layers, backbone.norm]
         functions = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(part) for part in parts}}
         self._forwards = [(part, types.MethodType(functions[type(part)], part)) for part in parts]
 

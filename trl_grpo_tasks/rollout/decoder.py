@@ -21,7 +21,8 @@ from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
 from .cache import PAGE, CacheShape, PagedCache, RowCache, pages_for
 from .compiled import CompiledLayers, can_compile, has_kernels
-from .support import without_adapter
+from .rotary import constant_frequencies
+from .support import text_backbone, without_adapter
 from .weights import RolloutWeights
 
 # CUDA-graph buckets: the number of tokens of a pass is padded to one of these. Larger passes are not captured.
@@ -42,13 +43,13 @@ class Decoder:
     def __init__(self, model: Any, head_in_fp32: bool = False, kernels: bool | None = None):
         disable_cudnn_attention()
         self._model = without_adapter(model)
-        self._backbone = self._model.base_model
+        self._backbone = text_backbone(self._model)
         self._head_in_fp32 = head_in_fp32
         self.device = self._model.get_output_embeddings().weight.device
         self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
         self.is_asynchronous = self.uses_kernels and self.device.type == "cuda"  # `feed` returns before its pass ends
         compiles = self.uses_kernels and can_compile(self.device)
-        self._compiled = CompiledLayers(self._model) if compiles else None
+        self._compiled = CompiledLayers(self._backbone) if compiles else None
         self._attention_layers = [part for part in self._backbone.modules() if hasattr(part, "num_key_value_groups")]
         self._weights: RolloutWeights | None = None
         self._autocast_dtype: torch.dtype | None = None
@@ -71,7 +72,8 @@ class Decoder:
         """
         self.scale = HeadScale.of(self._model.config, temperature)
         self.passes = 0
-        with self._prepared_weights(), self._attention(PAGED if self.uses_kernels else ROWS):
+        attention = self._attention(PAGED if self.uses_kernels else ROWS)
+        with self._prepared_weights(), attention, constant_frequencies(self._backbone):
             self._allocate(prompt_lengths, max_new_tokens, batch_size)
             try:
                 yield

@@ -16,11 +16,15 @@ from .cache import PAGE
 PREFILL_TILE = 16  # consecutive tokens of one row that a program of a prefill pass serves
 TARGET_PROGRAMS = 512  # long rows are split until about this many programs share an attention kernel
 MAX_SPLITS = 32
+ATTEND_WARPS = 4
+ATTEND_STAGES = 3
 SAMPLE_BLOCK = 2048  # vocabulary entries per step of the sampling kernel
 MAX_ADAPTED_TOKENS = 64  # passes over more tokens apply adapters by separate products
 ADAPTED_PROGRAMS = 264  # products with fewer programs are split over their inputs
 ADAPTED_BLOCK_K = 128
 ADAPTED_STAGES = 4
+ADAPTED_BLOCK_N = 0
+ADAPTED_WARPS = 4
 
 
 @triton.jit
@@ -213,7 +217,8 @@ def paged_attention(
         KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK_D=block_d, TILE=tile, BLOCK_M=block_m, PAGE=PAGE,
         SPLITS=splits, WINDOW=window, HAS_SOFTCAP=softcap != 0, HAS_SINKS=sinks is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=8 if block_m >= 128 else 4, num_stages=3 if is_small else 1,
+        num_warps=8 if block_m >= 128 else 4 if is_prefill else ATTEND_WARPS,
+        num_stages=ATTEND_STAGES if is_small else 1,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(tokens * heads,)](
@@ -275,9 +280,7 @@ def _adapted_kernel(
 
 
 @triton.jit
-def _sum_kernel(
-    partial, bias, out, size, outputs, SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def _sum_kernel(partial, bias, out, size, outputs, SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Add the partial sums of all splits, and the bias."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < size
@@ -301,7 +304,7 @@ def adapted_linear(
     """
     tokens, (outputs, inputs) = len(x), weight.shape
     rank = len(down) // len(ends)
-    block_n = 64 if outputs >= 8192 else 32
+    block_n = ADAPTED_BLOCK_N or (64 if outputs >= 8192 else 32)
     is_aligned = all(end % block_n == 0 for end in ends)
     if tokens > MAX_ADAPTED_TOKENS or not is_aligned or len(ends) > 3 or x.dtype == torch.float32:
         out = torch.nn.functional.linear(x, weight, bias)
@@ -317,7 +320,7 @@ def adapted_linear(
         x, weight, out if bias is None else bias, down, up, partial, tokens, x.stride(0), inputs, outputs, share,
         up.shape[1], END_1=end_1, END_2=end_2, RANK=rank, BLOCK_R=max(16, triton.next_power_of_2(rank)),
         BLOCK_M=max(16, triton.next_power_of_2(tokens)), BLOCK_N=block_n, BLOCK_K=ADAPTED_BLOCK_K, SPLITS=splits,
-        HAS_BIAS=bias is not None, num_warps=4, num_stages=ADAPTED_STAGES,
+        HAS_BIAS=bias is not None, num_warps=ADAPTED_WARPS, num_stages=ADAPTED_STAGES,
     )  # fmt: skip
     if splits > 1:
         _sum_kernel[(triton.cdiv(tokens * outputs, 1024),)](

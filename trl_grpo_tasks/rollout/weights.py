@@ -26,11 +26,12 @@ class RolloutWeights:
     """Within `used()`, linear layers of `model` are replaced by faster ones. Outside, the model is unchanged.
 
     Call `load()` before `used()` whenever weights may have changed. `autocast_dtype` is None without autocast. With
-    `fuses`, projections that read the same input are fused. Layers in `excluded` are not replaced.
+    `uses_kernels`, projections that read the same input are fused, and adapters are applied by our own kernel. Layers
+    in `excluded` are not replaced.
     """
 
     def __init__(
-        self, model: Any, autocast_dtype: torch.dtype | None, fuses: bool, excluded: Collection[nn.Module] = ()
+        self, model: Any, autocast_dtype: torch.dtype | None, uses_kernels: bool, excluded: Collection[nn.Module] = ()
     ):
         self._replacements: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
         self._layers: list[_FusedLinear] = []
@@ -42,10 +43,14 @@ class RolloutWeights:
                 for name, child in parent.named_children()
                 if child not in excluded and (is_plain_lora(child) or type(child) is nn.Linear or is_quantised(child))
             }
-            groups = [names for names in FUSED_PROJECTIONS if fuses and _can_fuse([children.get(n) for n in names])]
+            groups = [
+                names
+                for names in FUSED_PROJECTIONS
+                if uses_kernels and _can_fuse([children.get(name) for name in names])
+            ]
             single = [(name,) for name in children if not any(name in names for names in groups)]
             for names in (*groups, *single):
-                layer = _FusedLinear([children[name] for name in names], autocast_dtype)
+                layer = _FusedLinear([children[name] for name in names], autocast_dtype, uses_kernels)
                 if len(names) > 1 or layer.is_needed:
                     self._layers.append(layer)
                     outputs = layer.outputs() if len(names) > 1 else [layer]
@@ -88,7 +93,7 @@ class RolloutWeights:
 class _FusedLinear(nn.Module):
     """One or more linear layers that read the same input, with their adapters, as one layer."""
 
-    def __init__(self, layers: Sequence[Any], autocast_dtype: torch.dtype | None):
+    def __init__(self, layers: Sequence[Any], autocast_dtype: torch.dtype | None, uses_kernels: bool):
         super().__init__()
         # Tuples and plain attributes keep the original layers out of this module's own parameters.
         self._bases = tuple(_base(layer) for layer in layers)
@@ -99,7 +104,6 @@ class _FusedLinear(nn.Module):
         casts = autocast_dtype is not None and (self._quantised or own_dtype == torch.float32)
         self._dtype = autocast_dtype if casts and autocast_dtype is not None else own_dtype
         self._copies_weight = self._quantised or self._dtype != own_dtype
-        self._autocast_dtype = autocast_dtype
         self._device = first.weight.device
         self._sizes = [base.out_features for base in self._bases]
         self.ends = list(accumulate(self._sizes))
@@ -108,6 +112,10 @@ class _FusedLinear(nn.Module):
         self.down: Any = None
         self.up: Any = None
         self.threshold: float | None = None
+        ranks = {0 if adapter is None else adapter.r[_name(adapter)] for adapter in self._adapters}
+        adapter_dtype = autocast_dtype or (_adapter_dtype(self._adapters) if any(ranks) else None)
+        self.uses_kernel = uses_kernels and not self._quantised and len(ranks) == 1 and adapter_dtype == self._dtype
+        self._adapter_dtype = adapter_dtype
         self.latest: Any = None  # the output, until all parts of it were used
 
     @property
@@ -141,9 +149,9 @@ class _FusedLinear(nn.Module):
             self.bias = torch.zeros(self.ends[-1], dtype=self._dtype, device=self._device)
         rank = sum(adapter.r[_name(adapter)] for adapter in self._adapters if adapter is not None)
         if self.down is None and rank:
-            dtype = self._autocast_dtype or _adapter_dtype(self._adapters)
-            self.down = torch.zeros(rank, self._bases[0].in_features, dtype=dtype, device=self._device)
-            self.up = torch.zeros(self.ends[-1], rank, dtype=dtype, device=self._device)
+            options: dict[str, Any] = {"dtype": self._adapter_dtype, "device": self._device}
+            self.down = torch.zeros(rank, self._bases[0].in_features, **options)
+            self.up = torch.zeros(self.ends[-1], rank, **options)
         return before is None or before.data_ptr() != self.weight.data_ptr()
 
     def free(self) -> None:
@@ -168,13 +176,9 @@ class _FusedLinear(nn.Module):
             begin = end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.uses_kernel:
-            from . import kernels  # noqa: F401 - registers the operator
-
+        if self.uses_kernel and self.down is not None:
             flat = x.to(self.weight.dtype).flatten(0, -2)
-            out = torch.ops.trl_grpo_tasks.adapted_linear(
-                flat, self.weight, self.bias, self.down, self.up, self.ends
-            )
+            out = torch.ops.trl_grpo_tasks.adapted_linear(flat, self.weight, self.bias, self.down, self.up, self.ends)
             return out.unflatten(0, x.shape[:-1])
         base_input = x if self.threshold is None else round_activations(x, self.threshold)
         out = nn.functional.linear(base_input.to(self.weight.dtype), self.weight, self.bias)
