@@ -83,7 +83,7 @@ def test_errors_deaths_and_the_end_of_workers():
     one, minus = TOKENIZER.convert_tokens_to_ids(["1", "-"])
     with pytest.raises(ValueError, match="not allowed"):
         states.accept([0, 1], [one, minus])
-    workers.send({0: ("start", ([0], rows[:1]))})  # an interrupted call, whose reply is never read
+    workers.send({0: ("start", [0], rows[:1])})  # an interrupted call, whose reply is never read
     states = WorkerStates(workers, MaskTable(WIDE_MODEL))  # the next rollout
     states.start([0, 1], rows)
     assert len(states.accept([0, 1], [one, one])) == 2
