@@ -82,14 +82,14 @@ class Decoder:
             self._drop_graphs()  # those that sample depend on the scale, and a memory pool must not be left empty
         self.passes, self._stepping = 0, None
         attention = self._attention(PAGED if self.uses_kernels else ROWS)
-        with self._prepared_weights(), attention, constant_frequencies(self._backbone):
+        with self._prepared_weights(), _evaluating(self._model), attention, constant_frequencies(self._backbone):
             self._allocate(prompt_lengths, max_new_tokens, batch_size)
             try:
                 yield
             finally:
                 self._cache = None
                 for layer in self._attention_layers:
-                    layer.row_cache = None
+                    layer.row_cache = layer.cache_table = layer.cache_addresses = None
         if self._weights is not None and self._frees_copies():
             self._weights.release()
             self._drop_graphs()
@@ -370,8 +370,8 @@ class Decoder:
         if size != self._table.shape:
             self._table = torch.zeros(size, dtype=torch.int32, device=self.device)
             self._drop_graphs()  # they read the old table
-            for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
-                layer.cache_table, layer.cache_addresses = self._table, addresses
+        for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
+            layer.cache_table, layer.cache_addresses = self._table, addresses
         self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
     def _cache_shape(self) -> CacheShape:
@@ -426,6 +426,18 @@ class Decoder:
             yield
         finally:
             config._attn_implementation = before
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context, all modules are in evaluation mode, so that dropout does not act."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 class _PassGraph(NamedTuple):
