@@ -106,8 +106,7 @@ def rollout(
         is_split = states is not None and decoder.is_asynchronous and limit >= SPLIT_ROWS
         limits = (limit // 2, limit - limit // 2) if is_split else (limit,)
         groups = [_SteppedGroup(batch, part, sampler, masks) for part in limits]
-    lengths = [len(prompt) for prompt in prompts]
-    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
+    with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
         while batch.waiting or any(group.is_busy for group in groups):
             for group in groups:
                 group.advance()
