@@ -1,4 +1,4 @@
-"""Cost of the brick constraint in microseconds per token (mask and accept together) for structures of 100 bricks.
+"""Cost of the brick constraint: microseconds per token (mask and accept together) for structures of 100 bricks.
 
     python benchmarks/brick_constraint.py                              # a 49k vocabulary, numbers in one token
     python benchmarks/brick_constraint.py --tokenizer FOLDER_OR_GGUF   # the tokenizer of a model
@@ -6,12 +6,18 @@
 Random structures, tokenized by the tokenizer, are replayed on one core with the garbage collector enabled. Columns:
 `place us` (time to place one brick), `tokens` per brick, `forced` (fraction of tokens that are the only allowed one),
 `first us` (first structure of a new constraint), `new us` (further structures), `again us` (a structure once more).
-Prints a table and writes benchmarks/results/brick_constraint.json.
+
+A second table shows the cost for a rollout: `rows` rows of the brick task, 8 per prompt, in which every token is drawn
+at random from the mask and ended rows start again. `us per row` is the time of one pass (the drawn token, the forced
+tokens after it, and the next mask) per row; `ms` is its 50th and 90th percentile for all rows. States are held by this
+process or by workers, with the garbage collector disabled. Prints both tables and writes
+benchmarks/results/brick_constraint.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -25,9 +31,13 @@ import numpy as np
 from masks import load_tokenizer, synthetic_bpe_tokenizer
 
 from trl_grpo_tasks.constraints import Constraint, Vocabulary, replay
+from trl_grpo_tasks.constraints.shared import SharedStates
+from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.constraints.workers import StateWorkers, WorkerStates
 from trl_grpo_tasks.tasks.brick.constraint import FORMS, brick_constraint
 from trl_grpo_tasks.tasks.brick.placements import Placements, Rules
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure
+from trl_grpo_tasks.tasks.brick.task import BrickOptions, BrickTask
 
 
 def main() -> None:
@@ -35,6 +45,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a folder with a tokenizer, or a .gguf file")
     parser.add_argument("--structures", type=int, default=30, help="number of structures per table row")
     parser.add_argument("--bricks", type=int, default=100, help="number of bricks per structure, if they fit")
+    parser.add_argument("--rows", type=int, default=1024, help="number of rows of the rollout")
+    parser.add_argument("--workers", type=int, nargs="*", default=[2, 8], help="numbers of worker processes")
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "brick_constraint.json"))
     arguments = parser.parse_args()
 
@@ -54,10 +66,14 @@ def main() -> None:
                 f"{name:28}{row['place_us']:10.1f}{row['tokens_per_brick']:8.1f}{row['forced']:8.2f}"
                 f"{row['first_us']:10.1f}{row['new_us']:8.1f}{row['again_us']:10.1f}"
             )
+    rollouts = [measure_rollout(tokenizer, arguments.rows, count) for count in dict.fromkeys((0, *arguments.workers))]
     machine = {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()}
     output = Path(arguments.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"tokenizer": arguments.tokenizer or "synthetic", **machine, "rows": rows}, indent=2))
+    tokenizer_name = arguments.tokenizer or "synthetic"
+    output.write_text(
+        json.dumps({"tokenizer": tokenizer_name, **machine, "rows": rows, "rollouts": rollouts}, indent=2)
+    )
 
 
 def measure(tokenizer: Any, structures: list[Structure], world: int, form: str, canonical: bool) -> dict[str, float]:
@@ -75,6 +91,48 @@ def measure(tokenizer: Any, structures: list[Structure], world: int, form: str, 
         "tokens_per_brick": sum(map(len, token_lists)) / sum(map(len, structures)),
         "forced": float(np.mean(np.array(allowed) == 1)),
     }
+
+
+def measure_rollout(tokenizer: Any, count: int, workers: int, passes: int = 100) -> dict[str, float]:
+    """Time the passes of a rollout of `count` rows with states in so many workers; 0 means in this process."""
+    task = BrickTask(BrickOptions())
+    constraint, table, rng = task.constraint(tokenizer), MaskTable(len(tokenizer)), np.random.default_rng(0)
+    rows = [row for row in task.dataset("train", count // 8, 0) for _ in range(8)]
+    slots = list(range(len(rows)))
+    states: Any = SharedStates(constraint, table)
+    if workers:
+        processes = StateWorkers(constraint, workers)
+        while not processes.ready:
+            time.sleep(0.1)
+        states = WorkerStates(processes, table)
+    states.start(slots, rows)
+    drawable: dict[int, np.ndarray] = {}  # by mask number, without the end of the text where another token is allowed
+    seconds, forced_tokens = [], 0
+    gc.collect()
+    gc.disable()
+    for _ in range(passes):
+        tokens = []
+        for number in states.numbers(slots):
+            if number not in drawable:
+                ids = table.ids(number)
+                drawable[number] = ids if len(ids) == 1 else ids[ids != tokenizer.eos_token_id]
+            tokens.append(int(rng.choice(drawable[number])))
+        began = time.perf_counter()
+        accepted = states.accept(slots, tokens)
+        states.numbers(slots)
+        seconds.append(time.perf_counter() - began)
+        forced_tokens += sum(len(forced.tokens) for forced in accepted)
+        pairs = zip(slots, tokens, accepted, strict=True)
+        ended = [slot for slot, token, forced in pairs if tokenizer.eos_token_id in (token, *forced.tokens[-1:])]
+        states.start(ended, [rows[slot] for slot in ended])
+    gc.enable()
+    half, most = np.percentile(seconds, [50, 90]) * 1e3
+    where = f"{workers} workers" if workers else "this process"
+    per_row, forced_per_row = float(np.mean(seconds)) / count * 1e6, forced_tokens / passes / count
+    print(f"{count} rows, {where:14}{per_row:8.1f} us per row{half:8.1f} ms{most:8.1f} ms", end="")
+    print(f"{forced_per_row:8.2f} forced tokens per row")
+    result = {"workers": workers, "us_per_row": per_row, "median_ms": float(half), "p90_ms": float(most)}
+    return result | {"forced_per_row": forced_per_row}
 
 
 def seconds_to_replay(constraint: Constraint, tokens: list[int]) -> float:

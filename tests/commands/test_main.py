@@ -354,6 +354,14 @@ def test_half_precision_is_what_the_machine_is_fast_at_unless_it_is_named(
     assert (args.bf16, args.fp16) == (bf16, fp16)
 
 
+def test_a_run_in_fp16_says_that_the_gpu_has_no_fast_bf16(my_task, monkeypatch, capsys):
+    monkeypatch.setattr("trl_grpo_tasks.models.precision.fast_half_precision", lambda: "fp16")
+    task, arguments, args, model = parse(["--task", "my_task.py"])
+    with pytest.raises(AttributeError):  # after the first line, because there is no plan
+        run.run_training(task, arguments, args, model, plan=None)
+    assert "model tiny, fp16 on cpu (this GPU has no fast bf16), output in" in capsys.readouterr().out
+
+
 def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
     """TRL's default of 0.05 would make sampling and scoring draw different masks."""
     assert parsed("--task", "my_task.py")[3].lora_dropout == 0

@@ -119,7 +119,6 @@ def test_shared_states_agree_with_independent_ones(kind, kept, data):
     states = SharedStates(constraint, table)
     oracles: dict[int, Oracle] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_module, "_NODES_KEPT", kept)
         patch.setattr(shared_module, "_MASK_CACHE", kept)
         for _ in range(data.draw(st.integers(3, 25))):
             kinds = ["start", "accept", "accept", "accept", *(["restart", "release"] if oracles else [])]
@@ -173,12 +172,12 @@ def check_numbers(states, oracles, table):
 
 
 class CountedForks:
-    """A constraint whose states count how often `accept` is called."""
+    """A constraint that counts how often `accept` and `fork` of its states are called."""
 
     vocab_size = len(TOKENIZER)
 
     def __init__(self):
-        self.accepted = 0
+        self.accepted = self.forks = 0
 
     def start(self, row):
         return CountedState(self, TREE.start(row))
@@ -196,6 +195,7 @@ class CountedState:
         self._state.accept(token)
 
     def fork(self):
+        self._counter.forks += 1
         return CountedState(self._counter, self._state.fork())
 
 
@@ -208,10 +208,28 @@ def test_equal_beginnings_are_computed_once():
     states.start(slots, rows)
     states.accept(slots, [twelve] * 8)
     states.accept(slots, [x] * 8)
-    assert counter.accepted == 2
+    assert (counter.accepted, counter.forks) == (2, 2)
     states.accept(slots, [ten] * 4 + [twelve] * 4)
-    states.restart(3, [twelve, x])
-    assert counter.accepted == 4
+    assert (counter.accepted, counter.forks) == (4, 4)
+    states.accept(slots, [x] * 8)
+    assert (counter.accepted, counter.forks) == (6, 6)
+
+
+def test_a_row_that_is_alone_never_forks_and_leaves_nothing_behind():
+    counter = CountedForks()
+    states = SharedStates(counter, MaskTable(len(TOKENIZER)))
+    twelve, x = TOKENIZER.convert_tokens_to_ids(["12", "x"])
+    states.start([0, 1], [{"pattern": PATTERNS[0]}] * 2)
+    states.accept([0], [twelve])
+    assert counter.forks == 1  # row 1 is still at the beginning
+    left = states._nodes[0]
+    states.accept([0], [x])
+    assert counter.forks == 1 and left.state is None and not left.edges
+    states.accept([1], [twelve])  # the node after this token is closed, so it is computed again
+    assert (counter.accepted, counter.forks) == (3, 1)
+    states.restart(1, [twelve, x])
+    states.release(0)
+    assert (counter.accepted, counter.forks) == (5, 1)
 
 
 def test_disallowed_tokens_are_errors_and_long_forced_texts_are_cut():
@@ -229,27 +247,3 @@ def test_disallowed_tokens_are_errors_and_long_forced_texts_are_cut():
     assert forced.tokens == (one,) * FORCED_LIMIT and table.ids(states.numbers([0])[0]).tolist() == [one]
     (forced,) = states.accept([0], [one])
     assert forced.tokens == (one,) * FORCED_LIMIT
-
-
-def test_nodes_that_all_rows_have_passed_are_freed():
-    import gc
-    import weakref
-
-    states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
-    states.start([0], [{"pattern": PATTERNS[0]}])
-    first = states._nodes[0]
-
-    class Held:  # a node has slots and no weak references, so its state is replaced by an object that has
-        def fork(self):
-            return held_state.fork()
-
-    held_state, first.state = first.state, Held()
-    held = weakref.ref(first.state)
-    states._roots.clear()
-    del first
-    gc.disable()
-    try:
-        states.accept([0], [TOKENIZER.convert_tokens_to_ids("1")])
-        assert held() is None
-    finally:
-        gc.enable()

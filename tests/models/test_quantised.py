@@ -55,5 +55,5 @@ def test_weights_are_not_repacked_in_evaluations(tiny_path):
     flags = [part.support_avx512bf16_for_cpu for part in model.modules() if hasattr(part, "quant_state")]
     assert len(flags) == 7 and not any(flags)
     model.model.layers[0].mlp.up_proj.weight.quant_state.packing_format_for_cpu = True
-    with pytest.raises(ValueError, match="repacked the weights of this model for this CPU.*load it again"):
+    with pytest.raises(ValueError, match=r"repacked the weights of this model for this CPU.*load it again"):
         keep_weights_unpacked(model)

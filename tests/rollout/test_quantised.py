@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.functional import linear
 
-from tests.support.quantised import needs_bitsandbytes
+from tests.support.quantised import needs_bitsandbytes, quantization, save_sharp
+from trl_grpo_tasks.models.loading import load_model
+from trl_grpo_tasks.rollout import rollout
 from trl_grpo_tasks.rollout.quantised import activation_threshold, dense_weight, is_quantised, round_activations
 
 pytestmark = needs_bitsandbytes
@@ -126,3 +129,42 @@ def test_values_beyond_float16_are_outliers_and_stay():
 
 def test_ordinary_layers_are_not_quantised():
     assert not is_quantised(nn.Linear(4, 4)) and activation_threshold(nn.Linear(4, 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute_dtype", "autocast"),
+    [
+        ("float32", torch.float32, None),
+        ("float32", torch.bfloat16, None),
+        ("float32", torch.bfloat16, torch.bfloat16),
+        ("float32", torch.float32, torch.bfloat16),
+        ("bfloat16", torch.bfloat16, None),
+        ("bfloat16", torch.float32, None),
+    ],
+)
+@pytest.mark.parametrize("adapted", [False, True], ids=["", "lora"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("bits", [4, 8])
+@torch.no_grad()
+def test_rollouts_of_a_quantised_model_have_the_log_probs_of_its_forward_pass(
+    tiny_path, tmp_path, bits, training, adapted, dtype, compute_dtype, autocast
+):
+    path = save_sharp(tiny_path, tmp_path)
+    options = {"bnb_4bit_compute_dtype": compute_dtype} if bits == 4 else {}
+    model = load_model(path, quantization_config=quantization(bits, **options), dtype=dtype)
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]))
+        generator = torch.Generator().manual_seed(0)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) / 4)
+    model.train(training)
+    prompts = [[3, 4, 5], [6, 7], [3, 4, 5]]
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        done = rollout(model, prompts, max_new_tokens=6, eos_token_ids=[0], temperature=0.8)
+        for prompt, ids, logps in zip(prompts, done.completion_ids, done.logps, strict=True):
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
+            expected = (logits / 0.8).log_softmax(1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+            is_half = autocast or torch.bfloat16 in (getattr(torch, dtype), compute_dtype)
+            near = 0.1 if is_half or (bits == 8 and not training) else 1e-4  # a pass chooses its own outlier columns
+            assert logps == pytest.approx(expected.tolist(), abs=near)

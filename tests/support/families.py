@@ -50,7 +50,8 @@ FAMILIES = {
         Gemma2Config,
         UNTIED
         | SLIDING_AND_FULL
-        | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 3},
+        | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 3}
+        | {"attn_implementation": "eager"},  # SDPA ignores the soft-cap in older versions of transformers
     ),
     "gemma3_text": (Gemma3TextConfig, UNTIED | SLIDING_AND_FULL | {"query_pre_attn_scalar": 3}),
     "granite": (

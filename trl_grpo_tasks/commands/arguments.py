@@ -161,7 +161,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     # Precedence, from low to high: these, the task's, the task's for the tiny model, the recipe, flags.
     defaults = {
         "bf16": half == "bf16",
-        "fp16": half == "fp16" and _given(line, "bf16") is None,
+        "fp16": half == "fp16" and _given(line, "bf16") is None and "bf16" not in task_class.defaults,
         "lora_dropout": 0.0,  # with dropout, rollouts and training would compute different log-probs
         "gradient_checkpointing": on_accelerator,
         "dataloader_pin_memory": on_accelerator,

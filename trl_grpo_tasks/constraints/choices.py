@@ -64,6 +64,9 @@ class ChoiceTreeConstraint:
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
         self.literals = lru_cache(_MASK_CACHE)(self._literals_new)
+        self._literals_of_choices = lru_cache(_MASK_CACHE)(
+            lambda texts, ends: self.literals(tuple([text.encode() for text in texts]), ends, False)
+        )
         self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
 
     def __reduce__(self) -> Any:  # without the caches
@@ -120,6 +123,17 @@ class ChoiceTreeConstraint:
 
     def _expand_new(self, node: Node) -> _Position:
         """Return the position at a node; choices with empty text are followed until a choice has text."""
+        threads = list(self._choices(node))
+        ends = ("", None) in threads[-1:]
+        if ends:
+            del threads[-1]
+        texts = tuple([text for text, _ in threads])
+        if self._look_ahead or "" in texts:
+            texts, ends, threads = self._follow_empty_texts(node)
+        return _Position(self, self._literals_of_choices(texts, ends), tuple([after for _, after in threads]))
+
+    def _follow_empty_texts(self, node: Node) -> tuple[tuple[str, ...], bool, list[tuple[str, Node | None]]]:
+        """Return the texts that may follow at a node, whether the text may end there, and the texts with the nodes."""
         ends = False
         threads: list[tuple[str, Node | None]] = []
         done: set[Node] = set()
@@ -149,8 +163,7 @@ class ChoiceTreeConstraint:
             done.add(node)
 
         visit(node, ())
-        texts = tuple([text.encode() for text, _ in threads])
-        return _Position(self, self.literals(texts, ends, False), tuple([after for _, after in threads]))
+        return tuple([text for text, _ in threads]), ends, threads
 
     def _literals_new(self, texts: tuple[bytes, ...], may_end: bool, is_first: bool) -> Literals:
         return Literals(self.vocabulary, self.literals, texts, may_end, is_first)
@@ -184,6 +197,8 @@ class _Position:
     def tokens(self) -> frozenset[int]:
         """Return the tokens that may follow, including tokens that continue through the nodes after the literals."""
         literals, nodes, expand = self.literals, self.nodes, self._constraint.expand
+        if literals.tokens is not None:
+            return literals.tokens
         following = [None if (node := nodes[i]) is None else expand(node) for i in literals.extending]
         key = tuple([None if position is None else position.literals for position in following])
         tokens = literals.allowed.get(key)

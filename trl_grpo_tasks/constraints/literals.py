@@ -29,8 +29,9 @@ class Literals:
     """The unread rests of the literals at a position, shared by all positions at which they are equal.
 
     `may_end`: the text may end here. `is_first`: no token has been accepted yet. `extending`: the indices of the
-    literals past whose end some token extends. `forced_text`: the common prefix of the literals. `moves` and `allowed`
-    remember results: the moves by token, and the allowed tokens by the literals that may follow the extending ones.
+    literals past whose end some token extends. `forced_text`: the common prefix of the literals. Results are kept in
+    `moves` (by token), `allowed` (the allowed tokens by the literals that may follow the extending ones) and `tokens`
+    (the allowed tokens if there is no extending literal).
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Literals:
         "may_end",
         "moves",
         "texts",
+        "tokens",
     )
 
     def __init__(
@@ -57,6 +59,7 @@ class Literals:
         self.texts, self.may_end, self.is_first = texts, may_end, is_first
         self.extending = tuple(i for i, text in enumerate(texts) if vocabulary.along(b"", text)[1])
         self.forced_text = b"" if may_end or not texts else _common_prefix(min(texts), max(texts))
+        self.tokens: frozenset[int] | None = None
         self.moves: dict[int, Move] = {}
         self.allowed: dict[tuple[Literals | None, ...], frozenset[int]] = {}
 
@@ -68,6 +71,8 @@ class Literals:
 
     def remember(self, following: tuple[Literals | None, ...], tokens: frozenset[int]) -> None:
         """Store the allowed tokens for the case that `following` may come after the extending literals."""
+        if not self.extending:
+            self.tokens = tokens
         if len(self.allowed) >= _REMEMBERED:
             self.allowed.clear()
         self.allowed[following] = tokens

@@ -51,11 +51,17 @@ class HeadScale:
                 scale = text.logits_scaling if text.model_type == "hyperclovax" else 1 / text.logits_scaling
         return cls(temperature, scale, getattr(text, "final_logit_softcapping", None))
 
+    @property
+    def factors(self) -> tuple[float, float | None]:
+        """Factors f and g such that the logits are g * tanh(f * x), or f * x if g is None."""
+        if self.softcap is not None:
+            return self.logit_scale / self.softcap, self.softcap / self.temperature
+        return self.logit_scale / self.temperature, None
+
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits that are sampled from, given the output of the LM head."""
-        if self.softcap is not None:
-            return torch.tanh(logits * (self.logit_scale / self.softcap)) * (self.softcap / self.temperature)
-        return logits * (self.logit_scale / self.temperature)
+        inner, outer = self.factors
+        return logits * inner if outer is None else torch.tanh(logits * inner) * outer
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """The constraint states of the rows of a rollout. Rows with equal beginnings share their states.
 
 The states form trees: a node is a position at which several tokens are allowed, and an edge is a sampled token with
-the tokens that the constraint forces after it. Each edge is computed once, by forking the state of its node, and is
-remembered by the node. A node refers to its children only, so nodes that all rows have passed are freed.
+the tokens that the constraint forces after it. An edge is computed by the first row that follows it, which forks the
+state of the node, or takes it along if no other row is there. A node that the last row has left is closed: its state
+and edges are dropped. Rows that generate the same tokens in the same passes therefore share all work, and a row that
+is alone costs no more than without sharing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import numpy as np
 
 from .base import FORCED_LIMIT, FREE, Constraint, only_token
 
-_NODES_KEPT = 4096  # after this many new nodes, the trees are no longer kept for rows that start later
 _MASK_CACHE = 4096
 
 
@@ -43,11 +44,16 @@ class _Mask(NamedTuple):
 class _Node:
     """A position at which several tokens are allowed, or at which the text has ended."""
 
-    __slots__ = ("edges", "number", "state")
+    __slots__ = ("edges", "number", "rows", "state")
 
-    def __init__(self, state: Any, number: int, edges: dict[int, _Edge] | None):
-        self.state, self.number = state, number
-        self.edges = edges  # by sampled token; None if the state cannot be shared
+    def __init__(self, state: Any, number: int):
+        self.state, self.number = state, number  # the state is None once the node is closed
+        self.edges: dict[int, _Edge] = {}  # by sampled token
+        self.rows = 0  # rows at this node
+
+    def close(self) -> None:
+        self.state = None
+        self.edges.clear()
 
 
 class _Edge(NamedTuple):
@@ -63,7 +69,6 @@ class SharedStates:
         self._rows: dict[int, Mapping[str, Any]] = {}
         self._nodes: dict[int, _Node] = {}  # of the constrained rows
         self._roots: dict[Hashable, _Edge] = {}
-        self._new_nodes = 0
         self._masks: dict[int, _Mask] = {}  # of read-only arrays, by id
         self._only: dict[int, int | None] = {}  # the only token of each mask number
 
@@ -77,19 +82,22 @@ class SharedStates:
 
         The state advances past the forced tokens. Raises ValueError if a token is not allowed.
         """
-        self._nodes.pop(slot, None)
-        edge = self._root(self._rows[slot])
+        row = self._rows[slot]
+        self.release(slot)
+        self._rows[slot] = row
+        edge = self._root(row)
         if edge is None:
             return NOTHING
         at = 0  # number of forced tokens of the edge that are among `tokens`
         for token in tokens:
             if at == len(edge.forced.tokens):
-                edge, at = self._follow(edge.node, token), 0
+                edge, at = self._follow(edge.node, token, leaving=0), 0
             elif token == edge.forced.tokens[at]:
                 at += 1
             else:
                 raise ValueError(f"token {token} is not allowed here: only {edge.forced.tokens[at]} is")
         self._nodes[slot] = edge.node
+        edge.node.rows += 1
         return Forced(edge.forced.tokens[at:], edge.forced.numbers[at:])
 
     def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
@@ -104,7 +112,10 @@ class SharedStates:
             if node is None:
                 accepted.append(NOTHING)
             else:
-                forced, nodes[slot] = self._follow(node, token)
+                forced, after = self._follow(node, token, leaving=1)
+                node.rows -= 1
+                after.rows += 1
+                nodes[slot] = after
                 accepted.append(forced)
         return accepted
 
@@ -116,7 +127,11 @@ class SharedStates:
     def release(self, slot: int) -> None:
         """Forget the row of a slot."""
         self._rows.pop(slot, None)
-        self._nodes.pop(slot, None)
+        node = self._nodes.pop(slot, None)
+        if node is not None:
+            node.rows -= 1
+            if not node.rows:
+                node.close()
 
     def _root(self, row: Mapping[str, Any]) -> _Edge | None:
         """Return the edge to the first node of a row, or None if the row is unconstrained."""
@@ -125,26 +140,25 @@ class SharedStates:
             return None
         origin = getattr(state, "origin", None)
         if origin is None:
-            return self._advance_forced(state, is_shared=False)
+            return self._advance_forced(state)
         edge = self._roots.get(origin)
-        if edge is None:
-            edge = self._roots[origin] = self._advance_forced(state, is_shared=True)
+        if edge is None or edge.node.state is None:
+            edge = self._roots[origin] = self._advance_forced(state)
         return edge
 
-    def _follow(self, node: _Node, token: int) -> _Edge:
-        """Return the edge of a sampled token."""
-        edges = node.edges
-        if edges is None:
-            node.state.accept(token)
-            return self._advance_forced(node.state, is_shared=False)
-        edge = edges.get(token)
-        if edge is None:
-            state = node.state.fork()
+    def _follow(self, node: _Node, token: int, leaving: int) -> _Edge:
+        """Return the edge of a sampled token. `leaving` rows (0 or 1) leave the node; the last one closes it."""
+        is_last = node.rows == leaving
+        edge = node.edges.get(token)
+        if edge is None or edge.node.state is None:
+            state = node.state if is_last else node.state.fork()
             state.accept(token)
-            edge = edges[token] = self._advance_forced(state, is_shared=True)
+            edge = node.edges[token] = self._advance_forced(state)
+        if is_last:
+            node.close()
         return edge
 
-    def _advance_forced(self, state: Any, is_shared: bool) -> _Edge:
+    def _advance_forced(self, state: Any) -> _Edge:
         """Advance a state past the tokens that are forced, and return them with the node after them."""
         tokens: list[int] = []
         numbers: list[int] = []
@@ -157,12 +171,7 @@ class SharedStates:
             numbers.append(number)
             state.accept(only)
             number = FREE
-        self._new_nodes += 1
-        if self._new_nodes > _NODES_KEPT:
-            self._roots.clear()
-            self._new_nodes = 0
-        forced = Forced(tuple(tokens), tuple(numbers)) if tokens else NOTHING
-        return _Edge(forced, _Node(state, number, {} if is_shared else None))
+        return _Edge(Forced(tuple(tokens), tuple(numbers)) if tokens else NOTHING, _Node(state, number))
 
     def _mask(self, words: np.ndarray) -> _Mask:
         known = self._masks.get(id(words))

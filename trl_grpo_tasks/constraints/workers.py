@@ -1,7 +1,7 @@
 """Constraint states in worker processes, for batches whose constraint one processor core cannot keep up with.
 
-Each worker holds the states of some rows. A request and its reply are small: tokens there, forced tokens and mask
-numbers back; the words of a mask are sent once. Workers are fresh interpreters, which end when their connection closes.
+Each worker holds the states of some rows. Requests carry tokens; replies carry forced tokens and mask numbers. The
+words of a mask are sent once. Workers are fresh interpreters, which end when their connection closes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -33,8 +34,9 @@ _COMMAND = [
     "import sys; sys.path[:] = sys.argv[2].split(chr(10)); "
     "from trl_grpo_tasks.constraints.workers import serve; serve(int(sys.argv[1]))",
 ]
-_MOST_WORKERS = 8
+_MOST_WORKERS = 12
 _FEWEST_ROWS = 256  # smaller batches need no workers
+_SLOTS = 1 << 16  # slots that may be asked for before they are used
 _log = logging.getLogger(__name__)
 _WORKERS: weakref.WeakKeyDictionary[Any, StateWorkers] = weakref.WeakKeyDictionary()
 
@@ -42,11 +44,11 @@ _WORKERS: weakref.WeakKeyDictionary[Any, StateWorkers] = weakref.WeakKeyDictiona
 def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedStates | WorkerStates:
     """Return the states of a rollout of so many rows, held by workers if the batch is large and they are ready.
 
-    The first large batch of a constraint starts the workers in the background and does not wait for them. They end with
-    the constraint or with this process.
+    The first large batch of a constraint starts the workers in the background and does not wait for them. They end
+    with the constraint or with this process.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a distributed run on this machine
-    count = min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // (2 * processes))
+    count = min(_MOST_WORKERS, len(os.sched_getaffinity(0)) * 3 // (4 * processes))
     if rows < _FEWEST_ROWS or count < 2:
         return SharedStates(constraint, table)
     workers = _WORKERS.get(constraint)
@@ -56,8 +58,10 @@ def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedSta
 
 
 class StateWorkers:
-    """Worker processes that hold copies of a constraint. They start in the background; `ready` reports when they can be
-    used. A constraint that cannot be sent to another process is logged once, and the workers are never ready."""
+    """Worker processes that hold copies of a constraint. They start in the background.
+
+    If the constraint cannot be sent to another process, the reason is logged, and the workers are never ready.
+    """
 
     def __init__(self, constraint: Constraint, count: int):
         import dill
@@ -65,26 +69,26 @@ class StateWorkers:
         self.connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starting = 0
-        self._request = 0  # the number of the last request, which its reply repeats
+        self._request = 0  # the number of the last request, which its reply repeats; 0: the start
         try:
             payload = dill.dumps(constraint, recurse=True)
         except Exception as error:  # noqa: BLE001 - pickling runs user code
             _log.info("constraint states stay in this process: %s: %s", type(error).__name__, error)
             return
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        for _ in range(count):
-            ours, theirs = socket.socketpair()
-            command = [*_COMMAND, str(theirs.fileno()), "\n".join(sys.path)]
-            self._processes.append(
-                subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, process_group=0
+        with tempfile.TemporaryFile() as file:  # unlike a socket, it takes any amount before the workers read
+            file.write(payload)
+            file.flush()
+            for _ in range(count):
+                ours, theirs = socket.socketpair()
+                command = [*_COMMAND, str(theirs.fileno()), "\n".join(sys.path)]
+                self._processes.append(
+                    subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=file, process_group=0)
                 )
-            )
-            theirs.close()
-            self.connections.append(Connection(ours.detach()))
+                theirs.close()
+                self.connections.append(Connection(ours.detach()))
         weakref.finalize(self, _stop, os.getpid(), self.connections, self._processes)
         self._starting = count
-        self.send(dict.fromkeys(range(count), payload))
 
     @property
     def ready(self) -> bool:
@@ -112,7 +116,7 @@ class StateWorkers:
         """Return the replies of these workers to the last request. Exceptions are raised after all have replied."""
         replies: list[Any] = []
         for worker in workers:
-            number = 0
+            number = -1
             while number != self._request:  # an interrupted call leaves replies behind
                 try:
                     number, reply = self.connections[worker].recv()
@@ -126,94 +130,118 @@ class StateWorkers:
 
     def _death(self, worker: int) -> RuntimeError:
         code = self._processes[worker].wait()
+        _stop(os.getpid(), self.connections, self._processes)
         return RuntimeError(
             f"a constraint worker ended unexpectedly (exit code {code}), perhaps because memory ran out; "
-            "use fewer workers, or none"
+            "the next rollout of this process computes its masks without workers"
         )
 
 
 class WorkerStates:
     """The states of the rows of a rollout, by slot, held by workers; see SharedStates for the methods.
 
-    Only the latest WorkerStates may use the workers. After an exception it cannot be used any more, but the workers can.
+    Slots are small numbers. Only the latest WorkerStates may use the workers. After an exception, a new one is needed.
     """
 
     def __init__(self, workers: StateWorkers, table: MaskTable):
         self._workers, self._table = workers, table
         count = len(workers.connections)
-        self._worker_of: dict[int, int] = {}
-        self._loads = [0] * count
-        self._numbers: dict[int, int] = {}  # the next mask of each slot
-        self._table_numbers: list[list[int]] = [[FREE] for _ in range(count)]  # by worker and its mask number
-        workers.send(dict.fromkeys(range(count), ("reset", ())))
+        self._worker_of = np.full(_SLOTS, -1)  # by slot
+        self._numbers = np.full(_SLOTS, FREE)  # the next mask of each slot
+        # What the numbers in replies stand for, by worker: mask numbers of the table, and forced tokens.
+        self._table_numbers = [np.array([FREE]) for _ in range(count)]
+        self._forced = [[NOTHING] for _ in range(count)]
+        workers.send(dict.fromkeys(range(count), ("reset", (), ())))
         workers.receive(range(count))
 
     def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Forced]:
+        missing = max(slots, default=0) + 1 - len(self._worker_of)
+        if missing > 0:
+            self._worker_of = np.pad(self._worker_of, (0, missing), constant_values=-1)
+            self._numbers = np.pad(self._numbers, (0, missing), constant_values=FREE)
+        self._worker_of[list(slots)] = -1
+        loads = np.bincount(self._worker_of[self._worker_of >= 0], minlength=len(self._forced))
         worker, previous = 0, None
         for slot, row in zip(slots, rows, strict=True):
-            self.release(slot)
             if previous is None or row != previous:  # rows of the same prompt share states in one worker
-                worker, previous = self._loads.index(min(self._loads)), row
+                worker, previous = int(loads.argmin()), row
             self._worker_of[slot] = worker
-            self._loads[worker] += 1
+            loads[worker] += 1
         return self._call("start", slots, rows)
 
     def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
         return self._call("accept", slots, tokens)
 
     def restart(self, slot: int, tokens: Sequence[int]) -> Forced:
-        return self._call("restart", [slot], [list(tokens)])[0]
+        return self._call("restart", [slot], [tuple(tokens)])[0]
 
     def numbers(self, slots: Sequence[int]) -> list[int]:
-        return [self._numbers.get(slot, FREE) for slot in slots]
+        numbers: list[int] = self._numbers[list(slots)].tolist()
+        return numbers
 
     def release(self, slot: int) -> None:
         # The worker forgets the state when the slot is used again or the next rollout begins.
-        worker = self._worker_of.pop(slot, None)
-        if worker is not None:
-            self._loads[worker] -= 1
-            self._numbers.pop(slot, None)
+        self._worker_of[slot], self._numbers[slot] = -1, FREE
 
     def _call(self, method: str, slots: Sequence[int], arguments: Sequence[Any]) -> list[Forced]:
         """Call a method of the states of many slots, each with one argument, and return the forced tokens by slot."""
-        calls: dict[int, tuple[list[int], list[Any], list[int]]] = {}
-        for place, (slot, argument) in enumerate(zip(slots, arguments, strict=True)):
-            of_worker = calls.setdefault(self._worker_of[slot], ([], [], []))
-            of_worker[0].append(slot)
-            of_worker[1].append(argument)
-            of_worker[2].append(place)
-        self._workers.send({worker: (method, call[:2]) for worker, call in calls.items()})
+        slots_B = np.array(slots, dtype=np.int64)
+        workers_B = self._worker_of[slots_B]
+        places = {
+            worker: np.flatnonzero(workers_B == worker) for worker in np.unique(workers_B).tolist() if worker >= 0
+        }
+        requests = {
+            worker: (method, slots_B[at].tolist(), [arguments[i] for i in at.tolist()])
+            for worker, at in places.items()
+        }
+        self._workers.send(requests)
         results = [NOTHING] * len(slots)
-        single = self._table.number_of_single_token
-        replies = self._workers.receive(calls)
-        for (worker, (of_worker, _, places)), (forced, numbers, new) in zip(calls.items(), replies, strict=True):
-            table_numbers = self._table_numbers[worker]
-            table_numbers += [self._table.number_of(words) for words in new]
-            for slot, place, tokens, number in zip(of_worker, places, forced, numbers, strict=True):
-                self._numbers[slot] = table_numbers[number]
-                if tokens:
-                    results[place] = Forced(tokens, tuple([single(token) for token in tokens]))
+        for (worker, at), reply in zip(places.items(), self._workers.receive(places), strict=True):
+            forced_numbers, mask_numbers, new_forced, new_masks = reply
+            if new_masks:
+                added = [self._table.number_of(words) for words in new_masks]
+                self._table_numbers[worker] = np.append(self._table_numbers[worker], added)
+            self._numbers[slots_B[at]] = self._table_numbers[worker][mask_numbers]
+            single, forced = self._table.number_of_single_token, self._forced[worker]
+            forced += [Forced(tokens, tuple([single(token) for token in tokens])) for tokens in new_forced]
+            for place, number in zip(at.tolist(), forced_numbers, strict=True):
+                results[place] = forced[number]
         return results
 
 
-class _LocalMasks:
-    """The distinct masks of a worker, numbered from 1 in the order of their first use."""
+class _Numbering:
+    """Numbers for the masks and forced tokens of a worker, from 1 in the order of their first use."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self.new: list[np.ndarray] = []  # masks that have not been sent yet
+        self._masks: dict[bytes, int] = {}
+        self._forced: dict[tuple[int, ...], int] = {(): 0}
+        self.new_masks: list[np.ndarray] = []  # those that have not been sent yet
+        self.new_forced: list[tuple[int, ...]] = []
 
     def number_of(self, words: np.ndarray) -> int:
         key = xxh3_128_digest(words.data)
-        number = self._numbers.get(key)
+        number = self._masks.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._numbers) + 1
-            self.new.append(words.copy())
+            number = self._masks[key] = len(self._masks) + 1
+            self.new_masks.append(words.copy())
         return number
+
+    def number_of_forced(self, tokens: tuple[int, ...]) -> int:
+        number = self._forced.get(tokens)
+        if number is None:
+            number = self._forced[tokens] = len(self._forced)
+            self.new_forced.append(tokens)
+        return number
+
+    def reply(self, forced: list[Forced], mask_numbers: list[int]) -> tuple[Any, ...]:
+        """Return the reply to a request, with everything that it numbers for the first time."""
+        forced_numbers = [self.number_of_forced(each.tokens) for each in forced]
+        new_forced, new_masks, self.new_forced, self.new_masks = self.new_forced, self.new_masks, [], []
+        return forced_numbers, mask_numbers, new_forced, new_masks
 
 
 def serve(file_descriptor: int) -> None:
-    """Run a worker: load the constraint that arrives first, then answer requests until the connection is closed."""
+    """Run a worker: load the constraint from standard input, then answer requests until the connection is closed."""
     import gc
 
     import dill
@@ -221,32 +249,34 @@ def serve(file_descriptor: int) -> None:
     connection = Connection(file_descriptor)
     constraint: Any = None
     states: Any = None
-    masks = _LocalMasks()
+    numbering = _Numbering()
+    number = 0
+    request: tuple[str, Any, Any] = ("load", (), ())
     while True:
-        try:
-            number, request = connection.recv()
-        except (EOFError, OSError):
-            return
+        method, slots, arguments = request
         reply: Any = None
         try:
-            if constraint is None:
-                constraint = dill.loads(request)
+            if method == "load":
+                # pread, because all workers have the same file, with one position
+                constraint = dill.loads(os.pread(0, os.fstat(0).st_size, 0))
                 gc.disable()  # states are freed by reference counting
-            elif request[0] == "reset":
-                masks = _LocalMasks()
-                states = SharedStates(constraint, masks)
+            elif method == "reset":
+                numbering = _Numbering()
+                states = SharedStates(constraint, numbering)
                 gc.collect()
             else:
-                method, (slots, arguments) = request
                 if method == "restart":
                     forced = [states.restart(slot, tokens) for slot, tokens in zip(slots, arguments, strict=True)]
                 else:
                     forced = getattr(states, method)(slots, arguments)
-                numbers = states.numbers(slots)
-                reply, masks.new = ([each.tokens for each in forced], numbers, masks.new), []
+                reply = numbering.reply(forced, states.numbers(slots))
         except Exception as error:  # noqa: BLE001 - raised again in the process that asked
             reply = error
-        connection.send((number, reply))
+        try:
+            connection.send((number, reply))
+            number, request = connection.recv()
+        except (EOFError, OSError):
+            return
 
 
 def _stop(owner: int, connections: list[Connection], processes: list[subprocess.Popen[bytes]]) -> None:

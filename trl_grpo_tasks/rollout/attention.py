@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ def _paged(
     return out[None], None
 
 
-def _paged_prefill(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    return _paged(*args, is_prefill=True, **kwargs)
+_paged_prefill = functools.partial(_paged, is_prefill=True)
 
 
 def _rows(

@@ -13,21 +13,22 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from ..constraints.base import Constraint
+from ..constraints.base import FREE, Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.sampling import DeviceMasks
 from ..constraints.shared import Forced, SharedStates
 from ..constraints.table import MaskTable
 from ..constraints.workers import WorkerStates, states_for
-from .decoder import Decoder
+from .decoder import STEPS, TOKEN_BUCKETS, Decoder
 from .sampling import Sampled, TokenSampler
 
 NO_FILTERS = SamplingFilters()
@@ -43,6 +44,7 @@ class Rollout:
     masks: list[list[int]]
     logps: list[list[float]]
     forward_passes: int = 0
+    batch_size: int = 0  # most rows that were generated at the same time
 
 
 class Editor(Protocol):
@@ -94,16 +96,18 @@ def rollout(
         assert rows is not None and table is not None, "rollout() with a constraint needs rows and a table"
         states = states_for(constraint, table, len(rows) if decoder.is_asynchronous else 0)
     batch = _Batch(decoder, prompts, rows, max_new_tokens, frozenset(eos_token_ids), states, editor)
-    masks = None if table is None else DeviceMasks(table, decoder.device)
-    sampler = TokenSampler(decoder.uses_kernels, temperature == 0, filters, table)
-    limit = min(len(prompts), batch_size or len(prompts))
-    if states is not None and decoder.is_asynchronous and limit >= SPLIT_ROWS:
-        groups = [_Group(batch, half, sampler, masks) for half in (limit // 2, limit - limit // 2)]
+    limit = min(len(prompts), batch_size or len(prompts), TOKEN_BUCKETS[-1])
+    groups: Sequence[_Group]
+    if decoder.is_asynchronous and states is None and editor is None and not filters:
+        groups = [_FreeGroup(batch, limit, temperature == 0)]
     else:
-        groups = [_Group(batch, limit, sampler, masks)]
-    lengths = [len(prompt) for prompt in prompts]
-    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
-        while batch.waiting or any(group.active for group in groups):
+        masks = None if table is None else DeviceMasks(table, decoder.device)
+        sampler = TokenSampler(decoder.uses_kernels, temperature == 0, filters, table)
+        is_split = states is not None and decoder.is_asynchronous and limit >= SPLIT_ROWS
+        limits = (limit // 2, limit - limit // 2) if is_split else (limit,)
+        groups = [_SteppedGroup(batch, part, sampler, masks) for part in limits]
+    with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
+        while batch.waiting or any(group.is_busy for group in groups):
             for group in groups:
                 group.advance()
     batch.result.forward_passes = decoder.passes
@@ -136,9 +140,10 @@ class _Batch:
         editor: Editor | None,
     ):
         self.decoder, self.prompts, self.states, self._editor = decoder, prompts, states, editor
-        self._rows, self._max_new_tokens, self._eos = rows, max_new_tokens, eos_ids
+        self._rows, self.max_new_tokens, self._eos = rows, max_new_tokens, eos_ids
         count = len(prompts)
         self.waiting = deque(range(count))
+        self._in_progress = 0
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
         self.pending: list[list[int]] = [[] for _ in range(count)]  # tokens that were not fed yet
         self.lengths = [0] * count  # tokens in the cache
@@ -154,6 +159,8 @@ class _Batch:
         while self.waiting and len(rows) < limit and self.decoder.fits(self.prompts[self.waiting[0]]):
             rows.append(self.waiting.popleft())
             sources.append(self.decoder.reserve(rows[-1], self.prompts[rows[-1]]))
+        self._in_progress += len(rows)
+        self.result.batch_size = max(self.result.batch_size, self._in_progress)
         if rows:
             self.decoder.prefill(rows, [self.prompts[i] for i in rows], sources)
         for i in rows:
@@ -180,6 +187,16 @@ class _Batch:
                 if run.tokens:
                     self._append_forced(i, run)
 
+    def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
+        """Append several sampled tokens to each row, up to its end."""
+        for i, row_tokens, row_logps in zip(rows, tokens, logps, strict=True):
+            room = self.max_new_tokens - len(self.result.completion_ids[i])
+            ends = [k + 1 for k, token in enumerate(row_tokens) if token in self._eos]
+            count = min(room, *ends[:1], len(row_tokens))
+            self.result.completion_ids[i].extend(row_tokens[:count])
+            self.result.logps[i].extend(row_logps[:count])
+            self.result.masks[i].extend([FREE] * count)
+
     def finished(self, rows: Sequence[int]) -> set[int]:
         """Return the rows that have ended or reached the maximum length, after the editor has seen all of them."""
         if self._editor is not None:
@@ -188,13 +205,14 @@ class _Batch:
         return {i for i in rows if self._is_finished(i)}
 
     def release(self, row: int) -> None:
+        self._in_progress -= 1
         self.decoder.release(row)
         if self.states is not None:
             self.states.release(row)
 
     def _append_forced(self, i: int, forced: Forced) -> None:
         """Append tokens that must follow. Their log-prob is 0, so the model is not needed."""
-        room = self._max_new_tokens - len(self.result.completion_ids[i])
+        room = self.max_new_tokens - len(self.result.completion_ids[i])
         tokens = forced.tokens[:room]
         self.result.completion_ids[i].extend(tokens)
         self.result.masks[i].extend(forced.numbers[:room])
@@ -224,22 +242,87 @@ class _Batch:
 
     def _is_finished(self, i: int) -> bool:
         ids = self.result.completion_ids[i]
-        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self._max_new_tokens)
+        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self.max_new_tokens)
 
 
 class _Group:
-    """Rows of a batch that share passes. `advance` makes one round: read sampled tokens, feed them, sample again."""
+    """Rows of a batch that share passes. `advance` makes one round of work for them."""
+
+    def __init__(self, batch: _Batch, limit: int):
+        self._batch, self._limit = batch, limit
+        self.active: list[int] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.active)
+
+    def advance(self) -> None:
+        raise NotImplementedError
+
+    def _start_waiting(self) -> list[int]:
+        """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
+        waiting, free = self._batch.waiting, self._limit - len(self.active)
+        if not waiting or (self.active and free < min(len(waiting), self._limit * REFILL_SHARE)):
+            return []
+        started = self._batch.start_waiting(free)
+        self.active += started
+        return started
+
+    def _remove_finished(self, rows: Sequence[int]) -> None:
+        finished = self._batch.finished(rows)
+        if finished:
+            self.active = [i for i in self.active if i not in finished]
+            for i in finished:
+                self._batch.release(i)
+
+
+class _FreeGroup(_Group):
+    """Rows without constraint, filters and editor. A few tokens per row are sampled before the CPU looks at them, and
+    it looks at them while the GPU samples the next ones. What is sampled after the end of a row is dropped."""
+
+    def __init__(self, batch: _Batch, limit: int, is_greedy: bool):
+        super().__init__(batch, limit)
+        self._greedy = is_greedy
+        self._unread: deque[tuple[list[int], Callable[[], np.ndarray]]] = deque()
+        self._sampled: Counter[int] = Counter()  # tokens sampled by row, including unread ones
+
+    def advance(self) -> None:
+        batch = self._batch
+        started = self._start_waiting()
+        new = {i: (batch.pending[i].pop(), batch.lengths[i]) for i in started}
+        rows = [i for i in self.active if self._sampled[i] < batch.max_new_tokens]
+        if rows:
+            self._unread.append((rows, batch.decoder.generate(rows, new, self._greedy)))
+            self._sampled.update(dict.fromkeys(rows, STEPS))
+        if len(self._unread) > 1 or not rows:
+            self._read()
+
+    def _read(self) -> None:
+        rows, read = self._unread.popleft()
+        drawn_S_2_B = read()
+        active = set(self.active)
+        kept = [k for k, i in enumerate(rows) if i in active]
+        self._batch.extend(
+            [rows[k] for k in kept], drawn_S_2_B[:, 0, kept].T.astype(int).tolist(), drawn_S_2_B[:, 1, kept].T.tolist()
+        )
+        self._remove_finished([rows[k] for k in kept])
+        if not self.active:
+            self._unread.clear()  # all rows have ended
+
+
+class _SteppedGroup(_Group):
+    """Rows of which one token is sampled per round: read sampled tokens, feed them, sample again."""
 
     def __init__(self, batch: _Batch, limit: int, sampler: TokenSampler, masks: DeviceMasks | None):
-        self._batch, self._limit, self._sampler, self._masks = batch, limit, sampler, masks
-        self.active: list[int] = []
+        super().__init__(batch, limit)
+        self._sampler, self._masks = sampler, masks
         self._sampled: Sampled | None = None
         self._logits: list[tuple[list[int], torch.Tensor]] = []  # rows, and the logits of their next tokens
 
     def advance(self) -> None:
         if self._sampled is not None:
             self._read()
-        self._start_waiting()
+        self._remove_finished(self._start_waiting())
         self._feed([i for i in self.active if self._batch.pending[i]])
         if self.active:
             self._sample()
@@ -253,22 +336,6 @@ class _Group:
             for i in self.active:
                 self._batch.pending[i].clear()
         self._remove_finished(self.active)
-
-    def _remove_finished(self, rows: Sequence[int]) -> None:
-        finished = self._batch.finished(rows)
-        if finished:
-            self.active = [i for i in self.active if i not in finished]
-            for i in finished:
-                self._batch.release(i)
-
-    def _start_waiting(self) -> None:
-        """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
-        waiting, free = self._batch.waiting, self._limit - len(self.active)
-        if not waiting or (self.active and free < min(len(waiting), self._limit * REFILL_SHARE)):
-            return
-        started = self._batch.start_waiting(free)
-        self.active += started
-        self._remove_finished(started)
 
     def _feed(self, rows: list[int], tokens_B: torch.Tensor | None = None) -> None:
         """Run the model over the pending tokens of these rows."""

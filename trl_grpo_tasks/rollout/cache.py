@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 PAGE = 64  # tokens per page
+OVERRUN = 8  # tokens that a row may get beyond its end, because the end is noticed later
 
 
 class CacheShape(NamedTuple):
@@ -144,8 +145,19 @@ class PagedCache:
 
 
 def pages_for(prompt_length: int, max_new_tokens: int) -> int:
-    """Return the number of pages of a row. One token more than allowed may be fed before the end is noticed."""
-    return -(-(prompt_length + max_new_tokens + 1) // PAGE)
+    """Return the number of pages of a row, including tokens that are fed before its end is noticed."""
+    return -(-(prompt_length + max_new_tokens + OVERRUN) // PAGE)
+
+
+def pages_of_largest(prompts: Sequence[tuple[int, ...]], max_new_tokens: int, count: int) -> int:
+    """Return the number of pages of the `count` largest rows, if rows with the same prompt share its full pages."""
+    seen: set[tuple[int, ...]] = set()
+    pages = []
+    for prompt in prompts:
+        shared = (len(prompt) - 1) // PAGE if prompt in seen else 0
+        pages.append(pages_for(len(prompt), max_new_tokens) - shared)
+        seen.add(prompt)
+    return sum(sorted(pages, reverse=True)[:count])
 
 
 class RowCache:
@@ -222,7 +234,7 @@ class RowCache:
         if softcap is None and sinks is None:
             out = nn.functional.scaled_dot_product_attention(folded, *stored, attn_mask=mask, scale=scale)
         else:
-            out = _explicit_attention(folded, *stored, mask, scale, softcap, sinks)
+            out = _explicit_attention(folded, stored[0], stored[1], mask, scale, softcap, sinks)
         out = out.reshape(rows, kv_heads, group, width, channels).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return out[current.row_T, current.step_T]
 

@@ -28,7 +28,7 @@ class CompiledLayers:
         for part, forward in self._forwards:
             part.forward = forward
         try:
-            # The limit allows one function to serve layers of several kinds. Code that cannot be compiled runs eagerly.
+            # One function may serve layers of several kinds. Code that cannot be compiled runs eagerly.
             with torch._dynamo.config.patch(recompile_limit=64, suppress_errors=True):
                 yield
         finally:

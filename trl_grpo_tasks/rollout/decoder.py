@@ -9,9 +9,9 @@ training between rollouts needs no recapture and the cache can be freed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +19,19 @@ from torch import nn
 
 from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
-from .cache import PAGE, CacheShape, PagedCache, RowCache, pages_for
+from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, pages_for, pages_of_largest
 from .compiled import CompiledLayers, can_compile, has_kernels
 from .rotary import constant_frequencies
-from .support import text_backbone, without_adapter
+from .sampling import copy_to_cpu_async
+from .support import EXPERT_FAMILIES, text_backbone, without_adapter
 from .weights import RolloutWeights
 
 # CUDA-graph buckets: the number of tokens of a pass is padded to one of these. Larger passes are not captured.
 TOKEN_BUCKETS = [8, *(base * 2**power for power in range(4, 12) for base in (1, 1.5))]
 TOKEN_BUCKETS = sorted(int(size) for size in TOKEN_BUCKETS)
 MAX_PREFILL_TOKENS = {"cuda": 8192, "cpu": 2048}  # tokens per pass that reads prompts
+STEPS = OVERRUN // 2  # tokens that `generate` samples; the end of a row is noticed one call later
+HEAD_ROWS = 256  # rows whose logits exist at a time within a captured step
 CACHE_SHARE = 0.8  # of the free memory, the part that the KV cache may take
 KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
@@ -47,8 +50,9 @@ class Decoder:
         self._head_in_fp32 = head_in_fp32
         self.device = self._model.get_output_embeddings().weight.device
         self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
-        self.is_asynchronous = self.uses_kernels and self.device.type == "cuda"  # `feed` returns before its pass ends
-        compiles = self.uses_kernels and can_compile(self.device)
+        # Passes are captured and end after `feed` has returned.
+        self.is_asynchronous = self.uses_kernels and self.device.type == "cuda" and self._can_capture()
+        compiles = self.is_asynchronous and can_compile(self.device)
         self._compiled = CompiledLayers(self._backbone) if compiles else None
         self._attention_layers = [part for part in self._backbone.modules() if hasattr(part, "num_key_value_groups")]
         self._weights: RolloutWeights | None = None
@@ -56,7 +60,9 @@ class Decoder:
         self._weight_addresses = 0  # hash of the addresses of the weights, which captured graphs read
         self._table = torch.zeros(0, 0, dtype=torch.int32, device=self.device)
         self._addresses = torch.zeros(len(self._attention_layers), 2, dtype=torch.int64, device=self.device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        self._graphs: dict[int, _PassGraph] = {}
+        self._step_graphs: dict[tuple[int, bool], _StepGraph] = {}
+        self._stepping: tuple[list[int], torch.Tensor] | None = None  # rows of the latest steps, and their input
         self._pool: Any = None
         self._cache: Any = None
         self.scale = HeadScale()
@@ -64,23 +70,30 @@ class Decoder:
 
     @contextmanager
     def running(
-        self, prompt_lengths: Sequence[int], max_new_tokens: int, temperature: float, batch_size: int | None = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        max_new_tokens: int,
+        temperature: float,
+        batch_size: int | None = None,
     ) -> Iterator[None]:
-        """Allocate a KV cache for rows with such prompts, and prepare the model within this context.
+        """Allocate a KV cache for rows with these prompts, and prepare the model within this context.
 
         At most `batch_size` rows are in the cache at a time; without it, as many as fit into free memory.
         """
-        self.scale = HeadScale.of(self._model.config, temperature)
-        self.passes = 0
+        scale = HeadScale.of(self._model.config, temperature)
+        if scale != self.scale:
+            self.scale = scale
+            self._drop_graphs()  # those that sample depend on the scale, and a memory pool must not be left empty
+        self.passes, self._stepping = 0, None
         attention = self._attention(PAGED if self.uses_kernels else ROWS)
-        with self._prepared_weights(), attention, constant_frequencies(self._backbone):
-            self._allocate(prompt_lengths, max_new_tokens, batch_size)
+        with self._prepared_weights(), _evaluating(self._model), attention, constant_frequencies(self._backbone):
+            self._allocate(prompts, max_new_tokens, batch_size)
             try:
                 yield
             finally:
                 self._cache = None
                 for layer in self._attention_layers:
-                    layer.row_cache = None
+                    layer.row_cache = layer.cache_table = layer.cache_addresses = None
         if self._weights is not None and self._frees_copies():
             self._weights.release()
             self._drop_graphs()
@@ -143,26 +156,67 @@ class Decoder:
             logits.append(self._head_logits(hidden))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
+    def generate(
+        self, rows: Sequence[int], new: Mapping[int, tuple[int, int]], is_greedy: bool
+    ) -> Callable[[], np.ndarray]:
+        """Sample STEPS tokens for each row without waiting, and return a function that reads them.
+
+        `new` holds the next token to feed and its position, for the rows that were not in the previous call. The
+        result has shape (STEPS, 2, rows): tokens and their log-probs. A step is one CUDA graph: the sampled token of a
+        row is fed in the next step without leaving the GPU.
+        """
+        from .kernels import new_seeds
+
+        bucket = next(size for size in TOKEN_BUCKETS if size >= len(rows))
+        graph = self._captured_step(bucket, is_greedy)
+        if self._stepping is None or self._stepping[0] != rows:
+            self._set_rows(graph.entry, list(rows), new)
+        elif self._stepping[1] is not graph.entry:
+            graph.entry.copy_(self._stepping[1])
+        self._stepping = (list(rows), graph.entry)
+        graph.step.zero_()
+        graph.seeds.copy_(new_seeds(*graph.seeds.shape, device=self.device))
+        for _ in range(STEPS):
+            graph.graph.replay()
+        self.passes += STEPS
+        read = copy_to_cpu_async(graph.drawn[:, :, : len(rows)])
+        return lambda: read().numpy()
+
+    def _set_rows(self, entry: torch.Tensor, rows: list[int], new: Mapping[int, tuple[int, int]]) -> None:
+        """Write tokens, slots and positions of rows; those of rows in the latest steps are on the device."""
+        packed = np.tile(np.array([[0], [-1], [0]]), entry.shape[1])
+        packed[1, : len(rows)] = self._cache.slots(rows)
+        source = np.full(entry.shape[1], -1)
+        before, latest = self._stepping or ([], entry)
+        column = {row: k for k, row in enumerate(before)}
+        for k, row in enumerate(rows):
+            if row in new:
+                packed[0, k], packed[2, k] = new[row]
+            else:
+                source[k] = column[row]
+        given = torch.from_numpy(np.concatenate([packed, source[None]])).pin_memory()
+        given = given.to(self.device, non_blocking=True)
+        kept = latest[:, given[3].clamp(min=0)]
+        kept[1] = given[1]
+        entry.copy_(torch.where(given[3] >= 0, kept, given[:3]))
+
     def _extend(self, rows: Sequence[int], new_tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
         """Add tokens to the cache without computing logits, in passes of bounded size."""
         limit = MAX_PREFILL_TOKENS[self.device.type]
         chunk: list[tuple[int, Sequence[int], int]] = []
         for row, tokens, start in zip(rows, new_tokens, starts, strict=True):
             while tokens:
-                room = limit - self._padded_size([len(part) for _, part, _ in chunk])
-                if chunk and (room < self._padded_size([len(tokens)]) or not self.uses_kernels):
-                    if self._padded_size([*(len(part) for _, part, _ in chunk), len(tokens)]) > limit:
-                        self._run_prefill(chunk)
-                        chunk, room = [], limit
-                chunk.append((row, tokens[:limit], start))
+                part = tokens[:limit]
+                if chunk and self._padded_size([*(len(other) for _, other, _ in chunk), len(part)]) > limit:
+                    self._run_prefill(chunk)
+                    chunk = []
+                chunk.append((row, part, start))
                 tokens, start = tokens[limit:], start + limit
         if chunk:
             self._run_prefill(chunk)
 
     def _padded_size(self, counts: Sequence[int]) -> int:
         """Return how many tokens a prefill pass over rows with these numbers of new tokens computes."""
-        if not counts:
-            return 0
         if self.uses_kernels:
             return sum(_round_up(count, _prefill_tile()) for count in counts)
         return len(counts) * max(counts)
@@ -204,18 +258,18 @@ class Decoder:
         given = torch.from_numpy(packed)
         if self.device.type == "cuda":
             given = given.pin_memory()  # for a copy that does not wait for queued GPU work
-        if bucket is None or self.device.type != "cuda":
+        if bucket is None or not self.is_asynchronous:
             entry = given.to(self.device, non_blocking=True)
             if tokens_B is not None:
                 entry[0, : len(tokens_B)] = tokens_B
             with self._compiled.used() if self._compiled else nullcontext():
                 return self._forward(entry)
-        graph, entry, hidden = self._captured(bucket)
-        entry.copy_(given, non_blocking=True)
+        captured = self._captured(bucket)
+        captured.entry.copy_(given, non_blocking=True)
         if tokens_B is not None:
-            entry[0, : len(tokens_B)] = tokens_B
-        graph.replay()
-        return hidden
+            captured.entry[0, : len(tokens_B)] = tokens_B
+        captured.graph.replay()
+        return captured.hidden
 
     def _forward(self, packed_3_T: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (T, H) after the last norm."""
@@ -237,52 +291,90 @@ class Decoder:
 
     # ---- preparation
 
-    def _captured(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
-        """Return the CUDA graph for this number of tokens, its input and its output; a new size is captured first."""
+    def _can_capture(self) -> bool:
+        """Whether passes can be captured: except for bf16 on recent GPUs, experts are chosen on the CPU."""
+        if self._model.config.get_text_config().model_type not in EXPERT_FAMILIES:
+            return True
+        is_recent = torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return is_recent and all(weight.dtype == torch.bfloat16 for weight in self._backbone.parameters())
+
+    def _captured(self, tokens: int) -> _PassGraph:
+        """Return the CUDA graph of a pass over this number of tokens; a new size is captured first."""
         if tokens not in self._graphs:
-            # Padding writes nothing to the cache, so the warm-up pass does not change it.
-            entry = torch.tensor([[0], [-1], [0]], device=self.device).repeat(1, tokens)
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with self._compiled.used() if self._compiled else nullcontext():
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    self._forward(entry)
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool):
-                    hidden = self._forward(entry)
-            self._graphs[tokens] = (graph, entry, hidden)
+            entry = self._padding(tokens)
+            self._graphs[tokens] = _PassGraph(*self._capture(lambda: self._forward(entry)), entry)
         return self._graphs[tokens]
 
-    def _drop_graphs(self) -> None:
-        self._graphs, self._pool = {}, None
+    def _captured_step(self, rows: int, is_greedy: bool) -> _StepGraph:
+        """Return the CUDA graph that runs a token of each row, samples the next one and makes it the input."""
+        key = (rows, is_greedy)
+        if key not in self._step_graphs:
+            from .kernels import sample
 
-    def _allocate(self, prompt_lengths: Sequence[int], max_new_tokens: int, batch_size: int | None) -> None:
+            entry = self._padding(rows)
+            step = torch.zeros(1, dtype=torch.int64, device=self.device)
+            drawn_S_2_B = torch.zeros(STEPS, 2, rows, dtype=torch.float64, device=self.device)
+            seeds_S_B = torch.zeros(STEPS, rows, dtype=torch.int64, device=self.device)
+
+            def run() -> None:
+                hidden, seeds_B = self._forward(entry), seeds_S_B.index_select(0, step % STEPS)[0]
+                for begin in range(0, rows, HEAD_ROWS):
+                    part = slice(begin, begin + HEAD_ROWS)
+                    logits = self._head_logits(hidden[part])
+                    entry[0, part], drawn_2_B = sample(logits, None, *self.scale.factors, is_greedy, seeds_B[part])
+                    drawn_S_2_B[:, :, part].index_copy_(0, step % STEPS, drawn_2_B[None])
+                entry[2] += entry[1] >= 0
+                step.add_(1)
+
+            graph, _ = self._capture(run)
+            self._step_graphs[key] = _StepGraph(graph, entry, step, seeds_S_B, drawn_S_2_B)
+        return self._step_graphs[key]
+
+    def _padding(self, tokens: int) -> torch.Tensor:
+        """Return the input of a pass over padding, which writes nothing to the cache."""
+        return torch.tensor([[0], [-1], [0]], device=self.device).repeat(1, tokens)
+
+    def _capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """Run a function once, then capture it as a CUDA graph. Returns the graph and the result of the function."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with self._compiled.used() if self._compiled else nullcontext():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                function()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = function()
+        return graph, result
+
+    def _drop_graphs(self) -> None:
+        self._graphs, self._step_graphs, self._pool = {}, {}, None
+
+    def _allocate(self, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, batch_size: int | None) -> None:
         """Create the KV cache: for all rows if they fit, else for as many as fit into free memory."""
-        rows = min(len(prompt_lengths), batch_size or len(prompt_lengths))
+        rows = min(len(prompts), batch_size or len(prompts))
         shape = self._cache_shape()
-        budget = int(self._free_memory() * CACHE_SHARE)
-        longest = max(prompt_lengths) + max_new_tokens + 1
-        if longest * shape.bytes_per_token > budget:
+        longest = pages_for(max(map(len, prompts)), max_new_tokens)
+        budget = int(self._free_memory() * CACHE_SHARE) // (PAGE * shape.bytes_per_token)
+        if longest > budget:
+            gigabytes = PAGE * shape.bytes_per_token / 2**30
             raise RuntimeError(
-                f"a row of {longest} tokens needs {longest * shape.bytes_per_token / 2**30:.1f} GB of KV cache, but only "
-                f"{budget / 2**30:.1f} GB can be used; lower max_completion_length or the length of prompts"
+                f"a row of {longest * PAGE} tokens needs {longest * gigabytes:.1f} GB of KV cache, but only "
+                f"{budget * gigabytes:.1f} GB can be used; lower max_completion_length or the length of prompts"
             )
         if not self.uses_kernels:
-            rows = min(rows, max(1, budget // (longest * shape.bytes_per_token)))
-            self._cache = RowCache(shape, rows, longest)
+            self._cache = RowCache(shape, min(rows, budget // longest), longest * PAGE)
             for layer in self._attention_layers:
                 layer.row_cache = self._cache
             return
-        longest_first = sorted((pages_for(length, max_new_tokens) for length in prompt_lengths), reverse=True)
-        pages = min(sum(longest_first[:rows]), budget // (PAGE * shape.bytes_per_token))
-        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest_first[0]), self._table.shape[1]))
+        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest), self._table.shape[1]))
         if size != self._table.shape:
             self._table = torch.zeros(size, dtype=torch.int32, device=self.device)
             self._drop_graphs()  # they read the old table
-            for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
-                layer.cache_table, layer.cache_addresses = self._table, addresses
+        for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
+            layer.cache_table, layer.cache_addresses = self._table, addresses
+        pages = min(budget, pages_of_largest(prompts, max_new_tokens, rows))
         self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
     def _cache_shape(self) -> CacheShape:
@@ -337,6 +429,32 @@ class Decoder:
             yield
         finally:
             config._attn_implementation = before
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context, all modules are in evaluation mode, so that dropout does not act."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+class _PassGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    hidden: torch.Tensor  # the result
+    entry: torch.Tensor  # token, cache slot and position of each token
+
+
+class _StepGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    entry: torch.Tensor  # token, cache slot and position of each row
+    step: torch.Tensor  # number of the next step
+    seeds: torch.Tensor  # (STEPS, rows)
+    drawn: torch.Tensor  # (STEPS, 2, rows): tokens and log-probs
 
 
 def _prefill_tile() -> int:

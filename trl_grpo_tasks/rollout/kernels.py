@@ -14,17 +14,14 @@ import triton.language as tl
 from .cache import PAGE
 
 PREFILL_TILE = 16  # consecutive tokens of one row that a program of a prefill pass serves
-TARGET_PROGRAMS = 512  # long rows are split until about this many programs share an attention kernel
+# Launch sizes, chosen by measurement on an H200
+ATTENTION_PROGRAMS = 256  # the keys of a row are split until about this many programs share the work
 MAX_SPLITS = 32
-ATTEND_WARPS = 4
-ATTEND_STAGES = 3
-SAMPLE_BLOCK = 2048  # vocabulary entries per step of the sampling kernel
+SAMPLING_PROGRAMS = 512
+SAMPLE_BLOCK = 1024  # vocabulary entries per step of the sampling kernel
 MAX_ADAPTED_TOKENS = 64  # passes over more tokens apply adapters by separate products
-ADAPTED_PROGRAMS = 264  # products with fewer programs are split over their inputs
+ADAPTED_PROGRAMS = 132  # products with fewer programs are split over their inputs
 ADAPTED_BLOCK_K = 128
-ADAPTED_STAGES = 4
-ADAPTED_BLOCK_N = 0
-ADAPTED_WARPS = 4
 
 
 @triton.jit
@@ -203,7 +200,7 @@ def paged_attention(
     )  # fmt: skip
     tile = PREFILL_TILE if is_prefill else 1
     tiles = triton.cdiv(tokens, tile)
-    splits = max(1, min(TARGET_PROGRAMS // (tiles * kv_heads), MAX_SPLITS, pages.shape[1]))
+    splits = max(1, min(ATTENTION_PROGRAMS // (tiles * kv_heads), MAX_SPLITS, pages.shape[1]))
     partial = maxima = sums = out
     if splits > 1:
         partial = torch.empty(splits, tokens, heads, width, dtype=torch.float32, device=query.device)
@@ -217,8 +214,7 @@ def paged_attention(
         KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK_D=block_d, TILE=tile, BLOCK_M=block_m, PAGE=PAGE,
         SPLITS=splits, WINDOW=window, HAS_SOFTCAP=softcap != 0, HAS_SINKS=sinks is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=8 if block_m >= 128 else 4 if is_prefill else ATTEND_WARPS,
-        num_stages=ATTEND_STAGES if is_small else 1,
+        num_warps=8 if block_m >= 128 else 4, num_stages=3 if is_small else 1,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(tokens * heads,)](
@@ -230,7 +226,7 @@ def paged_attention(
 
 
 @paged_attention.register_fake
-def _(query, key, value, where, addresses, pages, sinks, scale, window, softcap, is_prefill):  # type: ignore[no-untyped-def]
+def _(query, key, value, where, addresses, pages, sinks, scale, window, softcap, is_prefill):
     return query.new_empty(query.shape)
 
 
@@ -304,7 +300,7 @@ def adapted_linear(
     """
     tokens, (outputs, inputs) = len(x), weight.shape
     rank = len(down) // len(ends)
-    block_n = ADAPTED_BLOCK_N or (64 if outputs >= 8192 else 32)
+    block_n = 16 if max(outputs, inputs) < 4096 else 64
     is_aligned = all(end % block_n == 0 for end in ends)
     if tokens > MAX_ADAPTED_TOKENS or not is_aligned or len(ends) > 3 or x.dtype == torch.float32:
         out = torch.nn.functional.linear(x, weight, bias)
@@ -320,7 +316,7 @@ def adapted_linear(
         x, weight, out if bias is None else bias, down, up, partial, tokens, x.stride(0), inputs, outputs, share,
         up.shape[1], END_1=end_1, END_2=end_2, RANK=rank, BLOCK_R=max(16, triton.next_power_of_2(rank)),
         BLOCK_M=max(16, triton.next_power_of_2(tokens)), BLOCK_N=block_n, BLOCK_K=ADAPTED_BLOCK_K, SPLITS=splits,
-        HAS_BIAS=bias is not None, num_warps=ADAPTED_WARPS, num_stages=ADAPTED_STAGES,
+        HAS_BIAS=bias is not None, num_warps=4, num_stages=5,
     )  # fmt: skip
     if splits > 1:
         _sum_kernel[(triton.cdiv(tokens * outputs, 1024),)](
@@ -331,7 +327,7 @@ def adapted_linear(
 
 
 @adapted_linear.register_fake
-def _(x, weight, bias, down, up, ends):  # type: ignore[no-untyped-def]
+def _(x, weight, bias, down, up, ends):
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
@@ -415,26 +411,33 @@ def _pick_kernel(winners, candidates, maxima, sums, tokens, drawn, rows, SHARES:
     tl.store(drawn + rows + row, (logit - log_total).to(tl.float64))
 
 
+def new_seeds(*size: int, device: torch.device) -> torch.Tensor:
+    """Return random seeds for `sample`, from torch's default generator."""
+    return torch.randint(2**31 - 1, size, device=device)
+
+
 def sample(
     logits: torch.Tensor,
     masks: tuple[torch.Tensor, torch.Tensor] | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
     is_greedy: bool = False,
+    seeds: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return one token per row, sampled from scaled logits, and the tokens with their log-probs as float64 (2, rows).
 
     `masks` are packed masks and the number of each row's mask among them; None allows all tokens. With a softcap, the
-    logits are softcap * tanh(scale * logits). Seeds come from torch's default generator.
+    logits are softcap * tanh(scale * logits). Seeds of the rows come from torch's default generator if they are not
+    given.
     """
     rows, vocabulary = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     drawn = torch.empty(2, rows, dtype=torch.float64, device=device)
-    seeds = torch.randint(2**31 - 1, (rows,), device=device)
+    seeds = new_seeds(rows, device=device) if seeds is None else seeds
     words, index = (tokens, tokens) if masks is None else masks
     blocks = triton.cdiv(vocabulary, SAMPLE_BLOCK)
-    share = triton.cdiv(blocks, max(1, min(blocks, TARGET_PROGRAMS // rows))) * SAMPLE_BLOCK
+    share = triton.cdiv(blocks, max(1, min(blocks, SAMPLING_PROGRAMS // rows))) * SAMPLE_BLOCK
     shares = triton.cdiv(vocabulary, share)
     winners, maxima, sums = torch.empty(3, rows, shares, device=device)
     candidates = torch.empty(rows, shares, 2, dtype=torch.float64, device=device)

@@ -40,12 +40,12 @@ class TokenSampler:
             if self._filters:
                 kept_B_V = self._filters.kept(logits_B_V)
                 logits_B_V = logits_B_V.masked_fill(~kept_B_V, -torch.inf)
-                read_kept = _copy_to_cpu_async(pack_on_device(kept_B_V))
+                read_kept = copy_to_cpu_async(pack_on_device(kept_B_V))
             logps_B_V = logits_B_V.log_softmax(1)
             tokens_B = logps_B_V.argmax(1) if self._greedy else torch.multinomial(logps_B_V.exp(), 1)[:, 0]
             logps_B = logps_B_V.gather(1, tokens_B[:, None])[:, 0]
             drawn_2_B = torch.stack((tokens_B.double(), logps_B.double()))
-        read_drawn = _copy_to_cpu_async(drawn_2_B)
+        read_drawn = copy_to_cpu_async(drawn_2_B)
 
         def read() -> tuple[list[int], list[float], list[int]]:
             tokens, logps = read_drawn().tolist()
@@ -62,13 +62,10 @@ class TokenSampler:
         from .kernels import sample
 
         packed = None if masks is None else (masks.words_N_W, masks.index_B)
-        if scale.softcap is None:
-            return sample(logits_B_V, packed, scale.logit_scale / scale.temperature, None, self._greedy)
-        inner, outer = scale.logit_scale / scale.softcap, scale.softcap / scale.temperature
-        return sample(logits_B_V, packed, inner, outer, self._greedy)
+        return sample(logits_B_V, packed, *scale.factors, self._greedy)
 
 
-def _copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+def copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Start a copy to the CPU and return a function that waits for it, but not for GPU work queued afterwards."""
     if values.device.type != "cuda":
         return lambda: values

@@ -37,6 +37,8 @@ def unsupported_reason(model: Any) -> str | None:
         return "bidirectional attention is not supported"
     if config._attn_implementation not in ("sdpa", "eager", SHARED_ATTENTION):
         return f"attention implementation {config._attn_implementation!r} does not accept a custom mask"
+    if config.model_type == "gemma2" and config.attn_logit_softcapping and config._attn_implementation == "sdpa":
+        return "attention implementation 'sdpa' ignores attn_logit_softcapping"  # possible in transformers 5.17
     return unsupported_quantization(model)
 
 

@@ -2,8 +2,9 @@
 
 Under autocast, float32 weights are cast once per rollout instead of once per pass, and quantised weights are
 dequantised once. On a GPU, the projections that read the same input (query, key and value; gate and up) become one
-matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum to 16 bits, and a small
-adapter would be lost. One more pair of small products per fused layer applies them as training does.
+matrix product; models call them in this order. LoRA adapters are not merged into the weights: merging rounds their sum
+to 16 bits, and a small adapter would be lost. They are applied beside the weights, as in training; on a GPU, by the
+kernel that multiplies by the weights.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RolloutWeights:
             ]
             single = [(name,) for name in children if not any(name in names for names in groups)]
             for names in (*groups, *single):
-                layer = _FusedLinear([children[name] for name in names], autocast_dtype, uses_kernels)
+                layer = _FusedLinear([children[name] for name in names], autocast_dtype, uses_kernels, model.dtype)
                 if len(names) > 1 or layer.is_needed:
                     self._layers.append(layer)
                     outputs = layer.outputs() if len(names) > 1 else [layer]
@@ -65,7 +66,7 @@ class RolloutWeights:
     @torch.no_grad()
     def load(self) -> bool:
         """Read the current weights. Returns True if tensors that passes read were allocated, so addresses are new."""
-        is_new = any([layer.allocate() for layer in self._layers])
+        is_new = sum(layer.allocate() for layer in self._layers) > 0
         copies = [copy for layer in self._layers for copy in layer.copies()]
         if copies:
             torch._foreach_copy_([target for target, _, _ in copies], [source for _, source, _ in copies])
@@ -93,17 +94,25 @@ class RolloutWeights:
 class _FusedLinear(nn.Module):
     """One or more linear layers that read the same input, with their adapters, as one layer."""
 
-    def __init__(self, layers: Sequence[Any], autocast_dtype: torch.dtype | None, uses_kernels: bool):
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        autocast_dtype: torch.dtype | None,
+        uses_kernels: bool,
+        model_dtype: torch.dtype,
+    ):
         super().__init__()
         # Tuples and plain attributes keep the original layers out of this module's own parameters.
         self._bases = tuple(_base(layer) for layer in layers)
         self._adapters = tuple(layer if _is_adapted(layer) else None for layer in layers)
         first = self._bases[0]
         self._quantised = is_quantised(first)
-        own_dtype = _compute_dtype(first) if self._quantised else first.weight.dtype
+        # 8-bit layers, and 4-bit layers without a compute dtype, compute in the dtype of their input.
+        own_dtype = getattr(first, "compute_dtype", None) or model_dtype if self._quantised else first.weight.dtype
         casts = autocast_dtype is not None and (self._quantised or own_dtype == torch.float32)
         self._dtype = autocast_dtype if casts and autocast_dtype is not None else own_dtype
         self._copies_weight = self._quantised or self._dtype != own_dtype
+        self._keeps_dtype = autocast_dtype is None  # 4-bit layers may compute in another dtype than those around them
         self._device = first.weight.device
         self._sizes = [base.out_features for base in self._bases]
         self.ends = list(accumulate(self._sizes))
@@ -114,7 +123,7 @@ class _FusedLinear(nn.Module):
         self.threshold: float | None = None
         ranks = {0 if adapter is None else adapter.r[_name(adapter)] for adapter in self._adapters}
         adapter_dtype = autocast_dtype or (_adapter_dtype(self._adapters) if any(ranks) else None)
-        self.uses_kernel = uses_kernels and not self._quantised and len(ranks) == 1 and adapter_dtype == self._dtype
+        self.uses_kernel = uses_kernels and len(ranks) == 1 and adapter_dtype == self._dtype
         self._adapter_dtype = adapter_dtype
         self.latest: Any = None  # the output, until all parts of it were used
 
@@ -176,7 +185,7 @@ class _FusedLinear(nn.Module):
             begin = end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.uses_kernel and self.down is not None:
+        if self.uses_kernel and self.down is not None and self.threshold is None:
             flat = x.to(self.weight.dtype).flatten(0, -2)
             out = torch.ops.trl_grpo_tasks.adapted_linear(flat, self.weight, self.bias, self.down, self.up, self.ends)
             return out.unflatten(0, x.shape[:-1])
@@ -185,7 +194,7 @@ class _FusedLinear(nn.Module):
         if self.down is not None:
             hidden = nn.functional.linear(x.to(self.down.dtype), self.down)
             out = (out + nn.functional.linear(hidden, self.up)).to(out.dtype)
-        return out
+        return out.to(x.dtype) if self._keeps_dtype else out
 
 
 class _Output(nn.Module):
@@ -206,14 +215,16 @@ class _Output(nn.Module):
 
 
 def is_plain_lora(part: nn.Module) -> bool:
-    """Whether a module is a linear layer with exactly one active LoRA adapter, without variants, bias or dropout."""
+    """Whether a module is a linear layer with exactly one active LoRA adapter, without variants or bias.
+
+    Its dropout does not act in rollouts.
+    """
     return (
         _is_adapted(part)
         and (type(part.base_layer) is nn.Linear or is_quantised(part.base_layer))
         and len(part.active_adapters) == 1
         and part.active_adapters[0] in part.lora_A
         and not (part.merged or part.disable_adapters or part.lora_variant or part.lora_bias[part.active_adapters[0]])
-        and isinstance(part.lora_dropout[part.active_adapters[0]], nn.Identity)
     )
 
 
@@ -240,11 +251,6 @@ def _can_fuse(layers: Sequence[Any]) -> bool:
     bases = [_base(layer) for layer in layers]
     kinds = {(type(base), base.in_features, base.weight.dtype) for base in bases}
     return len(kinds) == 1
-
-
-def _compute_dtype(layer: Any) -> torch.dtype:
-    """The dtype in which a quantised layer computes; 8-bit layers and untouched 4-bit layers compute in that of x."""
-    return getattr(layer, "compute_dtype", None) or torch.get_default_dtype()
 
 
 def joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -54,7 +54,7 @@ def cold_start(
         "batch_size": batch_size,
         "adapter": peft_config is not None,
         "seed": settings.get("seed"),
-    } | ({} if quantization is None else {"quantization": str(quantization)})
+    } | ({} if quantization is None else {"quantization": quantization.quantization_method()})
     if is_made_from(folder, origin):
         return str(folder)
     args = SFTConfig(

@@ -12,6 +12,8 @@ from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, Brick, parse
 
 _SPELLED = [f"{h}x{w}" for h, w in SIZES]
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
+_COORDINATES = {n: f"{n}," for n in range(1 - _LARGEST_WORLD, _LARGEST_WORLD)}
+_LAST_COORDINATES = {n: f"{n})\n" for n in _COORDINATES}
 _WORLDS_KEPT = 64  # cache size, in worlds
 _PLACEMENTS_KEPT = 4096  # cache size; an entry takes about 7 kB in a world of 20
 
@@ -94,10 +96,10 @@ class BrickTree:
             return [(f"{pivot} (", (*node, pivot)) for pivot in (0, *placed.pivots(size))]
         box = placed.box(chosen[1])
         if len(chosen) == 2:
-            return [(f"{x - box.x},", (*node, x)) for x in placed.xs(size, box)]
+            return [(_COORDINATES[x - box.x], (*node, x)) for x in placed.xs(size, box)]
         if len(chosen) == 3:
-            return [(f"{y - box.y},", (*node, y)) for y in placed.ys(size, box, chosen[2])]
-        return [(f"{z - box.z})\n", (*node, z)) for z in placed.zs(size, box, chosen[2], chosen[3])]
+            return [(_COORDINATES[y - box.y], (*node, y)) for y in placed.ys(size, box, chosen[2])]
+        return [(_LAST_COORDINATES[z - box.z], (*node, z)) for z in placed.zs(size, box, chosen[2], chosen[3])]
 
     def _placements(self, written: tuple[int, int, str]) -> Placements:
         """Return the placements after a text, recomputed if they are not cached."""
