@@ -354,6 +354,8 @@ class Decoder:
         shape = self._cache_shape()
         budget = int(self._free_memory() * CACHE_SHARE)
         longest = max(prompt_lengths) + max_new_tokens + OVERRUN
+        if self.uses_kernels:
+            longest = _round_up(longest, PAGE)
         if longest * shape.bytes_per_token > budget:
             raise RuntimeError(
                 f"a row of {longest} tokens needs {longest * shape.bytes_per_token / 2**30:.1f} GB of KV cache, but "
