@@ -227,12 +227,10 @@ def test_passes_have_few_sizes_and_finished_rows_leave_the_batch():
     seen = []
     for seed in range(12):
         torch.manual_seed(seed)
-        rollout(MODELS["llama"], PROMPTS * 3, max_new_tokens=40, eos_token_ids=[EOS], constraint=constraint,
-                rows=[{}] * 15, table=MaskTable(len(TOKENIZER) + 3), decoder=decoder)  # fmt: skip
+        rollout(MODELS["llama"], PROMPTS * 6, max_new_tokens=40, eos_token_ids=[EOS], constraint=constraint,
+                rows=[{}] * 30, table=MaskTable(len(TOKENIZER) + 3), decoder=decoder)  # fmt: skip
         seen.append(set(decoder._graphs))
-    assert seen[-1] == seen[5]
-    assert {count for count, _, _ in seen[-1]} <= {1, 2, 4, 8, 15} and len({count for count, _, _ in seen[-1]}) >= 3
-    assert {length for _, _, length in seen[-1]} == {256}
+    assert seen[-1] == seen[5] == {8, 16, 24, 32}
 
 
 def test_unsupported_models_are_reported():

@@ -49,14 +49,15 @@ class Paged(Decoder):
             stack.enter_context(patch.object(cache, "PAGE", self.page))
             stack.enter_context(patch.object(decoder, "PAGE", self.page))
             stack.enter_context(patch.object(kernels, "sample", reference_sample))
-            for operator in (kernels.paged_attention, kernels.adapted_linear):
-                stack.enter_context(operator.set_kernel_enabled("cpu"))
             stack.enter_context(super().running(*args, **kwargs))
             yield
 
     def generate(self, *args):
         read = super().generate(*args)().copy()  # on a GPU, the copy to the CPU is queued before the next steps
         return lambda: read
+
+    def _frees_copies(self):
+        return False  # as for a model that is small beside the memory of its GPU
 
     def _capture(self, function):
         result = function()
