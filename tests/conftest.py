@@ -19,6 +19,8 @@ from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when the kernels are imported, and runs them on the CPU
 
 
 def pytest_unconfigure():

@@ -194,7 +194,8 @@ class Decoder:
                 packed[0, k], packed[2, k] = new[row]
             else:
                 source[k] = column[row]
-        given = torch.from_numpy(np.concatenate([packed, source[None]])).pin_memory()
+        given = torch.from_numpy(np.concatenate([packed, source[None]]))
+        given = given.pin_memory() if self.device.type == "cuda" else given
         given = given.to(self.device, non_blocking=True)
         kept = latest[:, given[3].clamp(min=0)]
         kept[1] = given[1]

@@ -1,0 +1,191 @@
+"""Rollouts with less room than rows: waiting rows replace finished ones, and results do not depend on the room."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.families import FAMILIES, SIZES
+from tests.support.rollouts import EOS, MODELS, PAGED, TOKENIZER, Paged, dense_logps, tiny
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
+from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.filters import SamplingFilters
+from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.rollout import Decoder, batch, rollout
+from trl_grpo_tasks.rollout import decoder as decoder_module
+
+VOCABULARY = len(TOKENIZER) + 3
+CONSTRAINT = GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None)
+PATTERNS = [None, r"abcde[0-9]{2}abcde(x|\(\))", r"[a-e]{1,30}", r"abcde"]
+# Prompts that share pages or not: equal ones, one that starts with another, and one token alone.
+LONG = [5 + i % 11 for i in range(21)]
+PROMPTS = [[9], [5, 6, 7], LONG[:8], LONG[:9], LONG, [5, 6, 7, 8, 10]]
+
+
+class Counted:
+    """Records the largest number of rows in the cache of a decoder, and that every row is released."""
+
+    def __init__(self, decoder):
+        self.rows, self.most = set(), 0
+        reserve, release = decoder.reserve, decoder.release
+
+        def counted_reserve(row, prompt):
+            assert row not in self.rows
+            self.rows.add(row)
+            self.most = max(self.most, len(self.rows))
+            return reserve(row, prompt)
+
+        def counted_release(row):
+            self.rows.remove(row)
+            release(row)
+
+        decoder.reserve, decoder.release = counted_reserve, counted_release
+
+
+@torch.no_grad()
+def check(model, prompts, out, length, temperature=1.0, constraint=None, rows=None, table=None):
+    """Every row is complete, its masks are those of a replay, and its log-probs those of a plain forward pass."""
+    for i, (prompt, ids, logps) in enumerate(zip(prompts, out.completion_ids, out.logps, strict=True)):
+        masks = out.masks[i]
+        assert len(ids) == len(masks) == len(logps)
+        assert 1 <= len(ids) <= length and (len(ids) == length or ids[-1] == EOS) and EOS not in ids[:-1]
+        if constraint is not None:
+            assert masks == [table.number_of(mask) for mask in replay(constraint, rows[i], ids)]
+        assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, table, temperature), abs=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=8),
+    st.sampled_from([1, 2, 3, None]),
+    st.integers(1, 14),
+    st.sampled_from(["free", "constrained", "filtered"]),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_any_batch_size_completes_every_row(given_rows, batch_size, length, kind, is_paged, seed):
+    model, table = MODELS["llama"], MaskTable(VOCABULARY)
+    prompts, rows = [prompt for prompt, _ in given_rows], [{"pattern": pattern} for _, pattern in given_rows]
+    decoder = Paged(model) if is_paged else Decoder(model)
+    counted = Counted(decoder)
+    options = {}
+    if kind == "constrained":
+        options = {"constraint": CONSTRAINT, "rows": rows, "table": table}
+    if kind == "filtered":
+        options = {"filters": SamplingFilters(top_k=5), "table": table}
+    torch.manual_seed(seed)
+    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=0.8, decoder=decoder,
+                  batch_size=batch_size, **options)  # fmt: skip
+    constrained = options if kind == "constrained" else {"table": options.get("table")}
+    check(model, prompts, out, length, temperature=0.8, **constrained)
+    assert not counted.rows and 1 <= counted.most <= (batch_size or len(prompts))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=7),
+    st.integers(1, 14),
+    st.booleans(),
+)
+def test_greedy_results_do_not_depend_on_the_batch_size(given_rows, length, is_constrained):
+    model, table = MODELS["qwen2"], MaskTable(VOCABULARY)
+    prompts, rows = [prompt for prompt, _ in given_rows], [{"pattern": pattern} for _, pattern in given_rows]
+    options = {"constraint": CONSTRAINT, "rows": rows, "table": table} if is_constrained else {}
+    results = [
+        rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=0, decoder=decoder,
+                batch_size=batch_size, **options).completion_ids
+        for decoder in (None, PAGED["qwen2"])
+        for batch_size in (1, 2, 3, None)
+    ]  # fmt: skip
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 13])
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("temperature", [0, 1.3])
+def test_several_tokens_per_call(length, batch_size, temperature):
+    """Rows end within a chunk of tokens, at its end, and after tokens that were sampled but not read."""
+    model, prompts = MODELS["llama"], PROMPTS * 3
+    torch.manual_seed(length)
+    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=temperature,
+                  decoder=PAGED["llama"], batch_size=batch_size)  # fmt: skip
+    check(model, prompts, out, length, temperature or 1.0)
+    if temperature and length == 13:
+        assert len({len(ids) for ids in out.completion_ids}) > 3
+
+
+@pytest.mark.parametrize("is_constrained", [False, True], ids=["free", "constrained"])
+@pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
+def test_memory_for_some_rows_only(is_paged, is_constrained, monkeypatch):
+    model, prompts, table = MODELS["llama"], PROMPTS * 3, MaskTable(VOCABULARY)
+    decoder = Paged(model) if is_paged else Decoder(model)
+    counted = Counted(decoder)
+    tokens = len(LONG) + 10 + 8 + (Paged.page if is_paged else 0)  # the longest row, whole pages
+    bytes_per_token = 2 * 2 * 1 * 8 * 4  # keys and values, layers, heads, width, float32
+    monkeypatch.setattr(decoder, "_free_memory", lambda: int(2.5 * tokens * bytes_per_token / 0.8))
+    rows = [{"pattern": PATTERNS[i % 4]} for i in range(len(prompts))]
+    options = {"constraint": CONSTRAINT, "rows": rows, "table": table} if is_constrained else {}
+    torch.manual_seed(0)
+    out = rollout(model, prompts, max_new_tokens=10, eos_token_ids=[EOS], decoder=decoder, **options)
+    check(model, prompts, out, 10, **options)
+    assert counted.most == 2 if not is_paged else 2 <= counted.most < len(prompts)
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
+def test_memory_for_no_row(is_paged, monkeypatch):
+    """With any amount of memory, a rollout either completes or says that a row does not fit."""
+    model, fitted = MODELS["llama"], []
+    decoder = Paged(model) if is_paged else Decoder(model)
+    for tokens in range(30, 42):
+        monkeypatch.setattr(decoder, "_free_memory", lambda tokens=tokens: int(tokens * 128 / 0.8) + 1)
+        try:
+            rollout(model, [LONG, [9]], max_new_tokens=6, eos_token_ids=[EOS], decoder=decoder)
+        except RuntimeError as error:
+            assert "of KV cache" in str(error) and "lower max_completion_length" in str(error) and not fitted
+        else:
+            fitted.append(tokens)
+    needed = len(LONG) + 6 + 8
+    assert fitted[0] == (-(-needed // Paged.page) * Paged.page if is_paged else needed)
+
+
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_two_groups(batch_size, monkeypatch):
+    monkeypatch.setattr(batch, "SPLIT_ROWS", 4)
+    model, prompts, table = MODELS["llama"], PROMPTS * 3, MaskTable(VOCABULARY)
+    rows = [{"pattern": PATTERNS[i % 4]} for i in range(len(prompts))]
+    options = {"constraint": CONSTRAINT, "rows": rows, "table": table}
+    decoder = Paged(model)
+    counted = Counted(decoder)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        out = rollout(model, prompts, max_new_tokens=12, eos_token_ids=[EOS], decoder=decoder, batch_size=batch_size,
+                      **options)  # fmt: skip
+        check(model, prompts, out, 12, **options)
+    assert counted.most == (batch_size or len(prompts)) and not counted.rows
+
+
+@pytest.mark.parametrize("limit", [4, 16, 40])
+@pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
+def test_prompts_longer_than_a_pass(is_paged, limit, monkeypatch):
+    monkeypatch.setitem(decoder_module.MAX_PREFILL_TOKENS, "cpu", limit)
+    model, prompts = MODELS["qwen2"], [*PROMPTS, [5 + i % 7 for i in range(90)]]
+    torch.manual_seed(0)
+    out = rollout(model, prompts, max_new_tokens=5, eos_token_ids=[EOS], batch_size=4,
+                  decoder=PAGED["qwen2"] if is_paged else None)  # fmt: skip
+    check(model, prompts, out, 5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_pages(family):
+    """Sliding windows, soft-caps and attention sinks reach the kernels; greedy results are those without kernels."""
+    config_class, options = FAMILIES[family]
+    model = tiny(config_class, **SIZES | options)
+    decoder, prompts = Paged(model), [*PROMPTS, *PROMPTS[2:4]]
+    torch.manual_seed(0)
+    out = rollout(model, prompts, max_new_tokens=9, eos_token_ids=[EOS], decoder=decoder, batch_size=3)
+    check(model, prompts, out, 9)
+    greedy = [
+        rollout(model, prompts, max_new_tokens=9, eos_token_ids=[EOS], temperature=0, decoder=used).completion_ids
+        for used in (decoder, None)
+    ]
+    assert greedy[0] == greedy[1]
