@@ -50,6 +50,8 @@ class Decoder:
         self._head_in_fp32 = head_in_fp32
         self.device = self._model.get_output_embeddings().weight.device
         self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
+        if self.uses_kernels:
+            from . import kernels as _  # noqa: F401 (defines the operators that layers call)
         # Passes are captured and end after `feed` has returned.
         self.is_asynchronous = self.uses_kernels and self.device.type == "cuda" and self._can_capture()
         compiles = self.is_asynchronous and can_compile(self.device)
