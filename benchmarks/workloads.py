@@ -3,12 +3,12 @@
     python benchmarks/workloads.py [--shape 1.5B] [--workloads rows long mixed short shared] [--scale 1]
     python benchmarks/workloads.py --sweep rows length vocabulary parameters
 
-The workloads are 1,024 rows of 2,048 tokens; 64 rows of 16k tokens, of which 15k are distinct prompts; 256 prompts of 10
-to 4,000 tokens (log-uniform); 4,096 prompts of 20 tokens with 32 new tokens each; one 16k-token prompt with 64
-completions of 256 tokens. --scale multiplies their numbers of rows and tokens. A sweep starts from 64 rows of 256 tokens after prompts of 100 tokens and
-changes one number. Weights are random, and every completion has its full length. The warm-up is a rollout of the same
-prompts with at most 16 new tokens; its time is the start-up. Prints a Markdown table and writes
-benchmarks/results/workloads.json after each row.
+The workloads are 1,024 rows of 2,048 tokens; 64 rows of 16k tokens, of which 15k are distinct prompts; 256 prompts of
+10 to 4,000 tokens (log-uniform); 4,096 prompts of 20 tokens with 32 new tokens each; one 16k-token prompt with 64
+completions of 256 tokens. --scale multiplies their numbers of rows and tokens. A sweep starts from 64 rows of 256
+tokens after prompts of 100 tokens and changes one number. Weights are random, and completions have full length.
+The warm-up is a rollout of the same prompts with at most 16 new tokens; its time is the start-up. Prints a Markdown
+table and writes benchmarks/results/workloads.json after each row.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.rollout import Decoder, batch, rollout
+from trl_grpo_tasks.rollout import Decoder, engine, rollout
 from trl_grpo_tasks.rollout import decoder as decoder_module
 
 VOCABULARY = len(TOKENIZER) + 3
@@ -150,7 +150,7 @@ def test_memory_for_no_row(is_paged, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [5, None])
 def test_two_groups(batch_size, monkeypatch):
-    monkeypatch.setattr(batch, "SPLIT_ROWS", 4)
+    monkeypatch.setattr(engine, "SPLIT_ROWS", 4)
     model, prompts, table = MODELS["llama"], PROMPTS * 3, MaskTable(VOCABULARY)
     rows = [{"pattern": PATTERNS[i % 4]} for i in range(len(prompts))]
     options = {"constraint": CONSTRAINT, "rows": rows, "table": table}

@@ -10,7 +10,7 @@ from tests.support.rollouts import allowed_bits
 
 kernels = pytest.importorskip("trl_grpo_tasks.rollout.kernels", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PAGE, TILE = kernels.PAGE, kernels.PREFILL_TILE
+PAGE, TILE = kernels.attention.PAGE, kernels.PREFILL_TILE
 
 
 @pytest.fixture(autouse=True)
@@ -118,14 +118,14 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_one_new_token_per_row(options, programs, monkeypatch):
     """Rows of several lengths, an empty one, one whose new token starts a page, and padding."""
-    monkeypatch.setattr(kernels, "ATTENTION_PROGRAMS", programs)
+    monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
     Texts(6, 2, 16, cached=[2 * PAGE + 10, 0, PAGE], new=[1] * 3, padding=1).check(**options)
 
 
 @pytest.mark.parametrize("programs", [1, 60], ids=["one split", "splits"])
 @pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
 def test_several_new_tokens_per_row(options, programs, monkeypatch):
-    monkeypatch.setattr(kernels, "ATTENTION_PROGRAMS", programs)
+    monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
     Texts(6, 3, 8, cached=[PAGE - 2, 0, 100], new=[4, 2, 1], padding=1).check(**options)
 
 
@@ -133,7 +133,7 @@ def test_several_new_tokens_per_row(options, programs, monkeypatch):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_prefill_in_tiles(options, programs, monkeypatch):
     """New prompts and the rest of a prompt that a pass before has begun, padded to tiles."""
-    monkeypatch.setattr(kernels, "ATTENTION_PROGRAMS", programs)
+    monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
     monkeypatch.setattr(Texts, "is_prefill", True)
     texts = Texts(6, 2, 8, cached=[0, PAGE + 3, 0], new=[2 * TILE + 1, TILE, PAGE + 6], tile=TILE)
     texts.check(**options)
@@ -171,7 +171,7 @@ def packed_masks(count, vocabulary):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["free", "masked"])
 def test_log_probs_of_sampled_tokens(is_masked, softcap, is_greedy, programs, monkeypatch):
-    monkeypatch.setattr(kernels, "SAMPLING_PROGRAMS", programs)
+    monkeypatch.setattr(kernels.sampling, "SAMPLING_PROGRAMS", programs)
     rows, vocabulary = 3, 2500
     logits = random_numbers(rows, vocabulary + 60, seed=0)[:, :vocabulary] * 4  # a stride of its own
     masks = (packed_masks(3, vocabulary), torch.tensor([2, 0, 1])) if is_masked else None
@@ -200,9 +200,9 @@ def test_the_lowest_of_equally_likely_tokens_is_greedy():
 @pytest.mark.parametrize("is_masked", [False, True], ids=["free", "masked"])
 def test_samples_follow_the_distribution(is_masked, monkeypatch):
     """Chi-squared test over tokens in two shares of the vocabulary."""
-    monkeypatch.setattr(kernels, "SAMPLE_BLOCK", 4)
+    monkeypatch.setattr(kernels.sampling, "SAMPLE_BLOCK", 4)
     count = 20_000 if DEVICE == "cuda" else 80  # the interpreter is slow
-    monkeypatch.setattr(kernels, "SAMPLING_PROGRAMS", 2 * count)
+    monkeypatch.setattr(kernels.sampling, "SAMPLING_PROGRAMS", 2 * count)
     logits = torch.tensor([0.3, 1.0, 2.0, 0.6, 0.5, 1.5])
     allowed = torch.ones(6).bool()
     masks = None
@@ -245,7 +245,7 @@ def test_seeds_decide_what_is_sampled():
     ],
 )
 def test_linear_layer_with_adapters(tokens, ends, inputs, rank, has_bias, monkeypatch):
-    monkeypatch.setattr(kernels, "ADAPTED_BLOCK_K", 32)
+    monkeypatch.setattr(kernels.linear, "ADAPTED_BLOCK_K", 32)
     outputs, dtype = ends[-1], torch.float16
     x = random_numbers(tokens, inputs + 8, seed=0, dtype=dtype)[:, :inputs]
     weight, bias = (

@@ -185,14 +185,26 @@ def test_copies_are_freed():
 
 
 def test_excluded_and_unknown_layers_are_not_replaced():
-    """A LoRA layer with dropout computes something else than its weights in training mode."""
-    model = adapted(tiny(LlamaConfig), target_modules=["q_proj"], lora_dropout=0.5)
+    """A DoRA layer computes something else than the sum of weights and adapter."""
+    model = adapted(tiny(LlamaConfig), target_modules=["q_proj"], use_dora=True)
     base = without_adapter(model)
     assert not RolloutWeights(base, None, False)._layers
     weights = RolloutWeights(base, torch.bfloat16, False, [base.get_output_embeddings()])
     replaced = {original for _, _, original, _ in weights._replacements}
     layer = base.model.layers[0].self_attn
     assert {base.lm_head, layer.q_proj, layer.q_proj.base_layer}.isdisjoint(replaced) and layer.k_proj in replaced
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Decoder, Paged])
+def test_dropout_does_not_act_in_rollouts(kind):
+    """The model is in training mode before and after a rollout, and in evaluation mode during it."""
+    model = adapted(tiny(LlamaConfig), target_modules=["q_proj", "down_proj"], lora_dropout=0.5).train()
+    out = rollout(model, PROMPTS, max_new_tokens=6, eos_token_ids=[EOS], decoder=kind(model))
+    assert all(part.training for part in model.modules())
+    model.eval()
+    for prompt, ids, logps in zip(PROMPTS, out.completion_ids, out.logps, strict=True):
+        assert logps == pytest.approx(dense_logps(model, prompt, ids, [0] * len(ids), None, 1.0), abs=1e-4)
 
 
 @torch.no_grad()
@@ -300,7 +312,7 @@ def test_lm_head_stays_in_float32_with_cast_lm_head_to_fp32(kind):
     outs, prompt = {}, (5, 6, 7)
     for in_fp32 in (False, True):
         decoder = kind(copy.deepcopy(MODELS["llama"]), head_in_fp32=in_fp32)
-        with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([3], 8, 1.0), torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([prompt], 8, 1.0), torch.no_grad():
             decoder.prefill([0], [prompt], [decoder.reserve(0, prompt)])
             outs[in_fp32] = decoder.feed([0], [[7]], [2])[0].float()
     assert torch.equal(outs[False], outs[False].bfloat16().float())

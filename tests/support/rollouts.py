@@ -39,6 +39,7 @@ class Paged(Decoder):
     def __init__(self, model, **options):
         super().__init__(model, kernels=True, **options)
         self.is_asynchronous = True
+        self._graphs.capture = capture
 
     @contextmanager
     def running(self, *args, **kwargs):
@@ -59,16 +60,18 @@ class Paged(Decoder):
     def _frees_copies(self):
         return False  # as for a model that is small beside the memory of its GPU
 
-    def _capture(self, function):
-        result = function()
 
-        class Graph:
-            def replay(self):
-                again = function()
-                if result is not None:
-                    result.copy_(again)
+def capture(function):
+    """Stands in for the capture of a CUDA graph: a replay calls the function again."""
+    result = function()
 
-        return Graph(), result
+    class Graph:
+        def replay(self):
+            again = function()
+            if result is not None:
+                result.copy_(again)
+
+    return Graph(), result
 
 
 def reference_attention(query, key, value, where, addresses, pages, sinks, scale, window, softcap, is_prefill):

@@ -6,6 +6,7 @@ row in the cache takes the keys and values of that prompt from it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,14 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(cls, config: Any, dtype: torch.dtype, device: torch.device) -> CacheShape:
+        """Read the shape from the configuration of a transformers model."""
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // heads
+        return cls(text.num_hidden_layers, getattr(text, "num_key_value_heads", None) or heads, width, dtype, device)
+
     @property
     def bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.width * self.dtype.itemsize
@@ -40,6 +49,14 @@ class CacheShape(NamedTuple):
         make = torch.empty if self.device.type == "cuda" else torch.zeros
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         return [(make(size, **options), make(size, **options)) for _ in range(self.layers)]
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the number of bytes that can be allocated, including what torch has reserved but does not use."""
+    if device.type != "cuda":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 class _Rows:

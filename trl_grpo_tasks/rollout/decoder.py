@@ -2,16 +2,14 @@
 
 A pass runs over a flat list of tokens. Each token has a cache row and a position, so that rows of any length and any
 number of new tokens share a pass without padding. On a GPU, passes are captured as CUDA graphs by their number of
-tokens, rounded up to a few sizes. Graphs read weights in place and find the KV cache through its addresses, so that
-training between rollouts needs no recapture and the cache can be freed.
+tokens, rounded up to a few sizes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +17,15 @@ from torch import nn
 
 from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
-from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, pages_for, pages_of_largest
+from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, free_memory, pages_of_largest
 from .compiled import CompiledLayers, can_compile, has_kernels
+from .graphs import STEPS, TOKEN_BUCKETS, Graphs
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
 from .support import EXPERT_FAMILIES, text_backbone, without_adapter
 from .weights import RolloutWeights
 
-# CUDA-graph buckets: the number of tokens of a pass is padded to one of these. Larger passes are not captured.
-TOKEN_BUCKETS = [8, *(base * 2**power for power in range(4, 12) for base in (1, 1.5))]
-TOKEN_BUCKETS = sorted(int(size) for size in TOKEN_BUCKETS)
 MAX_PREFILL_TOKENS = {"cuda": 8192, "cpu": 2048}  # tokens per pass that reads prompts
-STEPS = OVERRUN // 2  # tokens that `generate` samples; the end of a row is noticed one call later
-HEAD_ROWS = 256  # rows whose logits exist at a time within a captured step
 CACHE_SHARE = 0.8  # of the free memory, the part that the KV cache may take
 KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
@@ -62,10 +56,8 @@ class Decoder:
         self._weight_addresses = 0  # hash of the addresses of the weights, which captured graphs read
         self._table = torch.zeros(0, 0, dtype=torch.int32, device=self.device)
         self._addresses = torch.zeros(len(self._attention_layers), 2, dtype=torch.int64, device=self.device)
-        self._graphs: dict[int, _PassGraph] = {}
-        self._step_graphs: dict[tuple[int, bool], _StepGraph] = {}
+        self._graphs = Graphs(self._forward, self._head_logits, self._compiled, self.device)
         self._stepping: tuple[list[int], torch.Tensor] | None = None  # rows of the latest steps, and their input
-        self._pool: Any = None
         self._cache: Any = None
         self.scale = HeadScale()
         self.passes = 0  # forward passes since the start of `running`
@@ -82,10 +74,7 @@ class Decoder:
 
         At most `batch_size` rows are in the cache at a time; without it, as many as fit into free memory.
         """
-        scale = HeadScale.of(self._model.config, temperature)
-        if scale != self.scale:
-            self.scale = scale
-            self._drop_graphs()  # those that sample depend on the scale, and a memory pool must not be left empty
+        self.scale = HeadScale.of(self._model.config, temperature)
         self.passes, self._stepping = 0, None
         attention = self._attention(PAGED if self.uses_kernels else ROWS)
         with self._prepared_weights(), _evaluating(self._model), attention, constant_frequencies(self._backbone):
@@ -98,7 +87,7 @@ class Decoder:
                     layer.row_cache = layer.cache_table = layer.cache_addresses = None
         if self._weights is not None and self._frees_copies():
             self._weights.release()
-            self._drop_graphs()
+            self._graphs.drop()
 
     # ---- rows
 
@@ -170,18 +159,18 @@ class Decoder:
         from .kernels import new_seeds
 
         bucket = next(size for size in TOKEN_BUCKETS if size >= len(rows))
-        graph = self._captured_step(bucket, is_greedy)
+        captured = self._graphs.of_step(bucket, self.scale, is_greedy)
         if self._stepping is None or self._stepping[0] != rows:
-            self._set_rows(graph.entry, list(rows), new)
-        elif self._stepping[1] is not graph.entry:
-            graph.entry.copy_(self._stepping[1])
-        self._stepping = (list(rows), graph.entry)
-        graph.step.zero_()
-        graph.seeds.copy_(new_seeds(*graph.seeds.shape, device=self.device))
+            self._set_rows(captured.entry_3_B, list(rows), new)
+        elif self._stepping[1] is not captured.entry_3_B:
+            captured.entry_3_B.copy_(self._stepping[1])
+        self._stepping = (list(rows), captured.entry_3_B)
+        captured.step.zero_()
+        captured.seeds_S_B.copy_(new_seeds(*captured.seeds_S_B.shape, device=self.device))
         for _ in range(STEPS):
-            graph.graph.replay()
+            captured.graph.replay()
         self.passes += STEPS
-        read = copy_to_cpu_async(graph.drawn[:, :, : len(rows)])
+        read = copy_to_cpu_async(captured.drawn_S_2_B[:, :, : len(rows)])
         return lambda: read().numpy()
 
     def _set_rows(self, entry: torch.Tensor, rows: list[int], new: Mapping[int, tuple[int, int]]) -> None:
@@ -267,12 +256,12 @@ class Decoder:
                 entry[0, : len(tokens_B)] = tokens_B
             with self._compiled.used() if self._compiled else nullcontext():
                 return self._forward(entry)
-        captured = self._captured(bucket)
-        captured.entry.copy_(given, non_blocking=True)
+        captured = self._graphs.of_pass(bucket)
+        captured.entry_3_T.copy_(given, non_blocking=True)
         if tokens_B is not None:
-            captured.entry[0, : len(tokens_B)] = tokens_B
+            captured.entry_3_T[0, : len(tokens_B)] = tokens_B
         captured.graph.replay()
-        return captured.hidden
+        return captured.hidden_T_H
 
     def _forward(self, packed_3_T: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (T, H) after the last norm."""
@@ -301,99 +290,35 @@ class Decoder:
         is_recent = torch.cuda.get_device_capability(self.device) >= (9, 0)
         return is_recent and all(weight.dtype == torch.bfloat16 for weight in self._backbone.parameters())
 
-    def _captured(self, tokens: int) -> _PassGraph:
-        """Return the CUDA graph of a pass over this number of tokens; a new size is captured first."""
-        if tokens not in self._graphs:
-            entry = self._padding(tokens)
-            self._graphs[tokens] = _PassGraph(*self._capture(lambda: self._forward(entry)), entry)
-        return self._graphs[tokens]
-
-    def _captured_step(self, rows: int, is_greedy: bool) -> _StepGraph:
-        """Return the CUDA graph that runs a token of each row, samples the next one and makes it the input."""
-        key = (rows, is_greedy)
-        if key not in self._step_graphs:
-            from .kernels import sample
-
-            entry = self._padding(rows)
-            step = torch.zeros(1, dtype=torch.int64, device=self.device)
-            drawn_S_2_B = torch.zeros(STEPS, 2, rows, dtype=torch.float64, device=self.device)
-            seeds_S_B = torch.zeros(STEPS, rows, dtype=torch.int64, device=self.device)
-
-            def run() -> None:
-                hidden, seeds_B = self._forward(entry), seeds_S_B.index_select(0, step % STEPS)[0]
-                for begin in range(0, rows, HEAD_ROWS):
-                    part = slice(begin, begin + HEAD_ROWS)
-                    logits = self._head_logits(hidden[part])
-                    entry[0, part], drawn_2_B = sample(logits, None, *self.scale.factors, is_greedy, seeds_B[part])
-                    drawn_S_2_B[:, :, part].index_copy_(0, step % STEPS, drawn_2_B[None])
-                entry[2] += entry[1] >= 0
-                step.add_(1)
-
-            graph, _ = self._capture(run)
-            self._step_graphs[key] = _StepGraph(graph, entry, step, seeds_S_B, drawn_S_2_B)
-        return self._step_graphs[key]
-
-    def _padding(self, tokens: int) -> torch.Tensor:
-        """Return the input of a pass over padding, which writes nothing to the cache."""
-        return torch.tensor([[0], [-1], [0]], device=self.device).repeat(1, tokens)
-
-    def _capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Run a function once, then capture it as a CUDA graph. Returns the graph and the result of the function."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with self._compiled.used() if self._compiled else nullcontext():
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                function()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                result = function()
-        return graph, result
-
-    def _drop_graphs(self) -> None:
-        self._graphs, self._step_graphs, self._pool = {}, {}, None
-
     def _allocate(self, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, batch_size: int | None) -> None:
         """Create the KV cache: for all rows if they fit, else for as many as fit into free memory."""
         rows = min(len(prompts), batch_size or len(prompts))
-        shape = self._cache_shape()
-        longest = pages_for(max(map(len, prompts)), max_new_tokens)
-        budget = int(self._free_memory() * CACHE_SHARE) // (PAGE * shape.bytes_per_token)
+        shape = CacheShape.of(self._model.config, self._autocast_dtype or self._model.dtype, self.device)
+        budget = int(self._free_memory() * CACHE_SHARE) // shape.bytes_per_token
+        longest = max(map(len, prompts)) + max_new_tokens + OVERRUN
+        longest = _round_up(longest, PAGE) if self.uses_kernels else longest
         if longest > budget:
-            gigabytes = PAGE * shape.bytes_per_token / 2**30
+            gigabytes = shape.bytes_per_token / 2**30
             raise RuntimeError(
-                f"a row of {longest * PAGE} tokens needs {longest * gigabytes:.1f} GB of KV cache, but only "
+                f"a row of {longest} tokens needs {longest * gigabytes:.1f} GB of KV cache, but only "
                 f"{budget * gigabytes:.1f} GB can be used; lower max_completion_length or the length of prompts"
             )
         if not self.uses_kernels:
-            self._cache = RowCache(shape, min(rows, budget // longest), longest * PAGE)
+            self._cache = RowCache(shape, min(rows, budget // longest), longest)
             for layer in self._attention_layers:
                 layer.row_cache = self._cache
             return
-        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest), self._table.shape[1]))
+        size = (max(_power_of_2(rows), len(self._table)), max(_power_of_2(longest // PAGE), self._table.shape[1]))
         if size != self._table.shape:
             self._table = torch.zeros(size, dtype=torch.int32, device=self.device)
-            self._drop_graphs()  # they read the old table
+            self._graphs.drop()  # they read the old table
         for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
             layer.cache_table, layer.cache_addresses = self._table, addresses
-        pages = min(budget, pages_of_largest(prompts, max_new_tokens, rows))
+        pages = min(budget // PAGE, pages_of_largest(prompts, max_new_tokens, rows))
         self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
-    def _cache_shape(self) -> CacheShape:
-        config = self._model.config.get_text_config()
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        dtype = self._autocast_dtype or self._model.dtype
-        return CacheShape(len(self._attention_layers), kv_heads, width, dtype, self.device)
-
     def _free_memory(self) -> int:
-        """Return the number of bytes that can be allocated, including what torch has reserved but does not use."""
-        if self.device.type != "cuda":
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free_memory(self.device)
 
     def _frees_copies(self) -> bool:
         assert self._weights is not None
@@ -414,7 +339,7 @@ class Decoder:
         is_new = self._weights.load()
         addresses = hash(tuple(weight.data_ptr() for weight in self._model.parameters()))
         if is_new or addresses != self._weight_addresses:
-            self._drop_graphs()
+            self._graphs.drop()
             self._weight_addresses = addresses
         with ExitStack() as stack:
             stack.enter_context(self._weights.used())
@@ -444,20 +369,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
-
-
-class _PassGraph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    hidden: torch.Tensor  # the result
-    entry: torch.Tensor  # token, cache slot and position of each token
-
-
-class _StepGraph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    entry: torch.Tensor  # token, cache slot and position of each row
-    step: torch.Tensor  # number of the next step
-    seeds: torch.Tensor  # (STEPS, rows)
-    drawn: torch.Tensor  # (STEPS, 2, rows): tokens and log-probs
 
 
 def _prefill_tile() -> int:
