@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,8 +27,10 @@ from masks import synthetic_bpe_tokenizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from trl_grpo_tasks.constraints.sampling import BatchMasks
+from trl_grpo_tasks.constraints.sampling import DeviceMasks
+from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.constraints.workers import WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
 from trl_grpo_tasks.models.tiny import PLAIN_CHAT_TEMPLATE
 from trl_grpo_tasks.rollout import Decoder, rollout
@@ -139,7 +140,7 @@ def timed_masks() -> Iterator[list[float]]:
 
         return call
 
-    places = [(BatchMasks, "fill"), (sys.modules[rollout.__module__], "accept_all")]
+    places = [(DeviceMasks, "fill"), (SharedStates, "accept"), (WorkerStates, "accept")]
     originals = [(place, name, getattr(place, name)) for place, name in places]
     try:
         for place, name, function in originals:

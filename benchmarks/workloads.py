@@ -3,9 +3,9 @@
     python benchmarks/workloads.py [--shape 1.5B] [--workloads rows long mixed short shared] [--scale 1]
     python benchmarks/workloads.py --sweep rows length vocabulary parameters
 
-The workloads are 1,024 rows of 2,048 tokens; 64 rows of 16k tokens; 256 prompts of 10 to 4,000 tokens (log-uniform);
-4,096 prompts of 20 tokens with 32 new tokens each; one 16k-token prompt with 64 completions of 256 tokens. --scale
-multiplies their numbers of rows and tokens. A sweep starts from 64 rows of 256 tokens after prompts of 100 tokens and
+The workloads are 1,024 rows of 2,048 tokens; 64 rows of 16k tokens, of which 15k are distinct prompts; 256 prompts of 10
+to 4,000 tokens (log-uniform); 4,096 prompts of 20 tokens with 32 new tokens each; one 16k-token prompt with 64
+completions of 256 tokens. --scale multiplies their numbers of rows and tokens. A sweep starts from 64 rows of 256 tokens after prompts of 100 tokens and
 changes one number. Weights are random, and every completion has its full length. The warm-up is a rollout of the same
 prompts with at most 16 new tokens; its time is the start-up. Prints a Markdown table and writes
 benchmarks/results/workloads.json after each row.
@@ -39,7 +39,7 @@ from trl_grpo_tasks.rollout import Decoder, rollout
 # Number of prompts, shortest and longest prompt, completions per prompt, new tokens per completion.
 WORKLOADS = {
     "rows": (128, 100, 100, 8, 2048),
-    "long": (8, 100, 100, 8, 16384),
+    "long": (64, 15360, 15360, 1, 1024),
     "mixed": (256, 10, 4000, 1, 256),
     "short": (4096, 20, 20, 1, 32),
     "shared": (1, 16384, 16384, 64, 256),

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import torch
 
 import trl_grpo_tasks
 from tests.support.toy import ToyTask
@@ -23,6 +24,7 @@ from trl_grpo_tasks.commands.main import COMMANDS
 from trl_grpo_tasks.evaluation.evaluate import Sample
 from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.registry import TASKS, find_task_class
+from trl_grpo_tasks.rollout.cache import PAGE, CacheShape, pages_for
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -175,6 +177,25 @@ def test_metrics_of_an_evaluation_have_a_meaning(meanings):
     generic = {re.sub(r"@\d+$", "@k", re.sub(r"^success/\w+", "success/LEVEL", name)) for name in metrics}
     generic = {"NAME" if name in task.weights else name for name in generic} | {"seconds"}
     assert generic - set(meanings.EVALUATION) == set()
+
+
+# ---- numbers
+
+
+def test_kv_cache_sizes_of_the_scaling_page_are_those_of_the_cache():
+    page = (DOCS / "scaling.md").read_text().replace(",", "")
+    sizes = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    per_token = {}
+    for model, layers, heads, width, size in sizes:
+        shape = CacheShape(int(layers), int(heads), int(width), torch.bfloat16, torch.device("cpu"))
+        keys_and_values = [buffer for pair in shape.buffers(1, 1) for buffer in pair]
+        assert int(size) == sum(buffer.nbytes for buffer in keys_and_values) == shape.bytes_per_token, model
+        per_token[model] = int(size)
+    examples = re.findall(r"^\| (\d+) \| (\d+) \+ (\d+) \| (\d+) \| ([\d.]+) GB \|$", page, re.MULTILINE)
+    for rows, prompt, completion, tokens, gigabytes in examples:
+        assert int(tokens) == PAGE * pages_for(int(prompt), int(completion))
+        assert f"{int(rows) * int(tokens) * per_token['Qwen2.5-1.5B'] / 1e9:.1f}" == gigabytes
+    assert (len(sizes), len(examples)) == (5, 3)
 
 
 # ---- docstrings

@@ -279,7 +279,9 @@ def known_options():
     known = {*ALIASES, "--config", "--help", "--version"}
     known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
     known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
-    known |= {"--prompt_lengths", "--length", "--reverse", "--run"}  # of benchmarks, pytest and make_notebooks.py
+    known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
+    for benchmark in (ROOT / "benchmarks").glob("*.py"):
+        known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
     known |= {"--trial", "--gif", "--png", "--xml", "--mjcf"}  # of tools of tasks
     known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
     for name in TASKS:

@@ -220,6 +220,7 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
         (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
         (["--reward_timeout", "0"], "--reward_timeout 0 must be more than 0"),
         (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
+        (["--rollout_batch_size", "0"], "--rollout_batch_size 0 must be at least 1"),
     ],
 )
 def test_generate_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
@@ -388,6 +389,8 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps=0 must be at least 1"),
         (["--max_completion_length", "0"], "max_completion_length=0 must be at least 1"),
         (["--eval_rows", "-1"], "eval_rows=-1 must be at least 1"),
+        (["--rollout_batch_size", "0"], "rollout_batch_size=0 must be at least 1"),
+        (["--per_device_eval_batch_size", "0"], "per_device_eval_batch_size=0 must be at least 1"),
         (["--learning_rate", "-1"], "learning_rate=-1.0 must be at least 0"),
         (["--learning_rate", "nan"], "learning_rate=nan must be at least 0"),
         (["--cold_start_learning_rate", "-1"], "--cold_start_learning_rate -1.0 must be above 0"),

@@ -92,6 +92,7 @@ def test_errors_deaths_and_the_end_of_workers():
     with pytest.raises(RuntimeError, match="worker ended unexpectedly"):
         for _ in range(2):  # the first message may still be written
             states.start([0, 1], rows)
+    assert not workers.ready
     del workers, states
     gc.collect()
     for process in processes:
@@ -111,6 +112,16 @@ def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
         time.sleep(0.05)
     states.start([7], [{}])
     assert set(TOKENIZER.convert_ids_to_tokens(table.ids(states.numbers([7])[0]).tolist())) == {"1", "10", "1x"}
+
+
+def test_workers_end_when_nobody_uses_them():
+    workers = started(CONSTRAINTS["bricks"])
+    processes = [process.pid for process in workers._processes]
+    del workers
+    gc.collect()
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
 
 
 def test_a_constraint_that_cannot_be_sent_stays_in_this_process():

@@ -26,6 +26,7 @@ def generate(
     temperature: float | None = None,
     filters: Mapping[str, Any] | None = None,
     max_completion_length: int | None = None,
+    rollout_batch_size: int | None = None,
     seed: int = 0,
     reward_timeout: float = 30.0,
     run_seed: int = 42,
@@ -34,7 +35,8 @@ def generate(
     the other files the task exports. `filters` are top_k, top_p and min_p by name.
 
     If `constrain` is not given, sampling follows the task's constraint where there is one, unless the editor makes
-    it redundant. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
+    it redundant. At most `rollout_batch_size` completions are generated at a time; by default, as many as fit into
+    free memory. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
     that its judges are found rather than trained again.
     """
     check_editor(task, editor, bool(constrain))
@@ -47,6 +49,8 @@ def generate(
         raise ValueError(f"--temperature {temperature} must be at least 0")
     if max_completion_length is not None and max_completion_length < 1:
         raise ValueError(f"--max_completion_length {max_completion_length} must be at least 1")
+    if rollout_batch_size is not None and rollout_batch_size < 1:
+        raise ValueError(f"--rollout_batch_size {rollout_batch_size} must be at least 1")
     if not reward_timeout > 0:
         raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
 
@@ -80,6 +84,7 @@ def generate(
             temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
             filters=sampling_filters,
             max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
+            rollout_batch_size=rollout_batch_size,
             constraint=ready.constraint,
             editor=editor,
             seed=seed,

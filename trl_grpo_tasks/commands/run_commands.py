@@ -105,6 +105,9 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--max_completion_length", type=int, metavar="N", help="maximum number of tokens (default: the task's)"
     )
+    parser.add_argument(
+        "--rollout_batch_size", type=int, metavar="N", help="completions at a time (default: as many as fit)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     parser.add_argument("--reward_timeout", type=float, default=30.0, metavar="X", help=REWARD_TIMEOUT_HELP)
     known, rest = parser.parse_known(arguments)
@@ -136,6 +139,7 @@ def generate(arguments: Sequence[str]) -> int:
         temperature=known.temperature,
         filters=filters,
         max_completion_length=known.max_completion_length,
+        rollout_batch_size=known.rollout_batch_size,
         seed=known.seed,
         reward_timeout=known.reward_timeout,
         run_seed=trained.get("seed", 42),

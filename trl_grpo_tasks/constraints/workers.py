@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -68,26 +69,26 @@ class StateWorkers:
         self.connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starting = 0
-        self._request = 0  # the number of the last request, which its reply repeats
+        self._request = 0  # the number of the last request, which its reply repeats; 0: the start
         try:
             payload = dill.dumps(constraint, recurse=True)
         except Exception as error:  # noqa: BLE001 - pickling runs user code
             _log.info("constraint states stay in this process: %s: %s", type(error).__name__, error)
             return
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        for _ in range(count):
-            ours, theirs = socket.socketpair()
-            command = [*_COMMAND, str(theirs.fileno()), "\n".join(sys.path)]
-            self._processes.append(
-                subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, process_group=0
+        with tempfile.TemporaryFile() as file:  # unlike a socket, it takes any amount before the workers read
+            file.write(payload)
+            file.flush()
+            for _ in range(count):
+                ours, theirs = socket.socketpair()
+                command = [*_COMMAND, str(theirs.fileno()), "\n".join(sys.path)]
+                self._processes.append(
+                    subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=file, process_group=0)
                 )
-            )
-            theirs.close()
-            self.connections.append(Connection(ours.detach()))
+                theirs.close()
+                self.connections.append(Connection(ours.detach()))
         weakref.finalize(self, _stop, os.getpid(), self.connections, self._processes)
         self._starting = count
-        self.send(dict.fromkeys(range(count), payload))
 
     @property
     def ready(self) -> bool:
@@ -115,7 +116,7 @@ class StateWorkers:
         """Return the replies of these workers to the last request. Exceptions are raised after all have replied."""
         replies: list[Any] = []
         for worker in workers:
-            number = 0
+            number = -1
             while number != self._request:  # an interrupted call leaves replies behind
                 try:
                     number, reply = self.connections[worker].recv()
@@ -129,9 +130,10 @@ class StateWorkers:
 
     def _death(self, worker: int) -> RuntimeError:
         code = self._processes[worker].wait()
+        _stop(os.getpid(), self.connections, self._processes)
         return RuntimeError(
             f"a constraint worker ended unexpectedly (exit code {code}), perhaps because memory ran out; "
-            "use fewer workers, or none"
+            "the next rollout of this process computes its masks without workers"
         )
 
 
@@ -239,7 +241,7 @@ class _Numbering:
 
 
 def serve(file_descriptor: int) -> None:
-    """Run a worker: load the constraint that arrives first, then answer requests until the connection is closed."""
+    """Run a worker: load the constraint from standard input, then answer requests until the connection is closed."""
     import gc
 
     import dill
@@ -248,22 +250,21 @@ def serve(file_descriptor: int) -> None:
     constraint: Any = None
     states: Any = None
     numbering = _Numbering()
+    number = 0
+    request: tuple[str, Any, Any] = ("load", (), ())
     while True:
-        try:
-            number, request = connection.recv()
-        except (EOFError, OSError):
-            return
+        method, slots, arguments = request
         reply: Any = None
         try:
-            if constraint is None:
-                constraint = dill.loads(request)
+            if method == "load":
+                # pread, because all workers have the same file, with one position
+                constraint = dill.loads(os.pread(0, os.fstat(0).st_size, 0))
                 gc.disable()  # states are freed by reference counting
-            elif request[0] == "reset":
+            elif method == "reset":
                 numbering = _Numbering()
                 states = SharedStates(constraint, numbering)
                 gc.collect()
             else:
-                method, slots, arguments = request
                 if method == "restart":
                     forced = [states.restart(slot, tokens) for slot, tokens in zip(slots, arguments, strict=True)]
                 else:
@@ -271,7 +272,11 @@ def serve(file_descriptor: int) -> None:
                 reply = numbering.reply(forced, states.numbers(slots))
         except Exception as error:  # noqa: BLE001 - raised again in the process that asked
             reply = error
-        connection.send((number, reply))
+        try:
+            connection.send((number, reply))
+            number, request = connection.recv()
+        except (EOFError, OSError):
+            return
 
 
 def _stop(owner: int, connections: list[Connection], processes: list[subprocess.Popen[bytes]]) -> None:

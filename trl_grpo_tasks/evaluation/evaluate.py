@@ -31,6 +31,10 @@ from .sampler import CompletionSampler
 from .samples import Evaluation, Sample
 from .summary import summarise
 
+# Completions of a batch if no number is given. Samples are kept after each batch. The number does not depend on free
+# memory or on the number of processes, because each batch has its own seed.
+ROLLOUT_ROWS = {"cuda": 512, "cpu": 64}
+
 
 def evaluate(
     name: str,
@@ -44,7 +48,8 @@ def evaluate(
     temperature: float = 1.0,
     filters: SamplingFilters = NO_FILTERS,
     max_completion_length: int = 256,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    rollout_batch_size: int | None = None,
     constraint: Constraint | None = None,
     editor: str | None = None,
     seed: int = 0,
@@ -54,6 +59,10 @@ def evaluate(
 
     Sampling follows `constraint` if one is given; `editor` is one of `task.editors` and may delete generated tokens.
     Samples that are already in `kept` are reused.
+
+    A batch is what one process samples before its samples are scored and kept: `batch_size` completions, or a number
+    that suits the device. Of a batch, at most `rollout_batch_size` completions are generated at a time; without it, as
+    many as fit into free memory.
 
     With several processes, every process must call this with the same arguments: each samples its share of the
     batches, and all return the same samples. The seed of a batch depends on its position among all samples, so the
@@ -66,7 +75,9 @@ def evaluate(
     start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
-    sampler = CompletionSampler(model, tokenizer, temperature, max_completion_length, constraint, filters)
+    at_a_time = rollout_batch_size or batch_size
+    sampler = CompletionSampler(model, tokenizer, temperature, max_completion_length, constraint, filters, at_a_time)
+    batch_size = batch_size or ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None

@@ -19,14 +19,17 @@ from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
 from ..models.quantised import check_output_head
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
-from ..rollout.support import without_adapter
-from ..task import Row
+from ..rollout.support import unsupported_length, without_adapter
+from ..task import EditorError, Row
+
+PLAIN_BATCH = 64  # rows that `generate` and masked models process at a time if no number is given
 
 
 class CompletionSampler:
     """Samples completions from `model`, which must be in evaluation mode. Temperature 0 means greedy decoding.
 
-    As in training, only the end-of-sequence tokens are taken from the model's `generation_config`.
+    At most `batch_size` rows are sampled at a time; without it, our rollouts take as many as fit into free memory. As
+    in training, only the end-of-sequence tokens are taken from the model's `generation_config`.
     """
 
     def __init__(
@@ -37,30 +40,30 @@ class CompletionSampler:
         max_length: int,
         constraint: Constraint | None,
         filters: SamplingFilters = NO_FILTERS,
+        batch_size: int | None = None,
     ):
         check_output_head(model)
         self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
         if constraint is not None:
             check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])
-        self._temperature, self._max_length = temperature, max_length
+        self._temperature, self._max_length, self._batch_size = temperature, max_length, batch_size
         self._filters = filters if temperature > 0 else NO_FILTERS
         # Why `sample` cannot take an editor: only our own rollouts support editors. None: it can.
         self.no_editor_reason = unsupported_reason(without_adapter(model))
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
+        self._warned_of_length = False
         self._policy: MaskedPolicy | None = None
         if is_masked_lm(model):
             self._policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
 
     def sample(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
         """Sample one completion per row; return the text and the number of tokens of each."""
-        prompts = [row["prompt"] for row in rows]
+        size = self._batch_size or PLAIN_BATCH
+        parts = [rows[first : first + size] for first in range(0, len(rows), size)]
         if self._policy is not None:
-            fills = self._policy.fill(self._model, self._policy.prompt_ids(prompts)).ids
-            return [(self._policy.text_of(ids), len(ids)) for ids in fills]
-        ids, eos_ids = self._prompt_ids(prompts), self._eos_ids()
-        table = MaskTable(self._model.get_output_embeddings().weight.shape[0])
-        sampling = {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
-        if self._decoder is not None:
+            return [filled for part in parts for filled in self._fill(self._policy, part)]
+        ids, eos_ids = self._prompt_ids([row["prompt"] for row in rows]), self._eos_ids()
+        if self._decoder is not None and self._is_length_supported(ids, editor):
             completion_ids = rollout(
                 self._model,
                 ids,
@@ -69,15 +72,38 @@ class CompletionSampler:
                 temperature=self._temperature,
                 decoder=self._decoder,
                 editor=editor,
-                **sampling,
+                batch_size=self._batch_size,
+                **self._sampling(rows),
             ).completion_ids
         else:
-            completion_ids = self._generate_with_transformers(ids, sampling)
+            completion_ids = []
+            for part in parts:
+                part_ids = ids[len(completion_ids) :][: len(part)]
+                completion_ids += self._generate_with_transformers(part_ids, self._sampling(part))
         completions = []
         for tokens in completion_ids:
             length = next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))
             completions.append((self._tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
         return completions
+
+    def _fill(self, policy: MaskedPolicy, rows: Sequence[Row]) -> list[tuple[str, int]]:
+        fills = policy.fill(self._model, policy.prompt_ids([row["prompt"] for row in rows])).ids
+        return [(policy.text_of(ids), len(ids)) for ids in fills]
+
+    def _sampling(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What the tokens of these rows are sampled under: filters, constraint, and a table for their masks."""
+        table = MaskTable(self._model.get_output_embeddings().weight.shape[0])
+        return {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
+
+    def _is_length_supported(self, ids: Sequence[Sequence[int]], editor: Editor | None) -> bool:
+        """Whether our rollouts support these prompts. Otherwise the reason is printed once; editors are refused."""
+        reason = unsupported_length(self._model, ids, self._max_length)
+        if reason is not None and editor is not None:
+            raise EditorError(f"an editor needs the fast rollout, but {reason}; leave --editor out")
+        if reason is not None and not self._warned_of_length:
+            print(f"transformers' generate samples some completions, because {reason}", flush=True)
+            self._warned_of_length = True
+        return reason is None
 
     def _prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         if isinstance(prompts[0], str):

@@ -44,6 +44,7 @@ class Rollout:
     masks: list[list[int]]
     logps: list[list[float]]
     forward_passes: int = 0
+    batch_size: int = 0  # most rows that were generated at the same time
 
 
 class Editor(Protocol):
@@ -105,8 +106,7 @@ def rollout(
         is_split = states is not None and decoder.is_asynchronous and limit >= SPLIT_ROWS
         limits = (limit // 2, limit - limit // 2) if is_split else (limit,)
         groups = [_SteppedGroup(batch, part, sampler, masks) for part in limits]
-    lengths = [len(prompt) for prompt in prompts]
-    with decoder.running(lengths, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
+    with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
         while batch.waiting or any(group.is_busy for group in groups):
             for group in groups:
                 group.advance()
@@ -143,6 +143,7 @@ class _Batch:
         self._rows, self.max_new_tokens, self._eos = rows, max_new_tokens, eos_ids
         count = len(prompts)
         self.waiting = deque(range(count))
+        self._in_progress = 0
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
         self.pending: list[list[int]] = [[] for _ in range(count)]  # tokens that were not fed yet
         self.lengths = [0] * count  # tokens in the cache
@@ -158,6 +159,8 @@ class _Batch:
         while self.waiting and len(rows) < limit and self.decoder.fits(self.prompts[self.waiting[0]]):
             rows.append(self.waiting.popleft())
             sources.append(self.decoder.reserve(rows[-1], self.prompts[rows[-1]]))
+        self._in_progress += len(rows)
+        self.result.batch_size = max(self.result.batch_size, self._in_progress)
         if rows:
             self.decoder.prefill(rows, [self.prompts[i] for i in rows], sources)
         for i in rows:
@@ -202,6 +205,7 @@ class _Batch:
         return {i for i in rows if self._is_finished(i)}
 
     def release(self, row: int) -> None:
+        self._in_progress -= 1
         self.decoder.release(row)
         if self.states is not None:
             self.states.release(row)

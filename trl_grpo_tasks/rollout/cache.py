@@ -149,6 +149,17 @@ def pages_for(prompt_length: int, max_new_tokens: int) -> int:
     return -(-(prompt_length + max_new_tokens + OVERRUN) // PAGE)
 
 
+def pages_of_largest(prompts: Sequence[tuple[int, ...]], max_new_tokens: int, count: int) -> int:
+    """Return the number of pages of the `count` largest rows, if rows with the same prompt share its full pages."""
+    seen: set[tuple[int, ...]] = set()
+    pages = []
+    for prompt in prompts:
+        shared = (len(prompt) - 1) // PAGE if prompt in seen else 0
+        pages.append(pages_for(len(prompt), max_new_tokens) - shared)
+        seen.add(prompt)
+    return sum(sorted(pages, reverse=True)[:count])
+
+
 class RowCache:
     """A cache with one contiguous buffer per row, which SDPA reads. The rows in use are always the first ones."""
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
-from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, pages_for
+from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, pages_for, pages_of_largest
 from .compiled import CompiledLayers, can_compile, has_kernels
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
@@ -72,9 +72,13 @@ class Decoder:
 
     @contextmanager
     def running(
-        self, prompt_lengths: Sequence[int], max_new_tokens: int, temperature: float, batch_size: int | None = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        max_new_tokens: int,
+        temperature: float,
+        batch_size: int | None = None,
     ) -> Iterator[None]:
-        """Allocate a KV cache for rows with such prompts, and prepare the model within this context.
+        """Allocate a KV cache for rows with these prompts, and prepare the model within this context.
 
         At most `batch_size` rows are in the cache at a time; without it, as many as fit into free memory.
         """
@@ -84,14 +88,14 @@ class Decoder:
             self._drop_graphs()  # those that sample depend on the scale, and a memory pool must not be left empty
         self.passes, self._stepping = 0, None
         attention = self._attention(PAGED if self.uses_kernels else ROWS)
-        with self._prepared_weights(), attention, constant_frequencies(self._backbone):
-            self._allocate(prompt_lengths, max_new_tokens, batch_size)
+        with self._prepared_weights(), _evaluating(self._model), attention, constant_frequencies(self._backbone):
+            self._allocate(prompts, max_new_tokens, batch_size)
             try:
                 yield
             finally:
                 self._cache = None
                 for layer in self._attention_layers:
-                    layer.row_cache = None
+                    layer.row_cache = layer.cache_table = layer.cache_addresses = None
         if self._weights is not None and self._frees_copies():
             self._weights.release()
             self._drop_graphs()
@@ -350,33 +354,30 @@ class Decoder:
     def _drop_graphs(self) -> None:
         self._graphs, self._step_graphs, self._pool = {}, {}, None
 
-    def _allocate(self, prompt_lengths: Sequence[int], max_new_tokens: int, batch_size: int | None) -> None:
+    def _allocate(self, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, batch_size: int | None) -> None:
         """Create the KV cache: for all rows if they fit, else for as many as fit into free memory."""
-        rows = min(len(prompt_lengths), batch_size or len(prompt_lengths))
+        rows = min(len(prompts), batch_size or len(prompts))
         shape = self._cache_shape()
-        budget = int(self._free_memory() * CACHE_SHARE)
-        longest = max(prompt_lengths) + max_new_tokens + OVERRUN
-        if self.uses_kernels:
-            longest = _round_up(longest, PAGE)
-        if longest * shape.bytes_per_token > budget:
+        longest = pages_for(max(map(len, prompts)), max_new_tokens)
+        budget = int(self._free_memory() * CACHE_SHARE) // (PAGE * shape.bytes_per_token)
+        if longest > budget:
+            gigabytes = PAGE * shape.bytes_per_token / 2**30
             raise RuntimeError(
-                f"a row of {longest} tokens needs {longest * shape.bytes_per_token / 2**30:.1f} GB of KV cache, but "
-                f"only {budget / 2**30:.1f} GB can be used; lower max_completion_length or the length of prompts"
+                f"a row of {longest * PAGE} tokens needs {longest * gigabytes:.1f} GB of KV cache, but only "
+                f"{budget * gigabytes:.1f} GB can be used; lower max_completion_length or the length of prompts"
             )
         if not self.uses_kernels:
-            rows = min(rows, max(1, budget // (longest * shape.bytes_per_token)))
-            self._cache = RowCache(shape, rows, longest)
+            self._cache = RowCache(shape, min(rows, budget // longest), longest * PAGE)
             for layer in self._attention_layers:
                 layer.row_cache = self._cache
             return
-        longest_first = sorted((pages_for(length, max_new_tokens) for length in prompt_lengths), reverse=True)
-        pages = min(sum(longest_first[:rows]), budget // (PAGE * shape.bytes_per_token))
-        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest_first[0]), self._table.shape[1]))
+        size = (max(_power_of_2(rows), self._table.shape[0]), max(_power_of_2(longest), self._table.shape[1]))
         if size != self._table.shape:
             self._table = torch.zeros(size, dtype=torch.int32, device=self.device)
             self._drop_graphs()  # they read the old table
-            for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
-                layer.cache_table, layer.cache_addresses = self._table, addresses
+        for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
+            layer.cache_table, layer.cache_addresses = self._table, addresses
+        pages = min(budget, pages_of_largest(prompts, max_new_tokens, rows))
         self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
     def _cache_shape(self) -> CacheShape:
@@ -431,6 +432,18 @@ class Decoder:
             yield
         finally:
             config._attn_implementation = before
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context, all modules are in evaluation mode, so that dropout does not act."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 class _PassGraph(NamedTuple):

@@ -206,7 +206,7 @@ def paged_attention(
         partial = torch.empty(splits, tokens, heads, width, dtype=torch.float32, device=query.device)
         maxima = torch.empty(splits, tokens, heads, dtype=torch.float32, device=query.device)
         sums = torch.empty_like(maxima)
-    block_d, block_m = triton.next_power_of_2(width), max(16, triton.next_power_of_2(tile * group))
+    block_d, block_m = max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(tile * group))
     is_small = query.element_size() * block_d <= 256
     _attend_kernel[(tiles, kv_heads, splits)](
         query, partial, maxima, sums, where, addresses, pages, out if sinks is None else sinks, tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..constraints.filters import NAMES as FILTERS
@@ -79,6 +80,17 @@ def unsupported_reason_in(trainer: Any) -> str | None:
     if reason is None and (limit := length_limit(model)) is not None and trainer.max_completion_length >= limit:
         reason = f"the rotary embeddings of this model depend on the length beyond {limit} tokens"
     return reason
+
+
+def unsupported_length(model: Any, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int) -> str | None:
+    """Return the reason why fast rollouts do not support texts of this length, or None if they do."""
+    limit, longest = length_limit(without_adapter(model)), max(map(len, prompt_ids))
+    if limit is None or longest + max_new_tokens <= limit:
+        return None
+    return (
+        f"the rotary embeddings of this model depend on the length beyond {limit} tokens, and a prompt of {longest} "
+        f"tokens with a completion of up to {max_new_tokens} exceeds that"
+    )
 
 
 def without_adapter(model: Any) -> Any:

@@ -215,14 +215,16 @@ class _Output(nn.Module):
 
 
 def is_plain_lora(part: nn.Module) -> bool:
-    """Whether a module is a linear layer with exactly one active LoRA adapter, without variants, bias or dropout."""
+    """Whether a module is a linear layer with exactly one active LoRA adapter, without variants or bias.
+
+    Its dropout does not act in rollouts.
+    """
     return (
         _is_adapted(part)
         and (type(part.base_layer) is nn.Linear or is_quantised(part.base_layer))
         and len(part.active_adapters) == 1
         and part.active_adapters[0] in part.lora_A
         and not (part.merged or part.disable_adapters or part.lora_variant or part.lora_bias[part.active_adapters[0]])
-        and isinstance(part.lora_dropout[part.active_adapters[0]], nn.Identity)
     )
 
 

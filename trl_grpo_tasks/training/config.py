@@ -28,9 +28,11 @@ LEAST = {
     "eval_rows": 1,
     "num_generations": 2,
     "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
     "steps_per_generation": 1,
     "generation_batch_size": 1,
+    "rollout_batch_size": 1,
     "num_iterations": 1,
     "max_completion_length": 1,
     "learning_rate": 0,
@@ -143,6 +145,11 @@ class TaskGRPOConfig(GRPOConfig):
         "trl",
         "Which engine generates completions: 'trl'; 'fast' (one prefill per prompt, forced tokens without a model "
         "call, CUDA graphs); or 'auto' (fast for supported models, otherwise TRL's, and the reason is printed).",
+    )
+    rollout_batch_size: int | None = option(
+        None,
+        "Completions that our rollouts generate at a time, per process, also in evaluations; waiting ones take the "
+        "places of finished ones. Default: as many as fit into free memory.",
     )
     importance_sampling_correction: bool = option(
         False,

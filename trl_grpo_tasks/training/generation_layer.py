@@ -30,7 +30,7 @@ from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
 from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
-from ..rollout.support import without_adapter
+from ..rollout.support import unsupported_length, without_adapter
 from ..task import Task
 from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig, check_sampling
@@ -84,6 +84,7 @@ class GenerationLayer(CheckpointLayer):
         self._constraint = self._ready_constraint(constraint) if args.constrain else None
         self._policy: MaskedPolicy | None = None
         self._uses_engine = False
+        self._warned_of_length = False
         self._decoder: Decoder | None = None
         if is_masked:
             self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self._filters)
@@ -216,7 +217,7 @@ class GenerationLayer(CheckpointLayer):
                 generated = self._fill(self._policy, prompt_ids, recording)
             elif self.use_vllm:
                 generated = _replayed(generate, **recording)
-            elif self._uses_engine:
+            elif self._uses_engine and self._is_length_supported(prompt_ids):
                 generated = self._roll_out(prompt_ids, recording)
             else:
                 generated = self._generate_recorded(generate, recording)
@@ -228,6 +229,15 @@ class GenerationLayer(CheckpointLayer):
         with profiling_context(self, "fill"), self.accelerator.autocast():
             fills = policy.fill(self.accelerator.unwrap_model(self.model_wrapped), prompt_ids, **recording)
         return Generated(fills.ids, fills.masks, fills.logps)
+
+    def _is_length_supported(self, prompt_ids: Any) -> bool:
+        """Whether our rollouts support these prompts. Otherwise the reason is printed, once per process."""
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        reason = unsupported_length(model, prompt_ids, self.max_completion_length)
+        if reason is not None and not self._warned_of_length:
+            print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)
+            self._warned_of_length = True
+        return reason is None
 
     def _roll_out(self, prompt_ids: Any, recording: dict[str, Any]) -> Generated:
         """Completions from our rollout engine."""
@@ -249,6 +259,7 @@ class GenerationLayer(CheckpointLayer):
                 eos_token_ids=self.eos_token_ids,
                 temperature=self.temperature,
                 filters=self._filters,
+                batch_size=self.args.rollout_batch_size,
                 **recording,
             )
         return Generated(done.completion_ids, done.masks, done.logps)
