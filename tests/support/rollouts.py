@@ -139,7 +139,8 @@ PAGED = {family: Paged(model) for family, model in MODELS.items()}  # kept from 
 
 def dense_logps(model, prompt, ids, masks, table, temperature):
     """Log-probs of a completion by one plain forward pass and a masked softmax in float64."""
-    logits = model(input_ids=torch.tensor([prompt + ids])).logits[0].double() / temperature
+    given = torch.tensor([prompt + ids], device=model.device)
+    logits = model(input_ids=given).logits[0].cpu().double() / temperature
     out = []
     for t, (token, number) in enumerate(zip(ids, masks, strict=True)):
         words = table.words([number])[0] if table is not None else None
