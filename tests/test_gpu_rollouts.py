@@ -15,7 +15,7 @@ from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.rollout import Decoder, batch, rollout
+from trl_grpo_tasks.rollout import Decoder, engine, rollout
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -185,7 +185,7 @@ def test_samples_follow_the_exact_distribution(kind):
 
 
 def test_two_groups_of_constrained_rows(monkeypatch):
-    monkeypatch.setattr(batch, "SPLIT_ROWS", 4)
+    monkeypatch.setattr(engine, "SPLIT_ROWS", 4)
     check_rollouts(make_model("llama"), NEAR[torch.float32], FORCED, batch_size=6)
 
 
