@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.support.rollouts import allowed_bits
+from trl_grpo_tasks.rollout.cache import CacheShape
+from trl_grpo_tasks.rollout.compiled import kernels_fit
 
 kernels = pytest.importorskip("trl_grpo_tasks.rollout.kernels", reason="needs Triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -265,3 +267,12 @@ def test_linear_layer_with_adapters(tokens, ends, inputs, rank, has_bias, monkey
         given[2] = None
     out = torch.ops.trl_grpo_tasks.adapted_linear(*given, ends).cpu()
     assert out.dtype == dtype and np.abs(out.double() - expected).max() < 2e-3 * expected.abs().max()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU may have too little memory for the kernels")
+def test_kernels_that_cannot_be_built_are_not_used(monkeypatch, capsys):
+    shape = CacheShape(1, 2, 8, torch.float32, torch.device("cpu"))
+    assert kernels_fit(shape, 4) and not capsys.readouterr().out
+    monkeypatch.setattr(kernels, "paged_attention", lambda *_: 1 / 0)
+    assert not kernels_fit(shape, 4)
+    assert "rollouts run without our GPU kernels" in capsys.readouterr().out

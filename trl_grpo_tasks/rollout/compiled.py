@@ -1,4 +1,4 @@
-"""Compiled layers of a model, which reduce the number of kernels per pass.
+"""Compiled layers of a model, which reduce the number of kernels per pass, and what a GPU can run.
 
 One compiled function serves all layers of a kind and all numbers of tokens, so that compilation takes seconds.
 """
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from .cache import PAGE, CacheShape
 
 
 class CompiledLayers:
@@ -43,6 +45,25 @@ def has_kernels(device: torch.device) -> bool:
     from torch.utils._triton import has_triton
 
     return has_triton() and torch.cuda.get_device_capability(device) >= (7, 5)
+
+
+def kernels_fit(shape: CacheShape, heads: int) -> bool:
+    """Whether the attention kernels can be built for a model: on small GPUs, large heads exceed the shared memory."""
+    from .kernels import PREFILL_TILE, paged_attention
+
+    keys, values = shape._replace(layers=1).buffers(1, PAGE)[0]
+    addresses = torch.tensor([keys.data_ptr(), values.data_ptr()], device=shape.device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=shape.device)
+    options: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
+    try:
+        for tokens in (1, PREFILL_TILE):
+            query, key = (torch.zeros(tokens, count, shape.width, **options) for count in (heads, shape.kv_heads))
+            where = torch.zeros(1, 1, 2, tokens, dtype=torch.int64, device=shape.device)
+            paged_attention(query, key, key, where, addresses, table, None, 1.0, 0, 0.0, tokens > 1)
+    except Exception as error:  # noqa: BLE001 - Triton has many kinds of errors, and the other way always works
+        print(f"rollouts run without our GPU kernels, more slowly, because these cannot be built: {error}")
+        return False
+    return True
 
 
 def can_compile(device: torch.device) -> bool:

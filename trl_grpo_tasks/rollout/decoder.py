@@ -18,7 +18,7 @@ from torch import nn
 from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
 from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, free_memory, pages_of_largest
-from .compiled import CompiledLayers, can_compile, has_kernels
+from .compiled import CompiledLayers, can_compile, has_kernels, kernels_fit
 from .graphs import STEPS, TOKEN_BUCKETS, Graphs
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
@@ -43,7 +43,11 @@ class Decoder:
         self._backbone = text_backbone(self._model)
         self._head_in_fp32 = head_in_fp32
         self.device = self._model.get_output_embeddings().weight.device
-        self.uses_kernels = has_kernels(self.device) if kernels is None else kernels
+        self._autocast_dtype = self._current_autocast()
+        if kernels is None:
+            heads = self._model.config.get_text_config().num_attention_heads
+            kernels = has_kernels(self.device) and kernels_fit(self._cache_shape(), heads)
+        self.uses_kernels = kernels
         if self.uses_kernels:
             from . import kernels as _  # noqa: F401 (defines the operators that layers call)
         # Passes are captured and end after `feed` has returned.
@@ -52,7 +56,6 @@ class Decoder:
         self._compiled = CompiledLayers(self._backbone) if compiles else None
         self._attention_layers = [part for part in self._backbone.modules() if hasattr(part, "num_key_value_groups")]
         self._weights: RolloutWeights | None = None
-        self._autocast_dtype: torch.dtype | None = None
         self._weight_addresses = 0  # hash of the addresses of the weights, which captured graphs read
         self._table = torch.zeros(0, 0, dtype=torch.int32, device=self.device)
         self._addresses = torch.zeros(len(self._attention_layers), 2, dtype=torch.int64, device=self.device)
@@ -293,7 +296,7 @@ class Decoder:
     def _allocate(self, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, batch_size: int | None) -> None:
         """Create the KV cache: for all rows if they fit, else for as many as fit into free memory."""
         rows = min(len(prompts), batch_size or len(prompts))
-        shape = CacheShape.of(self._model.config, self._autocast_dtype or self._model.dtype, self.device)
+        shape = self._cache_shape()
         budget = int(self._free_memory() * CACHE_SHARE) // shape.bytes_per_token
         longest = max(map(len, prompts)) + max_new_tokens + OVERRUN
         longest = _round_up(longest, PAGE) if self.uses_kernels else longest
@@ -317,8 +320,16 @@ class Decoder:
         pages = min(budget // PAGE, pages_of_largest(prompts, max_new_tokens, rows))
         self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
+    def _cache_shape(self) -> CacheShape:
+        return CacheShape.of(self._model.config, self._autocast_dtype or self._model.dtype, self.device)
+
     def _free_memory(self) -> int:
         return free_memory(self.device)
+
+    def _current_autocast(self) -> torch.dtype | None:
+        """Return the dtype of autocast, or None where it is off."""
+        kind = self.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def _frees_copies(self) -> bool:
         assert self._weights is not None
@@ -330,8 +341,7 @@ class Decoder:
     @contextmanager
     def _prepared_weights(self) -> Iterator[None]:
         """Within this context, the model has the weights of rollouts and computes in autocast's dtype."""
-        kind = self.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        dtype = self._current_autocast()
         if self._weights is None or dtype != self._autocast_dtype:
             excluded = [self._model.get_output_embeddings()] if self._head_in_fp32 else []
             self._autocast_dtype = dtype
@@ -344,7 +354,7 @@ class Decoder:
         with ExitStack() as stack:
             stack.enter_context(self._weights.used())
             if dtype is not None:  # autocast's cache of cast weights would outlive them
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+                stack.enter_context(torch.autocast(self.device.type, dtype, cache_enabled=False))
             yield
 
     @contextmanager
