@@ -185,8 +185,8 @@ def test_copies_are_freed():
 
 
 def test_excluded_and_unknown_layers_are_not_replaced():
-    """A LoRA layer with dropout computes something else than its weights in training mode."""
-    model = adapted(tiny(LlamaConfig), target_modules=["q_proj"], lora_dropout=0.5)
+    """Layers whose adapter has a bias are left to PEFT."""
+    model = adapted(tiny(LlamaConfig), target_modules=["q_proj"], lora_bias=True)
     base = without_adapter(model)
     assert not RolloutWeights(base, None, False)._layers
     weights = RolloutWeights(base, torch.bfloat16, False, [base.get_output_embeddings()])
@@ -300,7 +300,7 @@ def test_lm_head_stays_in_float32_with_cast_lm_head_to_fp32(kind):
     outs, prompt = {}, (5, 6, 7)
     for in_fp32 in (False, True):
         decoder = kind(copy.deepcopy(MODELS["llama"]), head_in_fp32=in_fp32)
-        with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([3], 8, 1.0), torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([prompt], 8, 1.0), torch.no_grad():
             decoder.prefill([0], [prompt], [decoder.reserve(0, prompt)])
             outs[in_fp32] = decoder.feed([0], [[7]], [2])[0].float()
     assert torch.equal(outs[False], outs[False].bfloat16().float())
