@@ -120,7 +120,7 @@ def test_memory_for_some_rows_only(is_paged, is_constrained, monkeypatch):
     model, prompts, table = MODELS["llama"], PROMPTS * 3, MaskTable(VOCABULARY)
     decoder = Paged(model) if is_paged else Decoder(model)
     counted = Counted(decoder)
-    tokens = len(LONG) + 10 + 8 + (Paged.page if is_paged else 0)  # the longest row, whole pages
+    tokens = in_pages(len(LONG) + 10 + 8, is_paged)  # of the longest row
     bytes_per_token = 2 * 2 * 1 * 8 * 4  # keys and values, layers, heads, width, float32
     monkeypatch.setattr(decoder, "_free_memory", lambda: int(2.5 * tokens * bytes_per_token / 0.8))
     rows = [{"pattern": PATTERNS[i % 4]} for i in range(len(prompts))]
@@ -131,21 +131,29 @@ def test_memory_for_some_rows_only(is_paged, is_constrained, monkeypatch):
     assert counted.most == 2 if not is_paged else 2 <= counted.most < len(prompts)
 
 
+def in_pages(tokens, is_paged):
+    """The room of a number of tokens: whole pages, where there are pages."""
+    page = Paged.page if is_paged else 1
+    return -(-tokens // page) * page
+
+
+@pytest.mark.parametrize("is_constrained", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
-def test_memory_for_no_row(is_paged, monkeypatch):
+def test_memory_for_no_row(is_paged, is_constrained, monkeypatch):
     """With any amount of memory, a rollout either completes or says that a row does not fit."""
-    model, fitted = MODELS["llama"], []
+    model, prompts = MODELS["llama"], [LONG, [9]]
     decoder = Paged(model) if is_paged else Decoder(model)
-    for tokens in range(30, 42):
-        monkeypatch.setattr(decoder, "_free_memory", lambda tokens=tokens: int(tokens * 128 / 0.8) + 1)
-        try:
-            rollout(model, [LONG, [9]], max_new_tokens=6, eos_token_ids=[EOS], decoder=decoder)
-        except RuntimeError as error:
-            assert "of KV cache" in str(error) and "lower max_completion_length" in str(error) and not fitted
-        else:
-            fitted.append(tokens)
+    rows = [{"pattern": "[a-e]{1,30}"}] * 2
+    options = {"constraint": CONSTRAINT, "rows": rows, "table": MaskTable(VOCABULARY)} if is_constrained else {}
     needed = len(LONG) + 6 + 8
-    assert fitted[0] == (-(-needed // Paged.page) * Paged.page if is_paged else needed)
+    for tokens in sorted({needed - 1, needed, needed + 1, in_pages(needed, is_paged) - 1, in_pages(needed, is_paged)}):
+        monkeypatch.setattr(decoder, "_free_memory", lambda tokens=tokens: int(tokens * 128 / 0.8) + 1)
+        if tokens < in_pages(needed, is_paged):
+            with pytest.raises(RuntimeError, match=r"of KV cache.*lower max_completion_length"):
+                rollout(model, prompts, max_new_tokens=6, eos_token_ids=[EOS], decoder=decoder, **options)
+        else:
+            out = rollout(model, prompts, max_new_tokens=6, eos_token_ids=[EOS], decoder=decoder, **options)
+            check(model, prompts, out, 6, **options)
 
 
 @pytest.mark.parametrize("batch_size", [5, None])
