@@ -10,6 +10,7 @@ import triton.language as tl
 MAX_ADAPTED_TOKENS = 64  # passes over more tokens apply adapters by separate products
 ADAPTED_PROGRAMS = 132  # products with fewer programs are split over their inputs
 ADAPTED_BLOCK_K = 128
+SMALL_LAYER = 2**23  # layers with fewer weights are computed in narrower blocks, so that enough programs run
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def adapted_linear(
     """
     tokens, (outputs, inputs) = len(x), weight.shape
     rank = len(down) // len(ends)
-    block_n = 16 if max(outputs, inputs) < 4096 else 64
+    block_n = 16 if outputs * inputs < SMALL_LAYER else 64
     is_aligned = all(end % block_n == 0 for end in ends)
     if tokens > MAX_ADAPTED_TOKENS or not is_aligned or len(ends) > 3 or x.dtype == torch.float32:
         out = torch.nn.functional.linear(x, weight, bias)
