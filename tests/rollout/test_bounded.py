@@ -175,7 +175,8 @@ def test_two_groups(batch_size, monkeypatch):
 @pytest.mark.parametrize("limit", [4, 16, 40])
 @pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
 def test_prompts_longer_than_a_pass(is_paged, limit, monkeypatch):
-    monkeypatch.setitem(decoder_module.MAX_PREFILL_TOKENS, "cpu", limit)
+    for name in ("MAX_PREFILL_TOKENS", "MAX_MASKED_PREFILL_TOKENS"):
+        monkeypatch.setattr(decoder_module, name, limit)
     model, prompts = MODELS["qwen2"], [*PROMPTS, [5 + i % 7 for i in range(90)]]
     torch.manual_seed(0)
     out = rollout(model, prompts, max_new_tokens=5, eos_token_ids=[EOS], batch_size=4,

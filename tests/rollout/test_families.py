@@ -60,7 +60,7 @@ def assert_log_probs_equal_a_forward_pass(model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_that_are_read_in_several_passes(family, monkeypatch):
-    monkeypatch.setitem(decoder.MAX_PREFILL_TOKENS, "cpu", 4)
+    monkeypatch.setattr(decoder, "MAX_MASKED_PREFILL_TOKENS", 4)
     assert_log_probs_equal_a_forward_pass(model_of(family))
 
 

@@ -7,7 +7,7 @@ row in the cache takes the keys and values of that prompt from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,14 +39,9 @@ class CacheShape(NamedTuple):
     def bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.width * self.dtype.itemsize
 
-    def buffers(self, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return a pair of buffers for keys and values per layer.
-
-        On a GPU they are not initialised, because the kernels read only what was written. SDPA multiplies unused
-        values by zero, so they must be finite.
-        """
+    def buffers(self, *sizes: int, make: Callable[..., torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return a pair of buffers for keys and values per layer; `make` is torch.empty or torch.zeros."""
         size = (*sizes, self.kv_heads, self.width)
-        make = torch.empty if self.device.type == "cuda" else torch.zeros
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         return [(make(size, **options), make(size, **options)) for _ in range(self.layers)]
 
@@ -102,7 +97,7 @@ class PagedCache:
         table: torch.Tensor,
         addresses: torch.Tensor,
     ):
-        self._buffers = shape.buffers(pages, PAGE)
+        self._buffers = shape.buffers(pages, PAGE, make=torch.empty)
         addresses.copy_(torch.tensor([[buffer.data_ptr() for buffer in pair] for pair in self._buffers]))
         self._table, self._max_new_tokens = table, max_new_tokens
         self._host_table = np.zeros(table.shape, dtype=np.int32)
@@ -181,7 +176,8 @@ class RowCache:
     """A cache with one contiguous buffer per row, which SDPA reads. The rows in use are always the first ones."""
 
     def __init__(self, shape: CacheShape, rows: int, length: int):
-        self._buffers = shape.buffers(rows, length)
+        # SDPA multiplies unused values by zero, so they must be finite.
+        self._buffers = shape.buffers(rows, length, make=torch.zeros)
         self._capacity = rows
         self._slots: dict[int, int] = {}
         self._row_of_slot: list[int] = []

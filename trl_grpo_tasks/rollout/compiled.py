@@ -51,7 +51,7 @@ def kernels_fit(shape: CacheShape, heads: int) -> bool:
     """Whether the attention kernels can be built for a model: on small GPUs, large heads exceed the shared memory."""
     from .kernels import PREFILL_TILE, paged_attention
 
-    keys, values = shape._replace(layers=1).buffers(1, PAGE)[0]
+    keys, values = shape._replace(layers=1).buffers(1, PAGE, make=torch.zeros)[0]
     addresses = torch.tensor([keys.data_ptr(), values.data_ptr()], device=shape.device)
     table = torch.zeros(1, 1, dtype=torch.int32, device=shape.device)
     options: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}

@@ -25,7 +25,8 @@ from .sampling import copy_to_cpu_async
 from .support import EXPERT_FAMILIES, text_backbone, without_adapter
 from .weights import RolloutWeights
 
-MAX_PREFILL_TOKENS = {"cuda": 8192, "cpu": 2048}  # tokens per pass that reads prompts
+MAX_PREFILL_TOKENS = 8192  # tokens per pass that reads prompts
+MAX_MASKED_PREFILL_TOKENS = 2048  # the same without our kernels, where a pass needs a mask over all positions
 CACHE_SHARE = 0.8  # of the free memory, the part that the KV cache may take
 KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
@@ -197,7 +198,7 @@ class Decoder:
 
     def _extend(self, rows: Sequence[int], new_tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
         """Add tokens to the cache without computing logits, in passes of bounded size."""
-        limit = MAX_PREFILL_TOKENS[self.device.type]
+        limit = MAX_PREFILL_TOKENS if self.uses_kernels else MAX_MASKED_PREFILL_TOKENS
         chunk: list[tuple[int, Sequence[int], int]] = []
         for row, tokens, start in zip(rows, new_tokens, starts, strict=True):
             while tokens:

@@ -68,7 +68,7 @@ class TokenSampler:
 def copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Start a copy to the CPU and return a function that waits for it, but not for GPU work queued afterwards."""
     if values.device.type != "cuda":
-        return lambda: values
+        return values.cpu
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
