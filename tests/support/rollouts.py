@@ -57,7 +57,7 @@ class Paged(Decoder):
         read = super().generate(*args)().copy()  # on a GPU, the copy to the CPU is queued before the next steps
         return lambda: read
 
-    def _frees_copies(self):
+    def _frees_copies(self, weights):
         return False  # as for a model that is small beside the memory of its GPU
 
 

@@ -8,7 +8,7 @@ tokens, rounded up to a few sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
 from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, free_memory, pages_of_largest
 from .compiled import CompiledLayers, can_compile, has_kernels, kernels_fit
-from .graphs import STEPS, TOKEN_BUCKETS, Graphs
+from .graphs import PADDING, STEPS, TOKEN_BUCKETS, Graphs
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
 from .support import EXPERT_FAMILIES, text_backbone, without_adapter
@@ -89,9 +89,6 @@ class Decoder:
                 self._cache = None
                 for layer in self._attention_layers:
                     layer.row_cache = layer.cache_table = layer.cache_addresses = None
-        if self._weights is not None and self._frees_copies():
-            self._weights.release()
-            self._graphs.drop()
 
     # ---- rows
 
@@ -147,7 +144,7 @@ class Decoder:
             if len(ends) == packed.shape[1]:
                 hidden = hidden[: len(ends)]
             else:
-                hidden = hidden[torch.from_numpy(ends).to(self.device, non_blocking=True)]
+                hidden = hidden[self._upload(ends)]
             logits.append(self._head_logits(hidden))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
@@ -179,7 +176,7 @@ class Decoder:
 
     def _set_rows(self, entry: torch.Tensor, rows: list[int], new: Mapping[int, tuple[int, int]]) -> None:
         """Write tokens, slots and positions of rows; those of rows in the latest steps are on the device."""
-        packed = np.tile(np.array([[0], [-1], [0]]), entry.shape[1])
+        packed = np.tile(PADDING, entry.shape[1])
         packed[1, : len(rows)] = self._cache.slots(rows)
         source = np.full(entry.shape[1], -1)
         before, latest = self._stepping or ([], entry)
@@ -189,9 +186,7 @@ class Decoder:
                 packed[0, k], packed[2, k] = new[row]
             else:
                 source[k] = column[row]
-        given = torch.from_numpy(np.concatenate([packed, source[None]]))
-        given = given.pin_memory() if self.device.type == "cuda" else given
-        given = given.to(self.device, non_blocking=True)
+        given = self._upload(np.concatenate([packed, source[None]]))
         kept = latest[:, given[3].clamp(min=0)]
         kept[1] = given[1]
         entry.copy_(torch.where(given[3] >= 0, kept, given[:3]))
@@ -246,26 +241,27 @@ class Decoder:
         self.passes += 1
         if not self.uses_kernels:
             self._cache.start_pass(packed[1], packed[2])
-            return self._forward(torch.from_numpy(packed).to(self.device))
+            return self._forward(self._upload(packed))
         count = packed.shape[1]
         bucket = next((size for size in TOKEN_BUCKETS if size >= count), None) if captures else None
         if bucket is not None and bucket > count:
-            packed = np.concatenate([packed, np.tile([[0], [-1], [0]], bucket - count)], axis=1)
-        given = torch.from_numpy(packed)
-        if self.device.type == "cuda":
-            given = given.pin_memory()  # for a copy that does not wait for queued GPU work
+            packed = np.concatenate([packed, np.tile(PADDING, bucket - count)], axis=1)
+        entry = self._upload(packed)
+        if tokens_B is not None:
+            entry[0, : len(tokens_B)] = tokens_B
         if bucket is None or not self.is_asynchronous:
-            entry = given.to(self.device, non_blocking=True)
-            if tokens_B is not None:
-                entry[0, : len(tokens_B)] = tokens_B
             with self._compiled.used() if self._compiled else nullcontext():
                 return self._forward(entry)
         captured = self._graphs.of_pass(bucket)
-        captured.entry_3_T.copy_(given, non_blocking=True)
-        if tokens_B is not None:
-            captured.entry_3_T[0, : len(tokens_B)] = tokens_B
+        captured.entry_3_T.copy_(entry)
         captured.graph.replay()
         return captured.hidden_T_H
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        """Copy an array to the device; on a GPU, without waiting for queued work."""
+        tensor = torch.from_numpy(array)
+        tensor = tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return tensor.to(self.device, non_blocking=True)
 
     def _forward(self, packed_3_T: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (T, H) after the last norm."""
@@ -332,12 +328,11 @@ class Decoder:
         kind = self.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def _frees_copies(self) -> bool:
-        assert self._weights is not None
+    def _frees_copies(self, weights: RolloutWeights) -> bool:
         if self.device.type != "cuda":
             return True
         total = torch.cuda.get_device_properties(self.device).total_memory
-        return self._weights.copied_bytes > KEPT_COPIES_SHARE * total
+        return weights.copied_bytes > KEPT_COPIES_SHARE * total
 
     @contextmanager
     def _prepared_weights(self) -> Iterator[None]:
@@ -352,11 +347,15 @@ class Decoder:
         if is_new or addresses != self._weight_addresses:
             self._graphs.drop()
             self._weight_addresses = addresses
-        with ExitStack() as stack:
-            stack.enter_context(self._weights.used())
-            if dtype is not None:  # autocast's cache of cast weights would outlive them
-                stack.enter_context(torch.autocast(self.device.type, dtype, cache_enabled=False))
-            yield
+        # Autocast's cache of cast weights would outlive them.
+        autocast = nullcontext() if dtype is None else torch.autocast(self.device.type, dtype, cache_enabled=False)
+        try:
+            with self._weights.used(), autocast:
+                yield
+        finally:
+            if self._frees_copies(self._weights):
+                self._weights.release()
+                self._graphs.drop()
 
     @contextmanager
     def _attention(self, name: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ from ..constraints.workers import WorkerStates, states_for
 from .batch import Batch, Editor, Rollout
 from .decoder import Decoder
 from .graphs import TOKEN_BUCKETS
-from .groups import FreeGroup, Group, SteppedGroup
+from .groups import FreeGroup, SteppedGroup
 from .sampling import TokenSampler
 
 NO_FILTERS = SamplingFilters()
@@ -70,7 +70,7 @@ def rollout(
         states = states_for(constraint, table, len(rows) if decoder.is_asynchronous else 0)
     batch = Batch(decoder, prompts, rows, max_new_tokens, frozenset(eos_token_ids), states, editor)
     limit = min(len(prompts), batch_size or len(prompts), TOKEN_BUCKETS[-1])
-    groups: Sequence[Group]
+    groups: Sequence[FreeGroup | SteppedGroup]
     if decoder.is_asynchronous and states is None and editor is None and not filters:
         groups = [FreeGroup(batch, limit, temperature == 0)]
     else:
@@ -80,7 +80,7 @@ def rollout(
         limits = (limit // 2, limit - limit // 2) if is_split else (limit,)
         groups = [SteppedGroup(batch, part, sampler, masks) for part in limits]
     with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
-        while batch.waiting or any(group.is_busy for group in groups):
+        while batch.waiting or any(group.active for group in groups):
             for group in groups:
                 group.advance()
     batch.result.forward_passes = decoder.passes

@@ -18,6 +18,7 @@ from .compiled import CompiledLayers
 
 # The number of tokens of a pass is padded to one of these. Larger passes are not captured.
 TOKEN_BUCKETS = [8, *(size for power in range(4, 12) for size in (2**power, 3 * 2 ** (power - 1)))]
+PADDING = [[0], [-1], [0]]  # token, cache slot and position of a token that fills up a pass; it writes no cache
 STEPS = OVERRUN // 2  # tokens that a row gets before the CPU looks at them; its end is noticed one round later
 HEAD_ROWS = 256  # rows whose logits exist at a time within a captured step
 
@@ -106,5 +107,4 @@ class Graphs:
         return graph, result
 
     def _padding(self, tokens: int) -> torch.Tensor:
-        """Return the input of a pass over padding, which writes nothing to the cache."""
-        return torch.tensor([[0], [-1], [0]], device=self._device).repeat(1, tokens)
+        return torch.tensor(PADDING, device=self._device).repeat(1, tokens)

@@ -17,18 +17,11 @@ REFILL_SHARE = 1 / 8  # waiting rows start when this part of a group's places is
 
 
 class Group:
-    """Rows of a batch that share passes. `advance` makes one round of work for them."""
+    """Rows of a batch that share passes. The subclasses' `advance` makes one round of work for them."""
 
     def __init__(self, batch: Batch, limit: int):
         self._batch, self._limit = batch, limit
         self.active: list[int] = []
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.active)
-
-    def advance(self) -> None:
-        raise NotImplementedError
 
     def _start_waiting(self) -> list[int]:
         """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
@@ -141,7 +134,8 @@ class SteppedGroup(Group):
         parts = []
         for rows, logits in self._logits:
             kept = [k for k, i in enumerate(rows) if i in active]
-            index = torch.tensor(kept, dtype=torch.int64, device=logits.device)
-            parts.append(logits if len(kept) == len(rows) else logits[index])
+            if len(kept) < len(rows):
+                logits = logits[torch.tensor(kept, dtype=torch.int64, device=logits.device)]
+            parts.append(logits)
         self._logits = []
         return parts[0] if len(parts) == 1 else torch.cat(parts)
