@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import run_cells, table_line, write_results
+from harness import run_table
 
 from trl_grpo_tasks.commands.recipes import recipe_names
 
@@ -50,15 +50,9 @@ def main() -> None:
     options = parser.parse_args()
     if not options.hub:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        cells = [{"options": options, "folder": folder, "recipe": name} for name in options.recipes]
-        for row in run_cells("colab_t4_cell", cells, options.limit, Path(options.out).with_suffix(".log")):
-            del row["options"], row["folder"]
-            rows.append(row | extrapolated(row))
-            print(table_line([rows[-1].get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
-            write_results(options.out, rows)
+        cells = [{"recipe": name} for name in options.recipes]
+        run_table("colab_t4_cell", cells, options, COLUMNS, lambda row, _: extrapolated(row), folder=folder)
 
 
 def extrapolated(row: dict[str, Any]) -> dict[str, float]:

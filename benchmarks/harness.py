@@ -16,7 +16,7 @@ import string
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -223,6 +223,31 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def run_table(
+    module: str,
+    cells: Sequence[dict[str, Any]],
+    options: Any,
+    columns: Mapping[str, str],
+    derive: Callable[[dict[str, Any], list[dict[str, Any]]], dict[str, Any]] = lambda row, rows: {},
+    **settings: Any,
+) -> None:
+    """Run cells, print a line of a Markdown table for each, and write all rows to `options.out` after each.
+
+    `columns` maps headings to the names of values. Cells get `options` and `settings` as well, which are not among the
+    values. `derive` returns more values of a row, given the rows before it.
+    """
+    hidden = {"options": options, **settings}
+    print(table_line(list(columns)), table_line(["---"] * len(columns)), sep="\n", flush=True)
+    rows: list[dict[str, Any]] = []
+    given = [{**hidden, **cell} for cell in cells]
+    for values in run_cells(module, given, options.limit, Path(options.out).with_suffix(".log")):
+        row = {name: value for name, value in values.items() if name not in hidden}
+        row |= derive(row, rows)
+        rows.append(row)
+        print(table_line([row.get(key) for key in columns.values()], row.get("error")), flush=True)
+        write_results(options.out, rows)
 
 
 def table_line(cells: Sequence[Any], error: str | None = None) -> str:

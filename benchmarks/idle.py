@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Report, config_of, memory, now, random_model, run_cells, table_line, write_results
+from harness import Report, config_of, memory, now, random_model, run_table
 from masks import synthetic_bpe_tokenizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
@@ -60,15 +60,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "idle.json"))
     options = parser.parse_args()
-    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
-    done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        cells = [{"options": options, "rows": rows, "folder": folder} for rows in options.rows]
-        for row in run_cells("idle", cells, options.limit, Path(options.out).with_suffix(".log")):
-            del row["options"], row["folder"]
-            done.append(row)
-            print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
-            write_results(options.out, done)
+        run_table("idle", [{"rows": rows} for rows in options.rows], options, COLUMNS, folder=folder)
 
 
 def measure(report: Report, options: Any, rows: int, folder: str) -> None:

@@ -33,7 +33,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import SHAPES, run_cells, table_line, write_results
+from harness import SHAPES, run_table
 
 TEXTS = ("free", "bricks", "JSON")
 WAYS = ("vllm", "trl+vllm", "trl", "ours alone", "ours")  # in this order, so that ratios are known at once
@@ -89,17 +89,14 @@ def main() -> None:
         if way != "vllm" or values[1] == weights[-1]  # once per shape
     ]
     cells.sort(key=lambda cell: (shapes.index(cell["shape"]), WAYS.index(cell["way"]) > 0))  # vLLM before all ratios
-    rows: list[dict[str, Any]] = []
-    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        settings = [{"options": options, "folder": folder, **cell} for cell in cells]
-        for row in run_cells("rollout_ways", settings, options.limit, Path(options.out).with_suffix(".log")):
-            del row["options"], row["folder"]
-            if row["way"] == "vllm":
-                row["weights"] = "full"
-            rows.append(row := row | ratios(row, rows))
-            print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
-            write_results(options.out, rows)
+        run_table("rollout_ways", cells, options, COLUMNS, derived, folder=folder)
+
+
+def derived(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ratios of a row. vLLM alone has full weights, whatever the others have."""
+    weights = {"weights": "full"} if row["way"] == "vllm" else {}
+    return weights | ratios(row | weights, rows)
 
 
 def ratios(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:

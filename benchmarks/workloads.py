@@ -29,9 +29,7 @@ from harness import (
     now,
     random_model,
     random_prompts,
-    run_cells,
-    table_line,
-    write_results,
+    run_table,
 )
 
 from trl_grpo_tasks.rollout import Decoder, rollout
@@ -87,14 +85,7 @@ def main() -> None:
         for value in SWEEPS[sweep]
     ]
     cells = cells or [{**base, "workload": name, "sizes": WORKLOADS[name]} for name in options.workloads]
-    print(table_line(list(COLUMNS)), table_line(["---"] * len(COLUMNS)), sep="\n", flush=True)
-    rows: list[dict[str, Any]] = []
-    settings = [{"options": options, **cell} for cell in cells]
-    for row in run_cells("workloads", settings, options.limit, Path(options.out).with_suffix(".log")):
-        del row["options"]
-        rows.append(row)
-        print(table_line([row.get(key) for key in COLUMNS.values()], row.get("error")), flush=True)
-        write_results(options.out, rows)
+    run_table("workloads", cells, options, COLUMNS)
 
 
 def point(sweep: str, value: Any) -> dict[str, Any]:
