@@ -11,8 +11,8 @@
   them.
 - Weights reach a server through a file: TRL sends them with NCCL only. vLLM reads them through the endpoint
   `/collective_rpc`, which exists if the server is started with VLLM_SERVER_DEV_MODE=1.
-- Triton has a CPU backend, which is its interpreter: Model Runner V2 is written in Triton, and vLLM refuses it without a
-  backend for the CPU. `use_runner` chooses between the two model runners.
+- Triton has a backend for the CPU, which is its interpreter: without such a backend vLLM does not use Triton, in which
+  Model Runner V2 is written. `use_runner` chooses between the two model runners.
 """
 
 import functools
