@@ -39,7 +39,7 @@ test: $(STAMP) lint
 quick: $(STAMP) lint
 	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) $(ORDER) -m "not slow"
 
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt tests/support/vllm_dist/pyproject.toml
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q --upgrade pip
 	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q "$$(grep '^torch==' constraints-vllm.txt)+cpu"

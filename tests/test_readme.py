@@ -87,7 +87,14 @@ def folder(tmp_path_factory, judges_path):
     """A folder like a clone of the repository, with the files that a reader has, and two judges. All pages share it,
     so that a command of several pages is run once."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("accelerate_configs", "train.py", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "accelerate_configs",
+        "train.py",
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        "constraints-vllm.txt",
+    ):
         (folder / name).symlink_to(ROOT / name)
     for name in ("my.json", "my_prompts.json"):
         text = (ROOT / "tests/data/word_problems.json").read_text().replace('"question"', '"prompt"')
