@@ -30,7 +30,7 @@ REFUSED = {
     "--spec-method": _SPECULATIVE,
     "--spec-model": _SPECULATIVE,
     "--spec-tokens": _SPECULATIVE,
-    "--logits-processors": "only the constraint's own is run, because the trainer cannot reproduce others; leave it out",
+    "--logits-processors": "only the constraint's own is run: the trainer cannot reproduce others; leave it out",
     "--additional-config": "it holds the task for vLLM's workers; leave it out",
     "--logprobs-mode": "the trainer needs processed_logprobs, which is set; leave it out",
     "--max-logprobs": "the trainer needs any number of them, which is set; leave it out",

@@ -194,4 +194,6 @@ def _name_of(task: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "missing" if value is _MISSING else json.dumps(value)
+    if value is _MISSING:
+        return "missing"
+    return "not set" if value is None else json.dumps(value)
