@@ -29,9 +29,7 @@ from trl_grpo_tasks.serving.served_task import (
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 OPTIONS = st.dictionaries(st.sampled_from("abc"), VALUES | st.lists(VALUES, max_size=2))
-NAMES = st.sampled_from(["brick", "theory", "a.b"]) | st.text().filter(
-    lambda text: not text.endswith(".py")
-)
+NAMES = st.sampled_from(["brick", "theory", "a.b"]) | st.text().filter(lambda text: not text.endswith(".py"))
 SERVED = st.builds(ServedTask, NAMES, OPTIONS, st.text(), st.sampled_from("fg"))
 TOKENIZER = make_tokenizer(list("abcd12x"), context=64)
 

@@ -108,14 +108,14 @@ def check_passed(passed: Sequence[str]) -> None:
 def check_vllm() -> None:
     """Raise ValueError if vLLM is not installed in a supported version."""
     oldest, newest = (".".join(map(str, numbers)) for numbers in VLLM_VERSIONS)
-    supported = f"supported are {oldest} to {newest}; install one in an environment of its own: the extra vllm"
+    way_out = f"supported are {oldest} to {newest}; install trl_grpo_tasks[vllm] in an environment of its own"
     try:
         installed = version("vllm")
     except PackageNotFoundError as error:
-        raise ValueError(f"vLLM is not installed; versions that are {supported}") from error
+        raise ValueError(f"vLLM is not installed ({way_out})") from error
     match = re.match(r"(\d+)\.(\d+)", installed)
     if match is None or not VLLM_VERSIONS[0] <= (int(match[1]), int(match[2])) <= VLLM_VERSIONS[1]:
-        raise ValueError(f"vLLM {installed} is installed; {supported}")
+        raise ValueError(f"vLLM {installed} is installed ({way_out})")
 
 
 def server_command(
