@@ -1,0 +1,150 @@
+"""vLLM on a CPU, for tests: TRL and vLLM with the patches without which they need a GPU.
+
+`set_up` must run before vLLM is imported. It changes the following:
+
+- Environment variables: float32 models, a small KV cache, no compilation, no pinned threads (the default pins all
+  processes to the same core), engines in the process of the test.
+- Options of the engine: TRL has no arguments for `dtype` (vLLM would load float32 weights as bfloat16, which some CPUs
+  do not have) and `enforce_eager`.
+- Weights stay as they are: on a CPU vLLM packs the weights of linear layers and deletes the parameters, so that TRL's
+  weight sync into a colocated engine fails. A server needs no patch, because it packs weights again when it reloads
+  them.
+- Weights reach a server through a file: TRL sends them with NCCL only. vLLM reads them through the endpoint
+  `/collective_rpc`, which exists if the server is started with VLLM_SERVER_DEV_MODE=1.
+- Triton has a CPU backend, which is its interpreter: Model Runner V2 is written in Triton, and vLLM refuses it without a
+  backend for the CPU. `use_runner` chooses between the two model runners.
+"""
+
+import functools
+import gc
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from tests.support.paths import ROOT
+from trl_grpo_tasks.models.tiny import save_tiny
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "TRITON_INTERPRET": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+ENGINE_OPTIONS = {"dtype": "float32", "enforce_eager": True}
+END_OF_TURN = "<turn>"
+
+
+def set_up() -> None:
+    """Patch Triton, vLLM and TRL so that colocated engines run, and take new weights, on a CPU."""
+    os.environ.update(ENVIRONMENT)
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+    import torch
+    from trl.generation import vllm_generation
+    from trl.generation.vllm_client import VLLMClient
+    from vllm.model_executor.layers import utils
+
+    def keep_weight(layer, remove_weight):
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = keep_weight
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, **ENGINE_OPTIONS)
+    VLLMClient.init_communicator = lambda self, device=0: None
+    VLLMClient.update_named_params = _send_through_file
+
+
+def _send_through_file(client, metadata, named_params) -> None:
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        weights = {name: weight.detach().clone().contiguous() for name, weight in named_params}
+        save_file(weights, f"{folder}/model.safetensors")
+        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
+        assert answer.status_code == 200, answer.text
+
+
+@contextmanager
+def use_runner(version: int):
+    """Make engines that are created here use Model Runner V1 or V2, and release what engines keep in the process."""
+    from vllm import envs
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    before = dict(os.environ)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(version - 1)
+    try:
+        yield
+    finally:
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        envs.disable_envs_cache()
+        # TRL sets RANK, WORLD_SIZE and others, which later trainers would take for a distributed run.
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def save_model(task, folder, seed: int = 1) -> str:
+    """Save the tiny model of `task` with heads of a size that vLLM supports, and two end-of-sequence ids.
+
+    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it.
+    """
+    from transformers import AutoTokenizer, GenerationConfig
+
+    spec = task.tiny()
+    save_tiny(replace(spec, tokens=[*spec.tokens, END_OF_TURN], hidden_size=64, heads=2), folder, seed)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
+    GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True).save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def serving(model, log: Path, *options: str, command=("-m", "vllm.entrypoints.cli.main", "serve"), timeout=180):
+    """Run a server of `model` as a subprocess and yield its address. `command` are the words after `python`."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    words += ["--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs"]
+    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [sys.executable, *command, model, *words, *options], env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + timeout
+        while not _is_up(address):
+            assert server.poll() is None, f"the server ended:\n{log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"no server after {timeout} s:\n{log.read_text()[-4000:]}"
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _is_up(address: str) -> bool:
+    try:
+        return urlopen(f"{address}/health", timeout=5).status == 200
+    except (URLError, OSError):
+        return False

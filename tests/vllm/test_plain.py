@@ -1,0 +1,65 @@
+"""TRL with vLLM on a CPU, without a constraint: log-probs equal those of a forward pass, also for new weights."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from trl.generation.vllm_client import VLLMClient
+
+from tests.support.toy import ToyTask
+from tests.support.training import parameters, toy_trainer
+
+COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 32}
+
+
+def trained(trainer):
+    """Train, check that all weights moved, and return the largest difference of log-probs in each step."""
+    before = parameters(trainer)
+    trainer.train()
+    assert all((before[name] != weight).any() for name, weight in parameters(trainer).items())
+    return [line["sampling/logp_difference_max"] for line in trainer.state.log_history[:-1]]
+
+
+def test_a_colocated_engine_samples_from_the_weights_of_each_step(runner, model_path, tmp_path):
+    trainer = toy_trainer(model_path, tmp_path, max_steps=3, **COLOCATED)
+    worker = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker
+    assert worker.use_v2_model_runner == (runner == 2)
+    differences = trained(trainer)
+    assert len(differences) == 3 and max(differences) < 1e-5
+
+
+def test_without_weight_sync_the_differences_are_large(model_path, tmp_path, monkeypatch):
+    """The test above would notice an engine that keeps its first weights."""
+    from tests.support.vllm_cpu import use_runner
+
+    with use_runner(1):
+        trainer = toy_trainer(model_path, tmp_path, max_steps=2, **COLOCATED)
+        monkeypatch.setattr(trainer.vllm_generation, "sync_weights", lambda: None)
+        differences = trained(trainer)
+    assert differences[0] < 1e-5 and differences[1] > 1e-3
+
+
+def test_a_server_samples_from_the_weights_of_each_step(plain_server, model_path, tmp_path):
+    options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": plain_server}
+    differences = trained(toy_trainer(model_path, tmp_path, max_steps=2, **options))
+    assert len(differences) == 2 and max(differences) < 1e-5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(plain_server, model_path, noise):
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * torch.randn_like(weight)
+    client = VLLMClient(base_url=plain_server)
+    client.update_model_params(model)
+    client.reset_prefix_cache()
+    prompts = [model.config.eos_token_id + i for i in range(1, len(ToyTask().tiny().tokens))]
+    answer = client.generate([[prompt] for prompt in prompts], n=2, max_tokens=6, temperature=0.7)
+    model = model.double()
+    for i, (ids, logprobs) in enumerate(zip(answer["completion_ids"], answer["logprobs"], strict=True)):
+        tokens = torch.tensor([[prompts[i // 2], *ids]])
+        with torch.no_grad():
+            expected = (model(tokens).logits[0, :-1] / 0.7).log_softmax(-1)
+        at = expected[torch.arange(len(ids)), tokens[0, 1:]]
+        torch.testing.assert_close(torch.tensor(logprobs)[:, 0].double(), at, atol=1e-5, rtol=0)
