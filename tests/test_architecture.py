@@ -13,7 +13,9 @@ from tests.support.paths import ROOT
 from trl_grpo_tasks.training.record import RolloutRecord
 
 PACKAGE = ROOT / "trl_grpo_tasks"
-FOLDERS = {"constraints", "rollout", "rewards", "models", "report", "training", "tasks", "evaluation", "commands"}
+FOLDERS = {
+    "constraints", "rollout", "rewards", "models", "report", "serving", "training", "tasks", "evaluation", "commands"
+}  # fmt: skip
 
 
 def lint_imports(folder):

@@ -31,7 +31,7 @@ def test_help_of_a_command_is_one_screen(capsys, command):
         assert f"'trl-grpo-tasks {command} --help-all' lists every option." in short
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "generate", "score", "check"])
+@pytest.mark.parametrize("command", ["train", "eval", "generate", "serve", "score", "check"])
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_help_names_the_options_of_the_task(capsys, command, task):
     text = said(capsys, command, task, "-h")

@@ -11,6 +11,7 @@ from ..registry import TASKS
 from ..task import nearest
 from . import run_commands, task_commands
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
+from .serve import serve
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": run_commands.train,
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "generate": run_commands.generate,
     "report": run_commands.report,
     "sweep": run_commands.sweep,
+    "serve": serve,
     "score": task_commands.score,
     "check": task_commands.check,
     "new": task_commands.new,
@@ -31,6 +33,7 @@ SUMMARIES = {
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
     "report RUN_DIR": "write the HTML report of a run",
     "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",
+    "serve [TASK] --model MODEL": "start a vLLM server that samples under the task's constraint",
     "score TASK --input FILE": "score completions from a file, without a model",
     "check TASK": "check without a model that a task is consistent",
     "new NAME": "write a task of your own, NAME.py, that trains as it is",

@@ -116,17 +116,6 @@ class GrammarConstraint:
 
         return GrammarState(self, xgrammar.GrammarMatcher(self._compile(grammar)), grammar)
 
-    def for_vllm(self) -> dict[str, str]:
-        """Return the grammar in the format of vLLM's structured outputs.
-
-        Raises ValueError with the reason if vLLM cannot apply the grammar.
-        """
-        if not isinstance(self.grammar, Grammar):
-            raise ValueError("its grammar differs from row to row, and vLLM takes one grammar per batch")
-        if self.vocabulary.not_first or self.vocabulary.strips_leading_space:
-            raise ValueError("the tokenizer drops a leading space, which vLLM's grammars do not support")
-        return {"grammar": str(self.grammar.parse())}
-
     def _compile_new(self, grammar: Grammar) -> Any:
         import xgrammar
 

@@ -315,12 +315,16 @@ class TaskGRPOConfig(GRPOConfig):
                 f"loss_type='vespo' with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}: it "
                 "needs one ratio per token; set 'token_truncate' or 'token_mask'"
             )
-        for name in ("use_vllm", "use_transformers_continuous_batching"):
-            if getattr(self, name) and filters:
-                raise ValueError(
-                    f"{filters} with {name}: it does not return which tokens the filters kept, so exact log-probs "
-                    f"cannot be computed; set top_k=0, top_p=1 and min_p=0, or {name}=False"
-                )
+        if self.use_transformers_continuous_batching and filters:
+            raise ValueError(
+                f"{filters} with use_transformers_continuous_batching: it does not return which tokens the filters "
+                "kept, so exact log-probs cannot be computed; set top_k=0, top_p=1 and min_p=0, or turn it off"
+            )
+        if self.use_vllm and filters and not filters.top_k:
+            raise ValueError(
+                f"{filters} with use_vllm: vLLM returns the log-probs of a limited number of tokens, which must "
+                "include all that the filters keep; set top_k as well, for example top_k=64"
+            )
         if self.constrain and self.use_transformers_continuous_batching:
             raise ValueError(
                 "constrain=True does not work with use_transformers_continuous_batching; set that to False"

@@ -1,29 +1,28 @@
 """GenerationLayer: completions, and a record of the distribution they were sampled from.
 
-A completion is sampled by one of four generators: our rollout engine, TRL's generation with a logits processor, vLLM,
-or a masked language model that fills gaps. Each returns the completions, their log-probs at sampling time, and the
-masks they were sampled under. A mask is the set of tokens that could be sampled at a position: what the constraint
-allows, and of that what the sampling filters (top_k, top_p, min_p) keep. Masks are stored once each in a table, and
-every token refers to its mask by number.
+A completion is sampled by one of four generators: our rollout engine, TRL's generation with a logits processor, vLLM
+with a logits processor, or a masked language model that fills gaps. Each returns the completions, their log-probs at
+sampling time, and the masks they were sampled under. A mask is the set of tokens that could be sampled at a position:
+what the constraint allows, and of that what the sampling filters (top_k, top_p, min_p) keep. Masks are stored once
+each in a table, and every token refers to its mask by number.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from trl import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
-from ..constraints.base import Constraint, replay
+from ..constraints.base import Constraint, pack_ids
 from ..constraints.filters import NEUTRAL
-from ..constraints.grammar import GrammarConstraint
+from ..constraints.replay import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
-from ..constraints.spelling import OneSpelling
-from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
+from ..constraints.table import MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
@@ -31,6 +30,7 @@ from ..models.quantised import check_output_head, is_quantised_model, keep_weigh
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import unsupported_length, without_adapter
+from ..serving.generation import VLLMRequests, colocated_engine
 from ..task import Task
 from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig, check_sampling
@@ -74,7 +74,9 @@ class GenerationLayer(CheckpointLayer):
         given = {}
         if is_quantised_model(model):
             given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
-        super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
+        needs_processor = args.use_vllm and (args.constrain or bool(args.sampling_filters))
+        with colocated_engine() if needs_processor else nullcontext("") as engine_key:
+            super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
         self._prepare_quantised(given)
         self.task = task
         self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
@@ -82,6 +84,10 @@ class GenerationLayer(CheckpointLayer):
         self._tables = MaskTables()  # of the latest rollouts, in training and in evaluation
         self._check_sampling()
         self._constraint = self._ready_constraint(constraint) if args.constrain else None
+        self._vllm: VLLMRequests | None = None
+        if self.use_vllm and self._samples_under_masks:
+            self._vllm = VLLMRequests(self.vllm_generation, engine_key, self._filters.top_k, self._output_size())
+            self._vllm.sample_under(self._constraint, self._tokenizer, task if constraint is None else None)
         self._policy: MaskedPolicy | None = None
         self._uses_engine = False
         self._warned_of_length = False
@@ -125,9 +131,6 @@ class GenerationLayer(CheckpointLayer):
             reason = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {reason}")
         check_outputs(self._tokenizer, self._output_size())
-        if self.use_vllm:
-            constraint = constraint.constraint if isinstance(constraint, OneSpelling) else constraint
-            self._give_to_vllm(constraint)
         end = end_of_answer(self._tokenizer) if is_conversational(next(iter(self.train_dataset))) else None
         if end not in (None, self._tokenizer.eos_token):
             self.accelerator.print(
@@ -136,20 +139,10 @@ class GenerationLayer(CheckpointLayer):
             )
         return constraint
 
-    def _give_to_vllm(self, constraint: Constraint) -> None:
-        """Let vLLM sample under the grammar. It may split the text into any tokens; masks are rebuilt by replay."""
-        try:
-            if not isinstance(constraint, GrammarConstraint):
-                raise ValueError("it is not a grammar")
-            self.vllm_generation.generation_kwargs["structured_outputs"] = constraint.for_vllm()
-        except ValueError as error:
-            raise ValueError(
-                f"constrain=True with use_vllm: vLLM cannot sample under this constraint: {error}; "
-                "set use_vllm=False (--rollout auto is fast without vLLM)"
-            ) from error
-
     def _set_up_rollouts(self) -> None:
-        if self._filters:  # our processor applies them and records what they keep; TRL's generation must not
+        if (
+            self._filters and not self.use_vllm
+        ):  # our processor applies them and records what they keep; TRL's generation must not
             for name, neutral in (NEUTRAL | {"min_p": None}).items():  # 0.0 would sort the vocabulary for nothing
                 setattr(self.generation_config, name, neutral)
                 self.generation_kwargs[name] = neutral
@@ -206,7 +199,7 @@ class GenerationLayer(CheckpointLayer):
         with self._vllm_options(apply=False):
             generate = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
             is_trls = self.tools or self.rollout_func is not None or self.args.use_transformers_continuous_batching
-            if is_trls or (self.use_vllm and self._constraint is None):
+            if is_trls or (self.use_vllm and self._vllm is None):
                 return generate()
             recording: dict[str, Any] = {}
             if self._samples_under_masks:
@@ -215,8 +208,8 @@ class GenerationLayer(CheckpointLayer):
                 recording |= {"constraint": self._constraint, "rows": record.rows}
             if self._policy is not None:
                 generated = self._fill(self._policy, prompt_ids, recording)
-            elif self.use_vllm:
-                generated = _replayed(generate, **recording)
+            elif self._vllm is not None:
+                generated = self._sample_with_vllm(self._vllm, generate, recording)
             elif self._uses_engine and self._is_length_supported(prompt_ids):
                 generated = self._roll_out(prompt_ids, recording)
             else:
@@ -279,6 +272,25 @@ class GenerationLayer(CheckpointLayer):
             return Generated(completion_ids, processor.masks, None)
         return Generated(completion_ids, processor.masks, processor.logps)
 
+    def _sample_with_vllm(
+        self, vllm: VLLMRequests, generate: Callable[[], Any], recording: dict[str, Any]
+    ) -> Generated:
+        """vLLM's completions. Masks are rebuilt by replay; kept sets of filters are those that vLLM returned."""
+        rows, table = recording.get("rows"), recording["table"]
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        sampled = vllm.sample(rows, generate, group)
+        if rows is not None and (milliseconds := vllm.mask_milliseconds()) is not None:
+            self._metrics[self._mode]["perf/vllm_mask_ms"].append(milliseconds)
+        masks = []
+        if rows is not None:
+            try:
+                masks = replay_all(recording["constraint"], rows, sampled.completion_ids, table)
+            except ValueError as error:
+                raise RuntimeError(f"vLLM did not sample under the constraint: {error}") from error
+        if sampled.kept is not None:
+            masks = [[table.number_of(pack_ids(ids, table.vocab_size)) for ids in row] for row in sampled.kept]
+        return Generated(sampled.completion_ids, masks, sampled.logps)
+
     # ---- checkpoints
 
     def _parts(self) -> dict[str, Any]:
@@ -289,13 +301,3 @@ class GenerationLayer(CheckpointLayer):
         for batch in self._buffered_inputs or []:
             if "mask_numbers" in batch:
                 batch["mask_numbers"] = batch["mask_numbers"].cpu()
-
-
-def _replayed(generate: Callable[[], Any], *, table: MaskTable, constraint: Constraint, rows: list[Any]) -> Generated:
-    """vLLM's completions, with the masks found by replaying each completion through the constraint."""
-    completion_ids, logps = generate()
-    masks = [
-        [table.number_of(mask) for mask in replay(constraint, row, ids)]
-        for row, ids in zip(rows, completion_ids, strict=True)
-    ]
-    return Generated(completion_ids, masks, logps)

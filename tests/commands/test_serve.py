@@ -1,0 +1,230 @@
+"""The command serve: the command line of vLLM that it becomes, and what it refuses before anything slow starts."""
+
+import json
+import os
+import shlex
+import socket
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.support.gguf_file import write_gguf
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands import serve as command
+from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.commands.plan import ready_model
+from trl_grpo_tasks.commands.serve import check_passed, server_command, split_words, train_words
+from trl_grpo_tasks.models.tiny import save_tiny
+from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.serving.served_task import PROCESSOR, SERVED_VARIABLE, ServedTask
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """vLLM seems to be installed, the current folder is empty, and no server is started."""
+    monkeypatch.setattr(command, "version", lambda package: {"vllm": "0.31.0+cpu"}[package])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "execve", lambda *words: pytest.fail("a server was started"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would have been executed: (words, environment)."""
+    seen = []
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: seen.append((words, environment)))
+    return seen
+
+
+def value_of(words, option):
+    (at,) = [at for at, word in enumerate(words) if word == option]
+    return words[at + 1]
+
+
+def refusal(capsys, *words):
+    assert main(["serve", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+# ---- the command line
+
+
+def test_the_server_has_the_processor_the_task_and_what_trl_needs(started, capsys):
+    words = "serve brick --model tiny --max_bricks 7 --attach false -- --dtype float32 --enforce-eager"
+    main(words.split())
+    ((served, environment),) = started
+    assert served[0] == sys.executable and served[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
+    assert os.path.isfile(os.path.join(served[4], "model.safetensors")) and os.path.isabs(served[4])
+    assert value_of(served, "--host") == "127.0.0.1" and value_of(served, "--port") == "8000"
+    assert value_of(served, "--logits-processors") == PROCESSOR
+    assert value_of(served, "--logprobs-mode") == "processed_logprobs" and value_of(served, "--max-logprobs") == "-1"
+    assert served[-3:] == ["--dtype", "float32", "--enforce-eager"]
+    config = json.loads(value_of(served, "--additional-config"))
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1" and json.loads(environment[SERVED_VARIABLE]) == config
+    assert environment["PATH"] == os.environ["PATH"]
+    record = ServedTask.from_config(config)
+    assert record.task == "brick" and record.tokenizer == served[4]
+    assert record.options["max_bricks"] == 7 and record.options["attach"] is False
+    assert record.constraint().start({"world": 8, "prompt": "x"}).mask().any()
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_weights_are_transferred_between_gpus_only(has_gpu, monkeypatch, tiny_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    words, _ = server_command(get_task("tests.support.toy"), tiny_path, "127.0.0.1", 8000, [])
+    assert ("--weight-transfer-config" in words) == has_gpu
+    if has_gpu:
+        assert json.loads(value_of(words, "--weight-transfer-config")) == {"backend": "nccl"}
+
+
+def test_the_printed_command_trains_the_same_task_with_the_server(started, capsys):
+    options = ["--max_bricks", "7", "--attach", "false", "--world_dim", "8", "--brick_levels", "stack", "small"]
+    main(["serve", "brick", "--model", "tiny", "--port", "8123", *options])
+    typed = shlex.split(capsys.readouterr().out.partition("train with: ")[2])
+    assert typed[:2] == ["trl-grpo-tasks", "train"]
+    task, _, args, model = parse(typed[2:])
+    ((served, _),) = started
+    record = ServedTask.from_config(json.loads(value_of(served, "--additional-config")))
+    tokenizer = ready_model(model.model_name_or_path, task, [], "run", seed=args.seed).tokenizer
+    assert record.difference(ServedTask.of(task, tokenizer)) is None
+    assert args.constrain and args.use_vllm and args.vllm_mode == "server"
+    assert (args.vllm_server_host, args.vllm_server_port) == ("127.0.0.1", 8123)
+
+
+def test_a_server_on_all_addresses_is_reached_by_the_name_of_the_machine():
+    task = get_task("brick")
+    assert value_of(train_words(task, "tiny", "0.0.0.0", 1), "--vllm_server_host") == socket.gethostname()
+    assert value_of(train_words(task, "tiny", "10.0.0.7", 1), "--vllm_server_host") == "10.0.0.7"
+
+
+def test_a_task_file_is_served_by_its_full_path(my_task, started):
+    my_task.write_text(my_task.read_text().replace("word_length", "length_of_words"))  # nothing by the template's name
+    main(["serve", "my_task.py", "--model", "tiny", "--length_of_words", "3"])
+    ((words, _),) = started
+    record = ServedTask.from_config(json.loads(value_of(words, "--additional-config")))
+    assert record.task == str(my_task) and record.options["length_of_words"] == 3
+    own = ServedTask.of(get_task("my_task.py", record.options), ready_model("tiny", get_task("my_task.py"), [], "run",
+                                                                            seed=1).tokenizer)  # fmt: skip
+    assert record.difference(own) is None
+
+
+def test_a_gguf_file_is_served_with_the_tokenizer_of_a_run(tmp_path):
+    file = tmp_path / "small.gguf"
+    write_gguf(file)
+    task = get_task("tests.support.toy")
+    words, _ = server_command(task, str(file), "127.0.0.1", 8000, [])
+    record = ServedTask.from_config(json.loads(value_of(words, "--additional-config")))
+    run = ready_model(str(file), task, [], tmp_path / "run", seed=5)
+    assert words[4] != run.path and os.path.isfile(os.path.join(words[4], "model.safetensors"))
+    assert record.difference(ServedTask.of(task, run.tokenizer)) is None
+
+
+def test_words_after_two_dashes_are_passed_on():
+    assert split_words(["brick", "--port", "1", "--", "-h", "--", "x"])[1] == ["-h", "--", "x"]
+    assert split_words(["brick", "--port", "1", "--"]) == split_words(["brick", "--port", "1"])
+    check_passed(
+        ["--max-model-len", "-1", "-tp", "2", "--tokenizer-mode", "auto", "--gpu_memory_utilization=0.8", "--"]
+    )
+    check_passed(["--compilation-config.mode", "3", "--model-impl", "vllm", "--hf-overrides.model", "x"])
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--speculative-config {}", "--speculative-config after --: constraints do not work with speculative"),
+        ("--speculative_config={}", "speculative decoding"),
+        ("--speculative-config.method ngram", "speculative decoding"),
+        ("--specul {}", "speculative decoding"),
+        ("-sc {}", "-sc after --: constraints do not work with speculative decoding"),
+        ("--spec-method ngram", "speculative decoding"),
+        ("--spec-tokens=3", "speculative decoding"),
+        ("--logits-processors a:B", "only the constraint's own is run"),
+        ("--logits_processors a:B", "only the constraint's own is run"),
+        ("--additional-config {}", "it holds the task"),
+        ("--additional-config.a 1", "it holds the task"),
+        ("--logprobs-mode raw_logprobs", "the trainer needs processed_logprobs"),
+        ("--max-logprobs 5", "the trainer needs any number"),
+        ("--revision v2", "give it to --model"),
+        ("--tokenizer other", "give it to --model"),
+        ("--host 0.0.0.0", "--host after --: give it before --"),
+        ("--dtype auto --port 1", "--port after --: give it before --"),
+        ("--model other", "give it before --"),
+        ("--config file.yaml", "options in a file are not checked"),
+    ],
+)
+def test_options_of_vllm_that_collide_are_refused(words, message, capsys):
+    assert message in refusal(capsys, "brick", "--model", "tiny", "--", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("installed", "accepted"),
+    [("0.23.9", False), ("0.24.0", True), ("0.30.0", True), ("0.31.1+cpu", True), ("0.32.0", False), ("1.0", False),
+     ("nightly", False)],
+)  # fmt: skip
+def test_versions_of_vllm(installed, accepted, monkeypatch):
+    monkeypatch.setattr(command, "version", lambda package: installed)
+    if accepted:
+        command.check_vllm()
+    else:
+        with pytest.raises(ValueError, match=rf"vLLM {installed} is installed .supported are 0\.24 to 0\.31"):
+            command.check_vllm()
+
+
+def test_without_vllm_the_message_says_what_to_install(monkeypatch, capsys):
+    def missing(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(command, "version", missing)
+    assert "vLLM is not installed" in refusal(capsys, "brick", "--model", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model tiny", "name a task: trl-grpo-tasks serve TASK"),
+        ("brik --model tiny", "unknown task 'brik' (did you mean 'brick'?)"),
+        ("mine.py --model tiny", "mine.py' does not exist"),
+        ("brick", "give --model"),
+        ("brick --model tiny --port many", "--port 'many' must be a whole number"),
+        ("brick --model tiny --max_brick 3", "unknown option --max_brick; did you mean --max_bricks?"),
+        ("brick --model tiny --gpu-memory-utilization 0.5", "unknown option --gpu-memory-utilization"),
+        ("brick --model ./missing", "--model ./missing: this path does not exist"),
+        ("infill --model tiny", "task 'infill' trains a masked language model with these options, and vLLM runs only"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(words, message, capsys):
+    assert message in refusal(capsys, *words.split())
+
+
+def test_a_task_without_a_constraint_is_refused(tiny_path, monkeypatch, capsys):
+    monkeypatch.setattr(ToyTask, "constraint", lambda self, tokenizer: None)
+    said = refusal(capsys, "tests.support.toy", "--model", tiny_path)
+    assert "task 'toy' has no constraint with these options; choose options with one, or train without" in said
+
+
+def test_a_masked_language_model_and_an_adapter_are_refused(bert_path, tiny_path, tmp_path, capsys):
+    assert "the task needs a causal language model" in refusal(capsys, "brick", "--model", bert_path)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), LoraConfig(target_modules=["q_proj"]))
+    adapter.save_pretrained(tmp_path / "adapter")
+    said = refusal(capsys, "tests.support.toy", "--model", str(tmp_path / "adapter"))
+    assert f"is an adapter, and vLLM serves full models; serve the model it belongs to, {tiny_path}" in said
+
+
+def test_a_model_with_too_few_outputs_is_refused(tmp_path, capsys):
+    task = get_task("tests.support.toy")
+    save_tiny(task.tiny(), tmp_path / "small")
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"vocab_size": 5}))
+    said = refusal(capsys, "tests.support.toy", "--model", str(tmp_path / "small"))
+    assert "the model has only 5 outputs" in said

@@ -1,0 +1,173 @@
+"""The command serve: a vLLM server that samples under the constraint of a task."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..redact import is_secret
+from ..task import Task
+from .command_parser import CommandParser, require_task, task_with_options
+from .help_screens import PROGRAM
+
+VLLM_VERSIONS = ((0, 24), (0, 31))  # the oldest and the newest supported
+ANY_ADDRESS = ("0.0.0.0", "::")  # a server listens on all addresses of its machine; a client cannot connect to these
+
+_SPECULATIVE = "constraints do not work with speculative decoding; leave it out"
+_REVISION = "the constraint needs the tokenizer of the same files; download them to a folder, and give it to --model"
+_BEFORE = "give it before --"
+# Options of `vllm serve` that cannot follow --, and why.
+REFUSED = {
+    "--speculative-config": _SPECULATIVE,
+    "--spec-method": _SPECULATIVE,
+    "--spec-model": _SPECULATIVE,
+    "--spec-tokens": _SPECULATIVE,
+    "--logits-processors": "only the constraint's own is run: the trainer cannot reproduce others; leave it out",
+    "--additional-config": "it holds the task for vLLM's workers; leave it out",
+    "--logprobs-mode": "the trainer needs processed_logprobs, which is set; leave it out",
+    "--max-logprobs": "the trainer needs any number of them, which is set; leave it out",
+    "--tokenizer": _REVISION,
+    "--tokenizer-revision": _REVISION,
+    "--revision": _REVISION,
+    "--model": _BEFORE,
+    "--host": _BEFORE,
+    "--port": _BEFORE,
+    "--config": "options in a file are not checked; write them after -- one by one",
+}
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Start a vLLM server that samples under the constraint of a task. This process becomes the server."""
+    own, passed = split_words(arguments)
+    parser = CommandParser(
+        "serve",
+        "[TASK] --model MODEL [--option value ...] [-- OPTIONS OF vllm serve]",
+        "Start a vLLM server that samples under the task's constraint, for runs with --use_vllm --vllm_mode server. "
+        "Give the task and its options as in the run, which compares them with the server's before its first step. "
+        "The server has vLLM's development endpoints, through which a run replaces the weights: only machines that "
+        "you trust may reach its port. Words after -- go to vllm serve.",
+        [
+            "trl-grpo-tasks serve brick --model Qwen/Qwen2.5-0.5B",
+            "trl-grpo-tasks serve my_task.py --model Qwen/Qwen2.5-7B --host 0.0.0.0 -- --tensor-parallel-size 2",
+        ],
+        takes_task=True,
+    )
+    parser.add_argument(
+        "--model", "--model_name_or_path", required=True, metavar="MODEL",
+        help="the model that is trained: a Hub id, a folder, a .gguf file, or tiny",
+    )  # fmt: skip
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST",
+        help="address to listen on (default: 127.0.0.1, this machine only; 0.0.0.0 is all addresses)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
+    known, rest = parser.parse_known(own)
+    spec = require_task(known.task, "serve")
+    check_passed(passed)
+    check_vllm()
+    task = task_with_options(str(Path(spec).expanduser().resolve()) if spec.endswith(".py") else spec, rest)
+    from .train import quiet_third_party_logging
+
+    quiet_third_party_logging()
+    command, environment = server_command(task, known.model, known.host, known.port, passed)
+    print(
+        f"vLLM serves {known.model} under the constraint of task {task.name!r} on {known.host}:{known.port}; train "
+        f"with: {shlex.join(train_words(task, known.model, known.host, known.port))}",
+        flush=True,
+    )
+    os.execve(command[0], command, {**os.environ, **environment})
+
+
+def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first --, and those after it."""
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
+def check_passed(passed: Sequence[str]) -> None:
+    """Raise ValueError for an option of `vllm serve` that does not go with a constraint, however it is written:
+    vLLM takes --a_b for --a-b, --a.b VALUE for an entry of the JSON option --a, and the beginning of a name for it."""
+    for word in passed:
+        name = re.split(r"[=.]", word)[0].replace("_", "-")
+        refused = next((one for one in REFUSED if len(name) > 2 and one.startswith(name)), None)
+        if word.startswith("-sc"):
+            refused = "--speculative-config"
+        if word.startswith("-") and refused is not None:
+            raise ValueError(f"{name} after --: {REFUSED[refused]}")
+
+
+def check_vllm() -> None:
+    """Raise ValueError if vLLM is not installed in a supported version."""
+    oldest, newest = (".".join(map(str, numbers)) for numbers in VLLM_VERSIONS)
+    way_out = f"supported are {oldest} to {newest}; install trl_grpo_tasks[vllm] in an environment of its own"
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError as error:
+        raise ValueError(f"vLLM is not installed ({way_out})") from error
+    match = re.match(r"(\d+)\.(\d+)", installed)
+    if match is None or not VLLM_VERSIONS[0] <= (int(match[1]), int(match[2])) <= VLLM_VERSIONS[1]:
+        raise ValueError(f"vLLM {installed} is installed ({way_out})")
+
+
+def server_command(
+    task: Task, model: str, host: str, port: int, passed: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The words of the command that starts the server, and what it adds to the environment.
+
+    ValueError if vLLM cannot run the model, or if the task has no constraint for it.
+    """
+    import torch
+
+    from ..constraints.vocabulary import check_outputs
+    from ..models.loading import check_policy, is_adapter, load_tokenizer, prepare_model
+    from ..serving.served_task import CONFIG_KEY, PROCESSOR, SERVED_VARIABLE, ServedTask, constraint_of
+
+    if task.policy == "masked":
+        raise ValueError(
+            f"task {task.name!r} trains a masked language model with these options, and vLLM runs only causal ones; "
+            "train it without --use_vllm"
+        )
+    # The folder of a model that is built here. A run builds its own, with the same tokenizer, and sends its weights.
+    path = prepare_model(model, task, Path("outputs", "serve", task.name))
+    if Path(path).is_dir():
+        path = str(Path(path).resolve())
+    config = check_policy(path, "causal")
+    if is_adapter(path):
+        base = json.loads(Path(path, "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        raise ValueError(
+            f"--model {model} is an adapter, and vLLM serves full models; serve the model it belongs to, {base}: the "
+            "run sends the merged weights before the first rollout"
+        )
+    tokenizer = load_tokenizer(path)
+    constraint_of(task, tokenizer)
+    check_outputs(tokenizer, config.get_text_config().vocab_size)
+    served = json.dumps({CONFIG_KEY: ServedTask.of(task, tokenizer).to_config()})
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", path, "--host", host, "--port", str(port)]
+    command += ["--logits-processors", PROCESSOR, "--additional-config", served]
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    if torch.cuda.is_available():  # TRL's transfer of weights exists for GPUs only
+        command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    # TRL's client uses vLLM's development endpoints for the weights and for the configuration.
+    return [*command, *passed], {"VLLM_SERVER_DEV_MODE": "1", SERVED_VARIABLE: served}
+
+
+def train_words(task: Task, model: str, host: str, port: int) -> list[str]:
+    """The words of the command that trains with the server."""
+    from ..report.page import option_words
+
+    defaults = asdict(type(task).Options())
+    changed = {
+        name: value for name, value in asdict(task.options).items() if value != defaults[name] and not is_secret(name)
+    }
+    words = [PROGRAM, "train", str(task.spec), "--model", model, *option_words(changed), "--constrain", "--use_vllm"]
+    address = socket.gethostname() if host in ANY_ADDRESS else host
+    return [*words, "--vllm_mode", "server", "--vllm_server_host", address, "--vllm_server_port", str(port)]

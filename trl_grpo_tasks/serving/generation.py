@@ -1,0 +1,203 @@
+"""The trainer's side of vLLM: requests carry their rows, and answers carry what is needed for exact scoring.
+
+TRL has no arguments for the options of the engine or for parameters that differ between requests. Both are added at
+the places through which all requests pass: `LLM.generate` of a colocated engine, or `VLLMClient.generate` of a server.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+
+from ..constraints.base import Constraint
+from ..task import Task
+from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask, served_task_of
+
+# vLLM's server writes this for -inf, which JSON does not have.
+_LEAST_LOGP = -9998.0
+_CONCURRENT_REQUESTS = 64
+# Half precision has many equal logits, and vLLM keeps all tokens that are equal to the k-th.
+_LOGPROBS_PER_TOP_K = 2
+_MORE_LOGPROBS = 64
+
+
+class Sampled(NamedTuple):
+    """Completions of vLLM, their log-probs, and the tokens that could be sampled at each position (None: unknown)."""
+
+    completion_ids: list[list[int]]
+    logps: list[list[float]]
+    kept: list[list[list[int]]] | None
+
+
+_engines = itertools.count(1)
+
+
+@contextmanager
+def colocated_engine() -> Iterator[str]:
+    """Within this context, TRL makes a colocated engine that samples under `COLOCATED[key]`; yields the key."""
+    from trl.generation import vllm_generation
+
+    # The keys of equal runs are equal, because vLLM's cache of compiled code depends on the configuration.
+    key, make = str(next(_engines)), getattr(vllm_generation, "LLM", None)
+    if make is None:  # vLLM is not installed, which TRL reports
+        yield key
+        return
+    options = {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": key}}, "max_logprobs": -1}
+    vllm_generation.LLM = functools.partial(make, **options)
+    try:
+        yield key
+    finally:
+        vllm_generation.LLM = make
+
+
+class VLLMRequests:
+    """Sends the rows of a batch to the vLLM of a trainer together with its prompts."""
+
+    def __init__(self, generation: Any, key: str, top_k: int, vocab_size: int):
+        self._generation, self._key = generation, key
+        self._rows: list[str] | None = None  # one per request
+        self._answer: Any = None
+        self._all_logprobs = False
+        generation.generate = functools.partial(self._keep_answer, generation.generate)
+        if top_k:
+            generation.logprobs = min(_LOGPROBS_PER_TOP_K * top_k + _MORE_LOGPROBS, vocab_size)
+            self._all_logprobs = generation.logprobs == vocab_size
+        if generation.mode == "colocate":
+            generation.llm.generate = functools.partial(self._colocated, generation.llm.generate)
+        elif generation.accelerator.is_main_process:
+            client = generation.vllm_client
+            client.generate = functools.partial(self._served, client.generate)
+
+    def sample_under(self, constraint: Constraint | None, tokenizer: Any, task: Task | None) -> None:
+        """Give the constraint to a colocated engine, or check that the server has the same one."""
+        if constraint is None:
+            return
+        if self._generation.mode == "colocate":
+            from .processor import COLOCATED, Sampling
+
+            COLOCATED[self._key] = Sampling(constraint, tokenizer.eos_token_id)
+            weakref.finalize(self, lambda key: COLOCATED.pop(key, None), self._key)
+            return
+        problem = None
+        if self._generation.accelerator.is_main_process:
+            problem = _server_problem(self._generation.vllm_client, task, tokenizer)
+        problem = broadcast_object_list([problem])[0]
+        if problem is not None:
+            raise ValueError(f"constrain=True with a vLLM server: {problem}")
+
+    def mask_milliseconds(self) -> float | None:
+        """Return the time per pass that the CPU spent on masks since the last call. A server logs it instead."""
+        if self._generation.mode != "colocate":
+            return None
+        from .processor import COST
+
+        return COST.take() * 1e3
+
+    def sample(
+        self, rows: Sequence[Mapping[str, Any]] | None, generate: Callable[[], Any], completions_per_request: int
+    ) -> Sampled:
+        """Call TRL's `generate`, whose prompts have these rows."""
+        self._rows = None if rows is None else self._texts([row_text(row) for row in rows], completions_per_request)
+        generate()
+        _, completion_ids, logps, token_ids = self._answer
+        if self._generation.logprobs == 0:
+            return Sampled(completion_ids, [[each[0] for each in row] for row in logps], None)
+        most = None if self._all_logprobs else self._generation.logprobs
+        return _with_kept(completion_ids, logps, token_ids, most)
+
+    def _texts(self, texts: list[str], completions_per_request: int) -> list[str]:
+        """Return the rows of the requests that this process sends."""
+        if self._generation.mode == "server":  # the main process sends all prompts, each once per group
+            texts = gather_object(texts)[::completions_per_request]
+        elif self._generation.tensor_parallel_size > 1:  # each process of the group sends all prompts of the group
+            gathered: list[Any] = [None] * self._generation.tensor_parallel_size
+            torch.distributed.all_gather_object(gathered, texts, group=self._generation.tp_group)
+            texts = [text for part in gathered for text in part]
+        return texts
+
+    def _keep_answer(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._answer = generate(*args, **kwargs)
+        return self._answer
+
+    def _colocated(self, generate: Callable[..., Any], prompts: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        if self._rows is None:
+            return generate(prompts, sampling_params=sampling_params, **kwargs)
+        each = []
+        for text, _ in zip(self._rows, prompts, strict=True):
+            params = sampling_params.clone()
+            params.extra_args = {ROW: text}
+            each.append(params)
+        return generate(prompts, sampling_params=each, **kwargs)
+
+    def _served(self, generate: Callable[..., Any], prompts: Any, generation_kwargs: Any = None, **kwargs: Any) -> Any:
+        """One HTTP request per prompt, because the parameters of a request apply to all of its prompts."""
+        if self._rows is None:
+            return generate(prompts=prompts, generation_kwargs=generation_kwargs, **kwargs)
+
+        def send(prompt: Any, text: str) -> Any:
+            options = {**(generation_kwargs or {}), "vllm_xargs": {ROW: text}}
+            return generate(prompts=[prompt], generation_kwargs=options, **kwargs)
+
+        with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+            parts = list(pool.map(send, prompts, self._rows))
+        return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+
+
+def _server_problem(client: Any, task: Task | None, tokenizer: Any) -> str | None:
+    """Return why a server does not sample as this run needs it, and the way out; None if it does."""
+    if task is None:
+        return "a server takes the constraint of a task, but this one was given in Python; set vllm_mode='colocate'"
+    served = served_task_of(client)
+    if served is None:
+        return "the server samples without a constraint; start it with `trl-grpo-tasks serve`"
+    difference = served.difference(ServedTask.of(task, tokenizer))
+    if difference is not None:
+        return f"{difference}; start the server with the task, options and model of this run"
+    mode = client.get_server_info()["model_config"]["logprobs_mode"]
+    if mode != "processed_logprobs":
+        return f"the server runs with --logprobs-mode {mode}; start it with `trl-grpo-tasks serve`"
+    return None
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """Return a row as JSON text. Raises ValueError if it has values that JSON does not have."""
+    try:
+        return json.dumps(dict(row), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a row cannot be sent to vLLM: {error}; constraints get rows of JSON values with use_vllm"
+        ) from error
+
+
+def _with_kept(
+    completion_ids: list[list[int]], logps: list[list[list[float]]], token_ids: list[list[list[int]]], most: int | None
+) -> Sampled:
+    """Read the kept tokens of each position from the returned log-probs: those of all others are -inf.
+
+    `most` log-probs are returned per position; None means all.
+    """
+    kept: list[list[list[int]]] = []
+    own: list[list[float]] = []
+    for ids, row_logps, row_tokens in zip(completion_ids, logps, token_ids, strict=True):
+        kept.append([])
+        own.append([])
+        for token, values, tokens in zip(ids, row_logps, row_tokens, strict=True):
+            by_token = {t: value for t, value in zip(tokens, values, strict=True) if value is not None}
+            allowed = [t for t, value in by_token.items() if value > _LEAST_LOGP]
+            if most is not None and len(allowed) >= most:
+                raise RuntimeError(
+                    f"vLLM kept at least {len(allowed)} tokens at one position, more than it returns: too many logits "
+                    "are equal to the top_k-th; set a larger top_k"
+                )
+            kept[-1].append(allowed)
+            own[-1].append(by_token[token])
+    return Sampled(completion_ids, own, kept)
