@@ -353,7 +353,7 @@ def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
     ]  # fmt: skip
     server = (tmp_path / "server.txt").read_text().splitlines()[5:]
     own, passed = split_words(server)
-    assert passed == ["--tensor-parallel-size", "4"]
+    assert passed == []
     words = (tmp_path / "run.txt").read_text().splitlines()
     assert words[:4] == ["--relative=0", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"]
     args = launch_command_parser().parse_args(words[words.index("launch") + 1 :])
