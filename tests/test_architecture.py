@@ -59,7 +59,8 @@ def test_the_root_stays_small():
 
 
 def test_tests_mirror_the_package():
-    tested = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path(".")}
+    tested = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    tested -= {Path("."), Path("vllm")}  # tests/vllm runs in its own environment
     packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
     assert tested <= packages
     assert {str(folder) for folder in tested} >= FOLDERS - {"tasks"}

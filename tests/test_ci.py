@@ -15,12 +15,16 @@ ls -A "$HOME" "$TMPDIR"
 touch "$HOME/left" "$TMPDIR/left"
 exit ${FAKE_STATUS:-0}
 """
+FAKE_PYTHON = """#!/bin/sh
+echo "no wheel for $*"
+exit ${FAKE_PIP_STATUS:-0}
+"""
 
 
 def ci(tmp_path, **variables):
     """Run `.ci/run` with a fake `make` that prints its arguments, five variables and the contents of two folders.
 
-    Returns the printed lines and the exit status.
+    The Python with which `.ci/run` looks for wheels is fake too. Returns the printed lines and the exit status.
     """
     programs, home = tmp_path / "bin", tmp_path / "home"
     for path in (programs, home / ".config" / "pip"):
@@ -28,10 +32,12 @@ def ci(tmp_path, **variables):
     for name in ("make", "chromium", "apt-get"):
         (programs / name).write_text(FAKE_MAKE)
         (programs / name).chmod(0o755)
+    (programs / "python").write_text(FAKE_PYTHON)
+    (programs / "python").chmod(0o755)
     (home / ".config" / "pip" / "pip.conf").write_text("")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "PIP_"))}
     environment = kept | {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "HF_HOME": "elsewhere"}
-    environment["PYTHON"] = sys.executable
+    environment["PYTHON"] = str(programs / "python")
     ended = subprocess.run(
         [ROOT / ".ci" / "run", "ORDER=--reverse"], env=environment | variables, capture_output=True, text=True
     )
@@ -39,7 +45,9 @@ def ci(tmp_path, **variables):
 
 
 def test_ci_uses_separate_home_and_temporary_folders(tmp_path):
-    (arguments, home, temporary, pip_config, pip_cache, hub, *listed), status = ci(tmp_path)
+    lines, status = ci(tmp_path, FAKE_PIP_STATUS="1")
+    arguments, home, temporary, pip_config, pip_cache, hub, *listed, last = lines
+    assert last.startswith("the tests against vLLM are skipped: ")
     assert status == 0 and arguments.startswith("test PYTHON=/") and arguments.endswith(" ORDER=--reverse")
     assert str(tmp_path) not in home + temporary and home != os.environ["HOME"]
     assert [line for line in listed if line and not line.endswith(":")] == [], "the folders must be empty at the start"
@@ -50,6 +58,14 @@ def test_ci_uses_separate_home_and_temporary_folders(tmp_path):
 
 def test_ci_fails_when_the_tests_do(tmp_path):
     assert ci(tmp_path, FAKE_STATUS="3")[1] != 0
+
+
+def test_ci_tests_vllm_where_its_wheel_is_available(tmp_path):
+    lines, status = ci(tmp_path)
+    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test", "test-vllm"]
+    lines, status = ci(tmp_path, FAKE_PIP_STATUS="1")
+    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test"]
+    assert "skipped: torch==" in lines[-1] and "no wheel for -m pip install" in lines[-1]
 
 
 def test_tests_use_separate_home_and_temporary_folders(tmp_path):

@@ -32,6 +32,8 @@ TRAINING = {
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",
     "replay/age": "Mean age of these stored groups in optimizer steps.",
     "perf/reward_seconds": "Mean seconds that the score of a completion took.",
+    "perf/vllm_mask_ms": "Milliseconds per pass that the CPU spends on the masks of a colocated vLLM. On a GPU they "
+    "pass while the model runs.",
     "perf/reward_cache_hit_rate": "Share of completions since the start whose score was known already.",
 }
 

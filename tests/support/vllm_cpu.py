@@ -11,8 +11,8 @@
   them.
 - Weights reach a server through a file: TRL sends them with NCCL only. vLLM reads them through the endpoint
   `/collective_rpc`, which exists if the server is started with VLLM_SERVER_DEV_MODE=1.
-- Triton has a CPU backend, which is its interpreter: Model Runner V2 is written in Triton, and vLLM refuses it without a
-  backend for the CPU. `use_runner` chooses between the two model runners.
+- Triton has a backend for the CPU, which is its interpreter: without such a backend vLLM does not use Triton, in which
+  Model Runner V2 is written. `use_runner` chooses between the two model runners.
 """
 
 import functools
@@ -46,6 +46,8 @@ ENVIRONMENT = {
 }
 ENGINE_OPTIONS = {"dtype": "float32", "enforce_eager": True}
 END_OF_TURN = "<turn>"
+PORT = "PORT"
+WHERE = ["--host", "127.0.0.1", "--port", PORT]
 
 
 def set_up() -> None:
@@ -113,19 +115,31 @@ def save_model(task, folder, seed: int = 1) -> str:
     return str(folder)
 
 
+SERVER_OPTIONS = ["--dtype", "float32", "--enforce-eager"]
+PLAIN_OPTIONS = [*SERVER_OPTIONS, "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs"]
+
+
+def serve_plain(model: str, *options: str) -> list[str]:
+    """The words after `python` that start a server without a constraint."""
+    return ["-m", "vllm.entrypoints.cli.main", "serve", model, *WHERE, *PLAIN_OPTIONS, *options]
+
+
+def serve_task(task: str, model: str, *task_options: str, options=()) -> list[str]:
+    """The words after `python` that start a server under the constraint of a task."""
+    words = ["-m", "trl_grpo_tasks.commands.main", "serve", task, "--model", model, *WHERE, *task_options]
+    return [*words, "--", *SERVER_OPTIONS, *options]
+
+
 @contextmanager
-def serving(model, log: Path, *options: str, command=("-m", "vllm.entrypoints.cli.main", "serve"), timeout=180):
-    """Run a server of `model` as a subprocess and yield its address. `command` are the words after `python`."""
+def serving(words, log: Path, timeout=180):
+    """Run a server as a subprocess and yield its address. `words` are those after `python`, with PORT for the port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    words = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    words += ["--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs"]
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *(str(port) if word == PORT else word for word in words)]
     with log.open("w") as out:
-        server = subprocess.Popen(
-            [sys.executable, *command, model, *words, *options], env=environment, stdout=out, stderr=subprocess.STDOUT
-        )
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent)
     address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + timeout

@@ -32,5 +32,6 @@ def model_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def plain_server(model_path, tmp_path_factory):
     """The address of a server of that model, without a constraint."""
-    with vllm_cpu.serving(model_path, tmp_path_factory.mktemp("server") / "log") as address:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with vllm_cpu.serving(vllm_cpu.serve_plain(model_path), log) as address:
         yield address

@@ -1,0 +1,219 @@
+"""A real vLLM engine with our logits processor: its samples and log-probs are those of the model under the masks."""
+
+import gc
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm import LLM, SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from tests.support.rollouts import dense_logps
+from tests.support.vllm_cpu import END_OF_TURN, ENGINE_OPTIONS, use_runner
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
+from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.serving.processor import COLOCATED, Processor, Sampling
+from trl_grpo_tasks.serving.served_task import CONFIG_KEY, PROCESSOR
+
+PROMPT = [5, 6, 7]
+
+
+def grammar_of(row):
+    return None if row.get("pattern") is None else Grammar.regex(row["pattern"])
+
+
+def constraints(tokenizer):
+    grammar = GrammarConstraint(tokenizer, grammar_of)
+    tree = ChoiceTreeConstraint(
+        tokenizer, lambda row: row["depth"], lambda n: [("", None)] if n == 0 else [("a", n - 1), ("bcd", n - 1)]
+    )
+    return {"grammar": grammar, "one spelling": OneSpelling(tokenizer, grammar), "choices": tree}
+
+
+ROWS = {
+    "grammar": [{"pattern": "[ab]{2,20}cdcd"}, {"pattern": None}, {"pattern": "(ab|cd){1,9}"}, {}],
+    "one spelling": [{"pattern": "[abcd]{1,20}"}, {"pattern": "a(bcd){3,9}a"}],
+    "choices": [{"depth": 9}, {"depth": 3}],
+}
+
+
+class Engine:
+    """An engine that samples under the constraint `sampling`, and the model that it serves."""
+
+    def __init__(self, model_path, key="engine", **options):
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.model = AutoModelForCausalLM.from_pretrained(model_path)
+        self.ends = {self.tokenizer.eos_token_id, self.tokenizer.convert_tokens_to_ids(END_OF_TURN)}
+        settings = {"max_model_len": 48, "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "seed": 0}
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": key}}}
+        self.key = key
+        self.llm = LLM(model_path, **(ENGINE_OPTIONS | settings | options))
+
+    def under(self, constraint):
+        # The processor keeps its constraint: an engine belongs to one trainer.
+        COLOCATED[self.key] = Sampling(constraint, self.tokenizer.eos_token_id)
+        return self
+
+    def generate(self, rows, prompts=None, **options):
+        options = {"max_tokens": 30, "temperature": 0.8, "logprobs": 0} | options
+        params = [
+            SamplingParams(**options, extra_args=None if row is None else {"row": json.dumps(row)}) for row in rows
+        ]
+        prompts = prompts or [PROMPT] * len(rows)
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return [output.outputs[0] for output in outputs]
+
+
+@pytest.fixture
+def make_engine(runner, model_path):
+    made = []
+
+    def make(**options):
+        made.append(Engine(model_path, **options))
+        return made[-1]
+
+    yield make
+    made.clear()
+    COLOCATED.clear()
+    gc.collect()
+
+
+def check(engine, constraint, rows, outputs, prompts=None, temperature=0.8):
+    """Completions are allowed and complete, and their log-probs are those of the model under the masks."""
+    table = MaskTable(engine.model.config.vocab_size)
+    for i, (row, output) in enumerate(zip(rows, outputs, strict=True)):
+        ids = list(output.token_ids)
+        masks = [None] * len(ids) if row is None else replay(constraint, row, ids)
+        numbers = [table.number_of(mask) for mask in masks]
+        is_free = row is None or constraint.start(row) is None
+        ends = engine.ends if is_free else {engine.tokenizer.eos_token_id}
+        assert (ids[-1] in ends) == (output.finish_reason == "stop") and not ends & set(ids[:-1])
+        logps = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
+        prompt = PROMPT if prompts is None else prompts[i]
+        with torch.no_grad():
+            expected = dense_logps(engine.model, prompt, ids, numbers, table, temperature)
+        assert logps == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_completions_are_sampled_under_their_own_constraints(make_engine, runner, kind):
+    engine = make_engine(max_num_seqs=6)
+    worker = engine.llm.llm_engine.model_executor.driver_worker
+    assert worker.use_v2_model_runner == (runner == 2)
+    constraint = constraints(engine.tokenizer)[kind]
+    rows = [*ROWS[kind] * 4, None]  # more than fit at a time; the last has no constraint
+    check(engine, constraint, rows, engine.under(constraint).generate(rows))
+
+
+def test_a_request_that_is_interrupted_goes_on_where_it_was(make_engine, monkeypatch):
+    """With a cache for few requests, vLLM preempts some and computes them again later."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempted = []
+    original = Scheduler._preempt_request
+    monkeypatch.setattr(Scheduler, "_preempt_request", lambda *a, **k: preempted.append(1) or original(*a, **k))
+    options = {"num_gpu_blocks_override": 10, "block_size": 32, "max_model_len": 96, "enable_prefix_caching": False}
+    engine = make_engine(max_num_seqs=6, **options)
+    constraint = constraints(engine.tokenizer)["choices"]
+    rows = [{"depth": 60}] * 6
+    check(engine, constraint, rows, engine.under(constraint).generate(rows, max_tokens=80))
+    assert preempted
+
+
+def test_long_prompts_are_read_in_parts(make_engine):
+    engine = make_engine(max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True)
+    constraint = constraints(engine.tokenizer)["grammar"]
+    rows = ROWS["grammar"] * 2
+    prompts = [[5 + (i + k) % 4 for k in range(3 + 5 * (i % 3))] for i in range(len(rows))]
+    check(engine, constraint, rows, engine.under(constraint).generate(rows, prompts), prompts)
+
+
+def test_samples_follow_the_exact_distribution(make_engine):
+    """Chi-squared test over whole completions of up to three tokens."""
+    engine = make_engine(max_num_seqs=256)
+    constraint, count = constraints(engine.tokenizer)["grammar"], 3000
+    rows = [{"pattern": "[abc]{1,2}d?"}] * count
+    outputs = engine.under(constraint).generate(rows, max_tokens=4)
+    counts = Counter(tuple(output.token_ids) for output in outputs)
+    table = MaskTable(engine.model.config.vocab_size)
+    expected = {}
+    for ids in counts:
+        masks = [table.number_of(mask) for mask in replay(constraint, rows[0], ids)]
+        with torch.no_grad():
+            expected[ids] = count * np.exp(sum(dense_logps(engine.model, PROMPT, list(ids), masks, table, 0.8)))
+    likely = [ids for ids in counts if expected[ids] >= 5]
+    chi2 = sum((counts[ids] - expected[ids]) ** 2 / expected[ids] for ids in likely)
+    assert len(likely) > 10 and sum(expected.values()) > 0.95 * count
+    assert chi2 < len(likely) + 5 * (2 * len(likely)) ** 0.5
+
+
+@pytest.mark.parametrize("row", ["no JSON", "[1]", "{}"])
+def test_a_bad_row_never_ends_the_engine(make_engine, row):
+    """The first two are refused before they reach the engine. The constraint cannot start on the third."""
+    engine = make_engine(max_num_seqs=4)
+    constraint = constraints(engine.tokenizer)["choices"]
+    engine.under(constraint)
+    params = SamplingParams(max_tokens=9, temperature=1.0, logprobs=0, extra_args={"row": row})
+    prompt = {"prompt_token_ids": PROMPT}
+    if row == "{}":
+        (output,) = engine.llm.generate([prompt], params, use_tqdm=False)
+        assert list(output.outputs[0].token_ids) == [engine.tokenizer.eos_token_id]
+    else:
+        with pytest.raises(ValueError, match="JSON text of an object"):
+            engine.llm.generate([prompt], params, use_tqdm=False)
+    check(engine, constraint, ROWS["choices"], engine.generate(ROWS["choices"]))
+
+
+def test_events_of_asynchronous_scheduling(model_path):
+    """On a CPU vLLM schedules synchronously. With asynchronous scheduling, the last token of a completion is -1 until
+    `apply`, requests move within the batch, and a request runs once more after its end."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    constraint, vocabulary = constraints(tokenizer)["grammar"], len(tokenizer)
+    COLOCATED["events"] = Sampling(constraint, tokenizer.eos_token_id)
+    config = SimpleNamespace(
+        speculative_config=None,
+        additional_config={CONFIG_KEY: {"key": "events"}},
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+    processor = Processor(config, torch.device("cpu"), False)
+    ids = tokenizer.convert_tokens_to_ids
+    rows, outputs = [{"pattern": "ab"}, {"pattern": "cd"}], [[], []]
+    added = [(i, SamplingParams(extra_args={"row": json.dumps(rows[i])}), [1], outputs[i]) for i in range(2)]
+    processor.update_state(BatchUpdate(2, removed=[], added=added, moved=[]))
+
+    def allowed():
+        logits = processor.apply(torch.zeros(2, vocabulary))
+        return [torch.nonzero(row == 0).flatten().tolist() for row in logits]
+
+    def sample(first, second):
+        for output, token in zip(outputs, (first, second), strict=True):
+            output.append(-1)
+        processor.update_state(None)
+        for output, token in zip(outputs, (first, second), strict=True):
+            output[-1] = token
+
+    assert allowed() == [[ids("a")], [ids("c")]]
+    sample(ids("a"), ids("c"))
+    processor.update_state(BatchUpdate(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
+    assert allowed() == [[ids("d")], [ids("b")]]
+    sample(ids("b"), ids("d"))
+    assert allowed() == [[tokenizer.eos_token_id]] * 2
+    sample(tokenizer.eos_token_id, tokenizer.eos_token_id)
+    assert allowed() == [list(range(vocabulary))] * 2  # vLLM discards what is sampled here
+    processor.update_state(BatchUpdate(1, removed=[0], added=[], moved=[(1, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    sample(5, 5)
+    again = [(1, SamplingParams(extra_args={"row": json.dumps(rows[0])}), [1], [ids("a")])]  # after a preemption
+    processor.update_state(BatchUpdate(2, removed=[], added=again, moved=[]))
+    assert allowed()[1] == [ids("b")]
+    del COLOCATED["events"]
+
+
+def test_speculative_decoding_is_refused(model_path):
+    with use_runner(1), pytest.raises(Exception, match="speculative decoding"):
+        Engine(model_path, speculative_config={"method": "ngram", "num_speculative_tokens": 2})

@@ -1,0 +1,133 @@
+"""A real server started with `trl-grpo-tasks serve`: training against it, and what it refuses."""
+
+import json
+
+import pytest
+import requests
+from transformers import AutoTokenizer
+
+from tests.support.toy import ToyTask
+from tests.support.training import config, launch
+from tests.support.vllm_cpu import save_model, serve_task, serving
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.registry import get_task
+
+NAME = "prompts"  # its constraint differs from row to row, and a row can be wrong
+ROW = {"prompt": "p", "pattern": "(yes|no){1,3}", "rewards": {"regex": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("prompts") / "prompts.json"
+    file.write_text(json.dumps([{**ROW, "prompt": f"say {i}", "pattern": f"(yes|no){{1,3}}{i}"} for i in range(8)]))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def task(prompts_file):
+    return get_task(NAME, {"prompts_file": prompts_file})
+
+
+@pytest.fixture(scope="module")
+def path(task, tmp_path_factory):
+    return save_model(task, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(path, prompts_file, tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(serve_task(NAME, path, "--prompts_file", prompts_file), log) as address:
+        yield address, log
+
+
+def options_of(server, **options):
+    return {"constrain": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server[0],
+            "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
+
+
+def make_trainer(task, path, server, folder, **options):
+    args = config(folder, **options_of(server, **options))
+    return TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0))
+
+
+def test_training_with_a_server(task, path, server, tmp_path):
+    """Weights change in each step, and log-probs of the server equal those of training."""
+    trainer = make_trainer(task, path, server, tmp_path, learning_rate=3e-3)
+    trainer.train()
+    logs = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(logs) == 3 and max(line["sampling/logp_difference_max"] for line in logs) < 2e-5
+    assert all(line["rewards/valid/mean"] > 0 for line in logs)
+
+
+def test_filters_with_a_server(task, path, server, tmp_path):
+    trainer = make_trainer(task, path, server, tmp_path, top_k=2, top_p=0.8, max_steps=1)
+    trainer.train()
+    (line,) = [line for line in trainer.state.log_history if "loss" in line]
+    assert line["sampling/logp_difference_max"] < 2e-5
+
+
+SCRIPT = """
+import json, sys
+from tests.support import vllm_cpu
+vllm_cpu.set_up()
+from tests.support.training import config
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.registry import get_task
+model, prompts_file, output_dir, options = json.loads(sys.argv[1])
+if __name__ == "__main__":
+    task = get_task("prompts", {"prompts_file": prompts_file})
+    args = config(output_dir, per_device_train_batch_size=4, **options)
+    trainer = TaskGRPOTrainer(model, args=args, task=task, train_dataset=task.dataset("train", 4, 0))
+    trainer.train()
+    for line in trainer.state.log_history:
+        if "loss" in line:
+            print(trainer.accelerator.process_index, line["sampling/logp_difference_max"] < 2e-5, flush=True)
+"""
+
+
+def test_two_processes_with_one_server(path, prompts_file, server, tmp_path):
+    argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, max_steps=2)]
+    out, _ = launch(SCRIPT, 2, argument, tmp_path / "run", timeout=300)
+    assert out.count("0 True") == 2
+
+
+@pytest.mark.parametrize("row", ["no JSON", "[1]", "{}", json.dumps({**ROW, "pattern": "("})])
+def test_an_invalid_row_is_a_bad_request(server, path, row):
+    address, log = server
+    body = {"model": path, "prompt": [5, 6], "max_tokens": 4, "vllm_xargs": {"row": row}}
+    answer = requests.post(f"{address}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "row" in answer.text
+    good = {**body, "vllm_xargs": {"row": json.dumps(ROW)}, "max_tokens": 30}
+    answer = requests.post(f"{address}/v1/completions", json=good, timeout=60)
+    assert answer.status_code == 200, log.read_text()[-3000:]
+    assert set(answer.json()["choices"][0]["text"].replace("yes", "").replace("no", "")) <= set()
+
+
+def test_a_request_cannot_name_code_to_load(server, path):
+    row = {**ROW, "rewards": {"os:system": 1.0, "regex": 1.0}, "task": "os", "grammar": "os:system"}
+    body = {"model": path, "prompt": [5, 6], "max_tokens": 30, "vllm_xargs": {"row": json.dumps(row), "task": "os"}}
+    answer = requests.post(f"{server[0]}/v1/completions", json=body, timeout=60)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 200:
+        assert not set(answer.json()["choices"][0]["text"].replace("yes", "").replace("no", ""))
+
+
+def test_another_task_or_tokenizer_is_refused_before_the_first_step(task, path, server, tmp_path):
+    other = get_task(NAME, {"prompts_file": task.options.prompts_file, "target_length": 7})
+    with pytest.raises(ValueError, match="--target_length of the task is null on the server and 7 in this run"):
+        make_trainer(other, path, server, tmp_path / "a")
+    toy = ToyTask()
+    with pytest.raises(ValueError, match="the server samples for task 'prompts'"):
+        args = config(tmp_path / "b", **options_of(server))
+        TaskGRPOTrainer(path, args=args, task=toy)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(7)
+    with pytest.raises(ValueError, match="tokenizer"):
+        args = config(tmp_path / "c", **options_of(server))
+        TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0),
+                        processing_class=tokenizer)  # fmt: skip
+
+
+def test_a_server_without_a_constraint_is_refused(task, path, plain_server, tmp_path):
+    with pytest.raises(ValueError, match="start it with `trl-grpo-tasks serve`"):
+        make_trainer(task, path, (plain_server, None), tmp_path)
