@@ -115,12 +115,15 @@ _MEASURED = {
     "brick/tiny_cpu": "yes",
     "brick/single_gpu": "with changed options",
     "theory/tiny_cpu": "yes",
+    "theory/colab_t4": "memory and time only, on an H200",
     "theory/paper": "221 of its steps, and with changed options",
     "machine/tiny_cpu": "yes",
+    "machine/colab_t4": "memory and time only, on an H200",
     "machine/single_gpu": "80 of its steps",
     "infill/tiny_cpu": "yes",
     "infill/single_gpu": "yes",
     "prompts/tiny_cpu": "yes",
+    "prompts/colab_t4": "memory and time only, on an H200",
     "prompts/single_gpu": "with weights from a GGUF file",
 }
 _HARDWARE = {

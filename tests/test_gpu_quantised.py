@@ -60,12 +60,15 @@ def test_an_8bit_layer_is_the_product_of_rounded_activations(dtype, tokens, outl
     torch.manual_seed(0)
     layer = Linear8bitLt(WIDTH, 512, bias=False, has_fp16_weights=False, threshold=6.0).to("cuda")
     x = activations(tokens, dtype, outliers)
+    # The kernel moves a few activations that lie between two integers (next test). Each changes an output by about
+    # 0.001, which counts beside the rounding of fp16: twice that rounding is allowed.
+    near = {torch.bfloat16: ROUNDING[torch.bfloat16], torch.float16: 2 * ROUNDING[torch.float16]}[dtype]
     for training in (True, False):  # unlike on a CPU, the mode makes no difference
         layer.train(training)
         assert activation_threshold(layer) == 6.0
         expected = layer(x)
         error = (linear(round_activations(x, 6.0), dense_weight(layer, dtype)) - expected).abs().max()
-        assert error / expected.abs().max() < ROUNDING[dtype]
+        assert error / expected.abs().max() < near
 
 
 def test_rounded_activations_are_the_int8_values_of_bitsandbytes():
@@ -99,8 +102,8 @@ def test_rollouts_are_scored_as_they_were_sampled(sharp_path, tmp_path, capsys, 
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
     quantized = quantization(bits, bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True)
     args = config(
-        tmp_path, use_cpu=False, rollout=engine, temperature=0.8, max_steps=4, model_init_kwargs={"dtype": "float32"},
-        **{precision: True}, **options,
+        tmp_path, use_cpu=False, rollout=engine, temperature=0.8, max_steps={"bf16": 4, "fp16": 12}[precision],
+        model_init_kwargs={"dtype": "float32"}, **{precision: True}, **options,
     )  # fmt: skip
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
     trainer = TaskGRPOTrainer(
@@ -111,7 +114,10 @@ def test_rollouts_are_scored_as_they_were_sampled(sharp_path, tmp_path, capsys, 
     logs = [line for line in trainer.state.log_history if "loss" in line]
     near = {"bf16": 0.05, "fp16": 0.01}[precision]
     assert all(line["sampling/logp_difference_mean"] < near for line in logs)
-    assert np.isfinite(logs[-1]["grad_norm"])
+    # In fp16, the gradient scaler starts at 65,536 and halves its scale whenever it skips a step that overflows. In
+    # float32, gradients of this model's activations reach 16, so that about five steps are skipped.
+    finite = [np.isfinite(line["grad_norm"]) for line in logs]
+    assert all(finite) if precision == "bf16" else sum(finite) >= 6
     weights = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert any(weight.any() for name, weight in weights.items() if "lora_B" in name)
