@@ -24,6 +24,7 @@ from tests.test_notebooks import OF_TASK, SHORT
 from trl_grpo_tasks import TaskGRPOConfig
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.recipes import find_recipe
 from trl_grpo_tasks.registry import TASKS
@@ -38,6 +39,7 @@ NOT_RUN = {
     "pip": "needs a network; test_wheel.py installs the wheel",
     "python -m build": "test_wheel.py builds the wheel",
     "sbatch": "there is no Slurm here; test_recipes.py runs the script",
+    "trl-grpo-tasks serve": "needs vLLM; tests/vllm starts a server",
     "python -m mujoco.viewer": "opens a window",
     "python docs/make_pictures.py": "takes minutes; there is a test below",
     "python notebooks/make_notebooks.py": "test_notebooks.py runs it",
@@ -127,7 +129,11 @@ def test_every_command_runs(page, clone, reader):
     reader.open(page)
     for words in commands(page):
         typed = " ".join(words)
-        if not any(typed.startswith(start) for start in NOT_RUN):
+        if "--use_vllm" in words:  # tests/vllm trains with vLLM; here its options are read
+            start = words.index("train.py" if "train.py" in words else "train")
+            task, _, args, _ = parse([*words[start + 1 :], "--use_cpu", "--bf16", "false"])
+            assert task.name and args.use_vllm
+        elif not any(typed.startswith(start) for start in NOT_RUN):
             assert reader.run(words) == 0, typed
 
 
@@ -286,6 +292,7 @@ def known_options():
     known = {*ALIASES, "--config", "--help", "--version"}
     known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
     known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
+    known |= {"--host", "--port", "--tensor"}  # of serve, and of vLLM: --tensor-parallel-size
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))

@@ -24,7 +24,8 @@ from tests.support.paths import RECIPES, ROOT
 from tests.support.quantised import bitsandbytes_works
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.arguments import AUTO, parse
+from trl_grpo_tasks.commands.serve import split_words
 from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer
 from trl_grpo_tasks.registry import TASKS
 from trl_grpo_tasks.rewards.components import component_weights
@@ -280,7 +281,7 @@ wait $!
 """
 
 
-def submitted(folder, *words, commands, **variables):
+def submitted(folder, *words, commands, script=SCRIPT, **variables):
     """The script as Slurm starts it, with `commands` on the path."""
     tools = folder / "bin"
     tools.mkdir()
@@ -293,7 +294,7 @@ def submitted(folder, *words, commands, **variables):
         "SLURM_GPUS_ON_NODE": "1", **variables,
     }  # fmt: skip
     return subprocess.run(
-        ["bash", str(SCRIPT), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        ["bash", str(script), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -320,6 +321,81 @@ def test_the_slurm_script_starts_accelerate_once_a_node(tmp_path):
 def test_the_slurm_script_needs_a_recipe(tmp_path):
     done = submitted(tmp_path, commands={"scontrol": SCONTROL, "srun": SRUN})
     assert done.returncode != 0 and "usage: sbatch slurm/train.sbatch RECIPE [options" in done.stderr
+
+
+VLLM_SCRIPT = ROOT / "slurm" / "train_vllm.sbatch"
+THREE_NODES = {"SLURM_JOB_NODELIST": "node[1-3]", "SLURM_NNODES": "3", "SLURM_GPUS_ON_NODE": "4"}
+
+
+def steps_of_slurm(server, run):
+    """Slurm's commands for three nodes. The step of the server is `server`, that of the run is `run`; each writes its
+    words to a file, and the run starts after the server did."""
+    srun = f"""case "$1" in
+--relative=2) printf "%s\\n" "$@" > server.txt; {server};;
+--relative=0) while [ ! -s server.txt ]; do sleep 0.1; done; printf "%s\\n" "$@" > run.txt; {run};;
+esac
+"""
+    return {"scontrol": "printf 'host1\\nhost2\\nhost3\\n'\n", "srun": srun}
+
+
+WAITING = "trap 'echo ended > ended.txt; exit 0' TERM; while true; do sleep 0.1; done"
+
+
+def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
+    from accelerate.commands.launch import launch_command_parser
+
+    subprocess.run(["bash", "-n", str(VLLM_SCRIPT)], check=True)
+    done = submitted(tmp_path, "brick/multi_gpu", "--run_name", "two words", script=VLLM_SCRIPT,
+                     commands=steps_of_slurm(WAITING, "exit 0"), **THREE_NODES)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "server.txt").read_text().splitlines()[:5] == [
+        "--relative=2", "--nodes=1", "--ntasks=1", "trl-grpo-tasks", "serve"
+    ]  # fmt: skip
+    server = (tmp_path / "server.txt").read_text().splitlines()[5:]
+    own, passed = split_words(server)
+    assert passed == []
+    words = (tmp_path / "run.txt").read_text().splitlines()
+    assert words[:4] == ["--relative=0", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"]
+    args = launch_command_parser().parse_args(words[words.index("launch") + 1 :])
+    assert (args.num_machines, args.num_processes, args.main_process_ip) == (2, 8, "host1")
+    assert (ROOT / args.config_file).is_file() and args.training_script == "train.py"
+    _, _, config, _ = parse([*args.training_script_args, "--use_cpu", "--bf16", "false"])
+    assert config.use_vllm and config.vllm_mode == "server" and config.constrain and config.run_name == "two words"
+    assert config.vllm_server_host == "host3" and config.resume_from_checkpoint == AUTO
+    assert own == ["--config", "brick/multi_gpu", "--host", "0.0.0.0", "--port", str(config.vllm_server_port)]
+    assert 30_000 <= config.vllm_server_port < 40_000 and args.main_process_port < 30_000
+
+
+def test_the_slurm_script_with_vllm_ends_with_the_status_of_the_run_and_ends_the_server(tmp_path):
+    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands=steps_of_slurm(WAITING, "exit 7"),
+                     VLLM_OPTIONS="--dtype bfloat16 --enforce-eager", **THREE_NODES)  # fmt: skip
+    assert done.returncode == 7 and (tmp_path / "ended.txt").is_file()
+    assert (tmp_path / "server.txt").read_text().endswith("--\n--dtype\nbfloat16\n--enforce-eager\n")
+
+
+def test_the_slurm_script_with_vllm_ends_if_the_server_ends(tmp_path):
+    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT,
+                     commands=steps_of_slurm("sleep 0.5; exit 3", WAITING), **THREE_NODES)  # fmt: skip
+    assert done.returncode == 1 and "the vLLM server ended before the run" in done.stderr
+    assert (tmp_path / "ended.txt").is_file()
+
+
+def test_the_slurm_script_with_vllm_passes_the_signal_before_the_time_limit_to_the_run_alone(tmp_path):
+    """The server must not end before the run has saved its step: only the end of the script ends it."""
+    saves = (
+        "trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM; kill -TERM $PPID; sleep 9 & wait; exit 1"
+    )
+    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands=steps_of_slurm(WAITING, saves),
+                     **THREE_NODES)  # fmt: skip
+    assert done.returncode == 5 and (tmp_path / "saved.txt").is_file() and (tmp_path / "ended.txt").is_file()
+
+
+def test_the_slurm_script_with_vllm_needs_a_recipe_and_two_nodes(tmp_path):
+    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands={}, SLURM_NNODES="1")
+    assert done.returncode == 2 and "this job needs at least two" in done.stderr
+    shutil.rmtree(tmp_path / "bin")
+    done = submitted(tmp_path, script=VLLM_SCRIPT, commands={})
+    assert done.returncode != 0 and "usage: sbatch slurm/train_vllm.sbatch RECIPE [options" in done.stderr
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +19,7 @@ from trl_grpo_tasks.commands import serve as command
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.commands.plan import ready_model
-from trl_grpo_tasks.commands.serve import check_passed, server_command, split_words, train_words
+from trl_grpo_tasks.commands.serve import check_passed, server_command, split_words
 from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.serving.served_task import PROCESSOR, SERVED_VARIABLE, ServedTask
@@ -99,10 +100,24 @@ def test_the_printed_command_trains_the_same_task_with_the_server(started, capsy
     assert (args.vllm_server_host, args.vllm_server_port) == ("127.0.0.1", 8123)
 
 
-def test_a_server_on_all_addresses_is_reached_by_the_name_of_the_machine():
-    task = get_task("brick")
-    assert value_of(train_words(task, "tiny", "0.0.0.0", 1), "--vllm_server_host") == socket.gethostname()
-    assert value_of(train_words(task, "tiny", "10.0.0.7", 1), "--vllm_server_host") == "10.0.0.7"
+def test_a_server_on_all_addresses_is_reached_by_the_name_of_the_machine(started, capsys):
+    main(["serve", "brick", "--model", "tiny", "--host", "0.0.0.0"])
+    assert value_of(started[0][0], "--host") == "0.0.0.0"
+    assert f"--vllm_server_host {socket.gethostname()} " in capsys.readouterr().out
+
+
+def test_a_recipe_gives_the_task_its_options_and_the_model(started, capsys, tmp_path):
+    recipe = {"task": "brick", "brick_levels": ["small", "room"], "max_bricks": 80, "attach": False, "world_dim": None,
+              "model_name_or_path": "tiny", "max_steps": 3, "output_dir": "run", "constrain": True}  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    main(["serve", "--config", "mine.yaml", "--max_bricks", "9"])
+    ((served, _),) = started
+    typed = shlex.split(capsys.readouterr().out.partition("train with: ")[2])
+    task, _, args, model = parse(typed[2:])
+    assert task.options.max_bricks == 9 and task.options.brick_levels == ["small", "room"] and args.max_steps == 3
+    record = ServedTask.from_config(json.loads(value_of(served, "--additional-config")))
+    tokenizer = ready_model(model.model_name_or_path, task, [], "run", seed=args.seed).tokenizer
+    assert record.difference(ServedTask.of(task, tokenizer)) is None
 
 
 def test_a_task_file_is_served_by_its_full_path(my_task, started):
@@ -196,6 +211,7 @@ def test_without_vllm_the_message_says_what_to_install(monkeypatch, capsys):
         ("brik --model tiny", "unknown task 'brik' (did you mean 'brick'?)"),
         ("mine.py --model tiny", "mine.py' does not exist"),
         ("brick", "give --model"),
+        ("--config brick/nothing", "--config brick/nothing: there is no recipe of this name"),
         ("brick --model tiny --port many", "--port 'many' must be a whole number"),
         ("brick --model tiny --max_brick 3", "unknown option --max_brick; did you mean --max_bricks?"),
         ("brick --model tiny --gpu-memory-utilization 0.5", "unknown option --gpu-memory-utilization"),

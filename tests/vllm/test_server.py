@@ -114,7 +114,7 @@ def test_a_request_cannot_name_code_to_load(server, path):
 
 def test_another_task_or_tokenizer_is_refused_before_the_first_step(task, path, server, tmp_path):
     other = get_task(NAME, {"prompts_file": task.options.prompts_file, "target_length": 7})
-    with pytest.raises(ValueError, match="--target_length of the task is null on the server and 7 in this run"):
+    with pytest.raises(ValueError, match="--target_length of the task is not set on the server and 7 in this run"):
         make_trainer(other, path, server, tmp_path / "a")
     toy = ToyTask()
     with pytest.raises(ValueError, match="the server samples for task 'prompts'"):

@@ -33,7 +33,7 @@ SUMMARIES = {
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
     "report RUN_DIR": "write the HTML report of a run",
     "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",
-    "serve [TASK] --model MODEL": "start a vLLM server that samples under the task's constraint",
+    "serve [TASK] [--config RECIPE]": "start a vLLM server that samples under the task's constraint",
     "score TASK --input FILE": "score completions from a file, without a model",
     "check TASK": "check without a model that a task is consistent",
     "new NAME": "write a task of your own, NAME.py, that trains as it is",

@@ -8,18 +8,20 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from ..redact import is_secret
+from ..redact import redacted_words
+from ..registry import find_task_class
 from ..task import Task
 from .command_parser import CommandParser, require_task, task_with_options
 from .help_screens import PROGRAM
+from .recipes import find_recipe, read_recipe
 
 VLLM_VERSIONS = ((0, 24), (0, 31))  # the oldest and the newest supported
-ANY_ADDRESS = ("0.0.0.0", "::")  # a server listens on all addresses of its machine; a client cannot connect to these
 
 _SPECULATIVE = "constraints do not work with speculative decoding; leave it out"
 _REVISION = "the constraint needs the tokenizer of the same files; download them to a folder, and give it to --model"
@@ -49,19 +51,22 @@ def serve(arguments: Sequence[str]) -> int:
     own, passed = split_words(arguments)
     parser = CommandParser(
         "serve",
-        "[TASK] --model MODEL [--option value ...] [-- OPTIONS OF vllm serve]",
+        "[TASK] [--config RECIPE] [--model MODEL] [--option value ...] [-- ...]",
         "Start a vLLM server that samples under the task's constraint, for runs with --use_vllm --vllm_mode server. "
-        "Give the task and its options as in the run, which compares them with the server's before its first step. "
-        "The server has vLLM's development endpoints, through which a run replaces the weights: only machines that "
-        "you trust may reach its port. Words after -- go to vllm serve.",
+        "Give the task, its options and the model as in the run, which compares them with the server's before its "
+        "first step. The server has vLLM's development endpoints, through which a run replaces the weights: only "
+        "machines that you trust may reach its port. Words after -- go to vllm serve.",
         [
             "trl-grpo-tasks serve brick --model Qwen/Qwen2.5-0.5B",
-            "trl-grpo-tasks serve my_task.py --model Qwen/Qwen2.5-7B --host 0.0.0.0 -- --tensor-parallel-size 2",
+            "trl-grpo-tasks serve --config brick/multi_gpu --host 0.0.0.0 -- --tensor-parallel-size 2",
         ],
         takes_task=True,
     )
     parser.add_argument(
-        "--model", "--model_name_or_path", required=True, metavar="MODEL",
+        "--config", metavar="RECIPE", help="a recipe, whose task, model and options of the task are used"
+    )
+    parser.add_argument(
+        "--model", "--model_name_or_path", metavar="MODEL",
         help="the model that is trained: a Hub id, a folder, a .gguf file, or tiny",
     )  # fmt: skip
     parser.add_argument(
@@ -70,20 +75,40 @@ def serve(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
     known, rest = parser.parse_known(own)
-    spec = require_task(known.task, "serve")
+    recipe = read_recipe(str(find_recipe(known.config))) if known.config else {}
+    spec = require_task(known.task or recipe.get("task"), "serve")
+    model = known.model or recipe.get("model_name_or_path")
+    if not model:
+        raise ValueError(f"give --model, the model that is trained; '{parser.prog} -h' shows how")
     check_passed(passed)
     check_vllm()
-    task = task_with_options(str(Path(spec).expanduser().resolve()) if spec.endswith(".py") else spec, rest)
+    task = task_of(spec, recipe, rest)
     from .train import quiet_third_party_logging
 
     quiet_third_party_logging()
-    command, environment = server_command(task, known.model, known.host, known.port, passed)
+    command, environment = server_command(task, model, known.host, known.port, passed)
+    train = [PROGRAM, "train", spec, *(["--config", known.config] if known.config else []), "--model", model, *rest]
+    train += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_host"]
+    # A client cannot connect to the address that stands for all addresses.
+    train += [socket.gethostname() if known.host in ("0.0.0.0", "::") else known.host]
+    train += ["--vllm_server_port", str(known.port)]
     print(
-        f"vLLM serves {known.model} under the constraint of task {task.name!r} on {known.host}:{known.port}; train "
-        f"with: {shlex.join(train_words(task, known.model, known.host, known.port))}",
+        f"vLLM serves {model} under the constraint of task {task.name!r} on {known.host}:{known.port}; train with: "
+        f"{shlex.join(redacted_words(train))}",
         flush=True,
     )
     os.execve(command[0], command, {**os.environ, **environment})
+
+
+def task_of(spec: str, recipe: Mapping[str, Any], flags: Sequence[str]) -> Task:
+    """The task with its options of a recipe and of flags. The path of a task file is made absolute: vLLM's processes
+    load it too."""
+    if spec.endswith(".py"):
+        spec = str(Path(spec).expanduser().resolve())
+    from ..report.page import option_words
+
+    own = {one.name: recipe[one.name] for one in fields(find_task_class(spec).Options) if one.name in recipe}
+    return task_with_options(spec, [*option_words(own), *flags])
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -158,16 +183,3 @@ def server_command(
         command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     # TRL's client uses vLLM's development endpoints for the weights and for the configuration.
     return [*command, *passed], {"VLLM_SERVER_DEV_MODE": "1", SERVED_VARIABLE: served}
-
-
-def train_words(task: Task, model: str, host: str, port: int) -> list[str]:
-    """The words of the command that trains with the server."""
-    from ..report.page import option_words
-
-    defaults = asdict(type(task).Options())
-    changed = {
-        name: value for name, value in asdict(task.options).items() if value != defaults[name] and not is_secret(name)
-    }
-    words = [PROGRAM, "train", str(task.spec), "--model", model, *option_words(changed), "--constrain", "--use_vllm"]
-    address = socket.gethostname() if host in ANY_ADDRESS else host
-    return [*words, "--vllm_mode", "server", "--vllm_server_host", address, "--vllm_server_port", str(port)]
