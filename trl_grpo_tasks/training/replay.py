@@ -163,7 +163,7 @@ def groups_of(
                 row=rows[members[0]],
                 prompt_ids=prompts[members[0]].cpu(),
                 completion_ids=[completions[i].cpu() for i in members],
-                behaviour_logps=[logps[i, : len(completions[i])].cpu() for i in members],
+                behaviour_logps=[logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
                 advantages=advantages,
                 priority=advantages.abs().mean().item() + 0.01,
                 step=step,

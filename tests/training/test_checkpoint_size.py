@@ -1,0 +1,69 @@
+"""What a checkpoint holds: shared state once, a rollout and its masks only while they are still trained on."""
+
+import pytest
+import torch
+
+from tests.support.training import parameters, run_processes, toy_trainer
+
+MOVING = {"beta": 0.1, "reference_mode": "ema", "ema_alpha": 0.7, "kl_target": 0.01, "constrain": True}
+SAVING = {"save_strategy": "steps", "save_steps": 1, "replay_size": 4}
+SCRIPT = "from tests.support.training import toy_trainer\ntrainer = toy_trainer(model, output_dir, **options)\n"
+
+
+def tensors(value):
+    """All tensors in nested dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return [tensor for one in inner for tensor in tensors(one)]
+
+
+def state(folder, name):
+    return torch.load(folder / f"task_state_{name}.pt", weights_only=True)
+
+
+@pytest.mark.slow
+def test_two_processes_save_the_reference_once_and_resume_bit_for_bit(tiny_path, tmp_path):
+    options = MOVING | SAVING | {"max_steps": 4, "per_device_train_batch_size": 4}
+    weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "run", 2, options)
+    folder = tmp_path / "run" / "checkpoint-2"
+    shapes = sorted(tuple(p.shape) for p in weights.values())
+    assert sorted(tuple(p.shape) for p in tensors(state(folder, "common"))) == shapes
+    for process in range(2):
+        assert not {tuple(t.shape) for t in tensors(state(folder, process))} & {s for s in shapes if len(s) == 2}
+    assert sorted(path.name for path in folder.glob("task_*")) == [f"task_state_{n}.pt" for n in (0, 1, "common")]
+    for path in (tmp_path / "run").glob("checkpoint-[34]/complete"):
+        path.unlink()
+    resumed, again = run_processes(SCRIPT, tiny_path, tmp_path / "run", 2, options, resume=True)
+    assert all(resumed[name].equal(value) for name, value in weights.items()) and again == log
+
+
+def test_a_checkpoint_without_its_common_state_is_refused(tiny_path, tmp_path):
+    options = MOVING | SAVING | {"max_steps": 2}
+    toy_trainer(tiny_path, tmp_path, **options).train()
+    (tmp_path / "checkpoint-1" / "task_state_common.pt").unlink()
+    with pytest.raises(ValueError, match=r"task_state_common.pt does not exist, so the checkpoint is incomplete"):
+        toy_trainer(tiny_path, tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_rollouts_and_masks_are_saved_only_while_they_are_trained_on(tiny_path, tmp_path):
+    """A rollout lasts for two steps, twice: it is used up after every fourth step. Evaluations have masks too."""
+    options = MOVING | SAVING | {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 2}
+    options |= {"replay_size": 0, "max_steps": 8, "eval_strategy": "steps", "eval_steps": 1, "eval_rows": 2}
+    whole = toy_trainer(tiny_path, tmp_path, **options)
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    rows = options["steps_per_generation"] * whole.args.per_device_train_batch_size
+    for step in range(1, 9):
+        saved = state(tmp_path / f"checkpoint-{step}", 0)
+        batches = saved["buffered_inputs"]
+        assert ("masks" in saved) == (batches is not None) == bool(step % 4), step
+        if batches is not None:
+            assert sum(len(batch["mask_numbers"]) for batch in batches) == rows
+            used = {number for batch in batches for number in batch["mask_numbers"].flatten().tolist()}
+            assert max(used) <= len(saved["masks"]["masks"]), "every mask that the rollout refers to is there"
+    for step in (2, 3, 4, 5):
+        again = toy_trainer(tiny_path, tmp_path, **options)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert all(p.equal(wanted[name]) for name, p in parameters(again).items()), f"after resuming at step {step}"
+        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
