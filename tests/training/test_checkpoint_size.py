@@ -1,9 +1,12 @@
 """What a checkpoint holds: shared state once, a rollout and its masks only while they are still trained on."""
 
+import zipfile
+
 import pytest
 import torch
 
 from tests.support.training import parameters, run_processes, toy_trainer
+from trl_grpo_tasks.training.checkpoint_layer import packed, unpacked
 
 MOVING = {"beta": 0.1, "reference_mode": "ema", "ema_alpha": 0.7, "kl_target": 0.01, "constrain": True}
 SAVING = {"save_strategy": "steps", "save_steps": 1, "replay_size": 4}
@@ -61,9 +64,42 @@ def test_rollouts_and_masks_are_saved_only_while_they_are_trained_on(tiny_path, 
         if batches is not None:
             assert sum(len(batch["mask_numbers"]) for batch in batches) == rows
             used = {number for batch in batches for number in batch["mask_numbers"].flatten().tolist()}
-            assert max(used) <= len(saved["masks"]["masks"]), "every mask that the rollout refers to is there"
+            assert max(used) <= len(unpacked(saved)["masks"]["masks"]), (
+                "every mask that the rollout refers to is there"
+            )
     for step in (2, 3, 4, 5):
         again = toy_trainer(tiny_path, tmp_path, **options)
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert all(p.equal(wanted[name]) for name, p in parameters(again).items()), f"after resuming at step {step}"
         assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+
+
+def test_lists_of_vectors_are_packed_and_come_back_as_they_were(tmp_path):
+    """The number of records in the file is that of its tensors: 3 here."""
+    vectors = [torch.arange(size, dtype=torch.int32) for size in (3, 0, 5)]
+    given = {"a": [{"masks": vectors, "one": torch.ones(2, 2)}, [[1, 2], []]], "b": [torch.zeros(2, 1)], "c": (1, [])}
+    torch.save(packed(given), tmp_path / "state.pt")
+    assert records(tmp_path / "state.pt") == 3
+    restored = unpacked(torch.load(tmp_path / "state.pt", weights_only=True))
+    masks = restored["a"][0].pop("masks")
+    assert all(map(torch.equal, masks, vectors)) and [v.dtype for v in masks] == [torch.int32] * 3
+    assert len({v.untyped_storage().data_ptr() for v in masks if len(v)}) == 2, "each has its own memory"
+    assert restored["a"][1:] == [[[1, 2], []]] and restored["c"] == (1, []) and restored["b"][0].shape == (2, 1)
+
+
+def test_a_replay_buffer_is_few_tensors(tiny_path, tmp_path):
+    options = MOVING | SAVING | {"replay_size": 6, "max_steps": 4, "num_generations": 8, "max_completion_length": 4}
+    trainer = toy_trainer(tiny_path, tmp_path, **options)
+    trainer.train()
+    folder = tmp_path / "checkpoint-4"
+    groups = unpacked(state(folder, 0))["parts"]["replay"]["groups"]
+    assert len(groups) == len(trainer._replay) >= 3 and len(tensors(groups)) > 24 * len(groups)
+    for group, stored in zip(groups, trainer._replay._groups, strict=True):
+        assert group.keys() == vars(stored).keys()
+        assert all(map(torch.equal, tensors(group), tensors(vars(stored))))
+    assert records(folder / "task_state_0.pt") <= 6 * len(groups) + 2, "and the loss since the last log"
+
+
+def records(path):
+    with zipfile.ZipFile(path) as file:
+        return sum("/data/" in name for name in file.namelist())

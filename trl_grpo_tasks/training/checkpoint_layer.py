@@ -83,7 +83,7 @@ class CheckpointLayer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        torch.save(self._state_dict(), _state_file(folder, self.accelerator.process_index))
+        torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
         if self.args.should_save:
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
             torch.save(common, _state_file(folder, "common"))
@@ -208,7 +208,29 @@ def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
             f"{path} does not exist, so the checkpoint is incomplete on this machine; all machines of a run must "
             "share --output_dir"
         )
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    return unpacked(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+
+
+def packed(state: Any) -> Any:
+    """Nested state in which lists of vectors, such as the masks of a rollout, are one tensor each. Per tensor,
+    torch.save takes about 0.1 ms and 200 bytes, and torch.load 0.3 ms."""
+    if isinstance(state, dict):
+        return {name: packed(value) for name, value in state.items()}
+    if not isinstance(state, list):
+        return state
+    kinds = {(x.dtype, x.device) if isinstance(x, torch.Tensor) and x.ndim == 1 else None for x in state}
+    if len(kinds) == 1 and kinds != {None}:
+        return {"vectors": torch.cat(state), "sizes": [len(vector) for vector in state]}
+    return [packed(value) for value in state]
+
+
+def unpacked(state: Any) -> Any:
+    """The state that `packed` was given."""
+    if isinstance(state, dict) and state.keys() == {"vectors", "sizes"}:
+        return [vector.clone() for vector in state["vectors"].split(state["sizes"])]
+    if isinstance(state, dict):
+        return {name: unpacked(value) for name, value in state.items()}
+    return [unpacked(value) for value in state] if isinstance(state, list) else state
 
 
 class _RestoreCounters(TrainerCallback):
