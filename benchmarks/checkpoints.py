@@ -88,7 +88,9 @@ def measure(report: Report, options: Any, processes: int, obtained: str) -> None
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        save_tiny(get_task(options.task).tiny(), Path(folder) / "model")
+        spec = get_task(options.task).tiny()
+        assert spec is not None, "the task has no tiny model"
+        save_tiny(spec, Path(folder) / "model")
         torch.multiprocessing.spawn(_train, (options, processes, folder, port), nprocs=processes)
         within, between = (_sizes(Path(folder) / "run" / f"checkpoint-{options.steps - n}") for n in (1, 0))
         times = json.loads((Path(folder) / "seconds.json").read_text())
