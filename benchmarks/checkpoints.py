@@ -127,6 +127,7 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
     import torch
 
     from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer, get_task
+    from trl_grpo_tasks.training.checkpoint_layer import packed
 
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"all": [], "process": []}
@@ -136,7 +137,7 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
             start = time.perf_counter()
             super()._save_checkpoint(*args, **kwargs)
             end = time.perf_counter()
-            torch.save(self._state_dict(), Path(folder) / f"again_{rank}.pt")  # what this process wrote
+            torch.save(packed(self._state_dict()), Path(folder) / f"again_{rank}.pt")  # what this process wrote
             if self.state.global_step % 2 == 0:  # between rollouts
                 times["all"].append(end - start)
                 times["process"].append(time.perf_counter() - end)
