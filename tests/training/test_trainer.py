@@ -432,10 +432,17 @@ def test_replay_needs_whole_groups_on_each_process(tmp_path):
 @pytest.mark.parametrize(
     "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
 )
-def test_sharded_weights_are_refused_where_whole_ones_are_needed(tmp_path, monkeypatch, option):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="whole weights"):
+def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_path, monkeypatch, option):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # which is the first version, unless FSDP_VERSION says otherwise
+    with pytest.raises(ValueError, match="use FSDP2"):
         config(tmp_path, **option)
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    config(tmp_path, **option)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    with pytest.raises(ValueError, match="use FSDP2"):
+        config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
+    config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
+    config(tmp_path, fsdp=True, **option)
 
 
 def test_rewards_are_begun_before_reference_log_probs(tiny_path, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from .base import unpack
 from .scoring import Head, HeadScale, masked_logps_and_entropies, sampled_logits
+from .sharding import whole
 from .table import FREE, MaskTable
 
 SAMPLED_POSITIONS = 256  # `allowed_mass` needs the full head, so it is measured on a sample of positions
@@ -81,7 +82,8 @@ class MaskedHead:
         hidden_N_H = hidden.reshape(-1, hidden.shape[-1])[index]
         targets_N = targets_B_T.reshape(-1)[index]
         masks_N = masks_B_T.numpy()[scored]
-        head = Head(lm_head.weight, lm_head.bias, scale)
+        bias = None if lm_head.bias is None else whole(lm_head.bias)
+        head = Head(whole(lm_head.weight), bias, scale)
         precision: Any = nullcontext()
         if self._cast_lm_head_to_fp32:
             hidden_N_H = hidden_N_H.float()

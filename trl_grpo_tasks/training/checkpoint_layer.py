@@ -84,8 +84,9 @@ class CheckpointLayer(GRPOTrainer):
         finally:
             self.args.save_total_limit = limit
         torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
-        if self.args.should_save:
+        if self.args.should_save or self.is_fsdp_enabled:  # all processes are needed to gather sharded weights
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
+        if self.args.should_save:
             torch.save(common, _state_file(folder, "common"))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -103,7 +104,7 @@ class CheckpointLayer(GRPOTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         # If there is an adapter in a sub-folder (TRL's "ref"), transformers loads that one instead of the trained one.
         model = self.model if model is None else model
-        if is_peft_model(model) and len(model.peft_config) > 1:
+        if is_peft_model(model) and len(model.peft_config) > 1 and not self.is_fsdp_enabled:
             model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

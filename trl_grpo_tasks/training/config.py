@@ -284,12 +284,20 @@ class TaskGRPOConfig(GRPOConfig):
     def _check_sharding(self) -> None:
         moving = self.reference_mode != "static"
         zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
-        fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-        needs_whole = moving or self.replay_size or self.constrain or self.sampling_filters or self.offload_reference
-        if needs_whole and (zero3 or fsdp):
+        fsdp = 0
+        if self.fsdp_plugin_args:
+            fsdp = self.fsdp_plugin_args["fsdp_version"]
+        elif os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+            fsdp = int(os.environ.get("FSDP_VERSION", "1"))
+        if (moving or self.replay_size or self.constrain or self.sampling_filters) and (zero3 or fsdp == 1):
             raise ValueError(
-                "moving and offloaded references, replay, constraints and sampling filters need whole weights on each "
-                "process; use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
+                "moving references, replay, constraints and sampling filters do not work with ZeRO-3 and the first "
+                "version of FSDP; use FSDP2 (fsdp_version: 2), DDP or ZeRO-2"
+            )
+        if self.offload_reference and (zero3 or fsdp):
+            raise ValueError(
+                "offloaded references must be whole on each process; leave offload_reference out, or use DDP or ZeRO-2 "
+                "instead of ZeRO-3 or FSDP"
             )
 
     def _check_replay(self) -> None:

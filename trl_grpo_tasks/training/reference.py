@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..constraints.sharding import copy_whole, reshard, whole
+
 ADAPTER = "ref"
 FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
@@ -51,27 +53,34 @@ class MovingReference:
     @torch.no_grad()
     def _move(self, keep: float) -> None:
         weights = self._weights()
-        average = weights | self._average
-        if self._ref_model is not None:
+        reshard(self._model)
+        if self._ref_model is not None:  # shards of the same elements
+            average = weights | self._average
             for ref, policy in zip(average.values(), self._model.parameters(), strict=True):
                 _blend(ref, policy, keep)
-        else:
-            _blend_adapters(average, _adapter_parameters(self._model, "default"), keep)
-        for name, value in self._average.items():
-            weights[name].copy_(value)
+        else:  # the average of products needs whole adapters
+            average = {name: whole(p) for name, p in weights.items()} | self._average
+            policy = {name: whole(p) for name, p in _adapter_parameters(self._model, "default").items()}
+            _blend_adapters(average, policy, keep)
+        for name, value in average.items():
+            if value is not weights[name]:
+                copy_whole(weights[name], value)
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """The reference's own parameters by name."""
+        """The reference's own parameters by name: where they are sharded, the shards."""
+        reshard(self._model if self._ref_model is None else self._ref_model)
         if self._ref_model is not None:
             return dict(self._ref_model.named_parameters())
         return _adapter_parameters(self._model, ADAPTER)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights in the precision that the next update needs; rounding them gives the reference's weights exactly."""
+        """Weights in the precision that the next update needs; rounding them gives the reference's weights exactly.
+
+        All processes must call this where weights are sharded."""
         weights = self._weights() | self._average
         return {
             "iterations": self._iterations,
-            "weights": {name: p.detach().to("cpu", copy=True) for name, p in weights.items()},
+            "weights": {name: whole(p.detach()).to("cpu", copy=True) for name, p in weights.items()},
         }
 
     @torch.no_grad()
@@ -79,9 +88,9 @@ class MovingReference:
         self._iterations = state["iterations"]
         weights = self._weights()
         for name, value in state["weights"].items():
-            weights[name].copy_(value)
+            copy_whole(weights[name], value)
             if name in self._average:
-                self._average[name].copy_(value)
+                copy_whole(self._average[name], value)
 
 
 class Offloaded:

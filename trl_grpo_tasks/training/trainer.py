@@ -192,8 +192,11 @@ class TaskGRPOTrainer(RewardLayer):
         table = self._tables["train"] if "mask_numbers" in output else None
         for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step, table):
             buffer.add(group)
-        if chosen:
-            self._put_groups(output, chosen)
+        replaced_rows = len(chosen) * size
+        if self.is_fsdp_enabled:  # all processes must take part in every forward pass of a sharded reference
+            replaced_rows = max(gather_object([replaced_rows]))
+        if replaced_rows:
+            self._put_groups(output, chosen, replaced_rows)
         output["num_items_in_batch"] = self.accelerator.gather(self._loss_mask(output).sum()).sum()
         ages = [float(step - stored.step) for _, stored, _ in chosen]
         sums = torch.tensor([len(ages), sum(ages), len(buffer)], device=self.accelerator.device)
@@ -203,17 +206,21 @@ class TaskGRPOTrainer(RewardLayer):
         if replaced_groups:
             self._metrics["train"]["replay/age"].append(age / replaced_groups)
 
-    def _put_groups(self, output: dict[str, Any], chosen: list[tuple[int, StoredGroup, float]]) -> None:
-        """Write stored groups into a rollout and compute their reference log-probs with the present reference."""
+    def _put_groups(
+        self, output: dict[str, Any], chosen: list[tuple[int, StoredGroup, float]], scored_rows: int
+    ) -> None:
+        """Write stored groups into a rollout and compute their reference log-probs with the present reference, which
+        scores this number of rows: where they are more than those replaced, the rest is not used."""
         table = self._tables["train"] if "mask_numbers" in output else None
         replaced = put_groups(output, chosen, self.num_generations, self._tokenizer.pad_token_id, table)
         if "ref_per_token_logps" in output:
+            scored = replaced + [0] * (scored_rows - len(replaced))
             part = {
-                key: value[replaced]
+                key: value[scored]
                 for key, value in output.items()
                 if isinstance(value, torch.Tensor) and value.ndim == 2
             }
-            output["ref_per_token_logps"][replaced] = self._score(part, of_reference=True)
+            output["ref_per_token_logps"][replaced] = self._score(part, of_reference=True)[: len(replaced)]
 
     def _score(self, output: dict[str, Any], of_reference: bool) -> torch.Tensor:
         """Log-probs of a rollout's completions under the present policy or reference."""
