@@ -445,6 +445,15 @@ def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_pa
     config(tmp_path, fsdp=True, **option)
 
 
+def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch):
+    """Otherwise the reference model of all processes but the first is empty."""
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")  # as `accelerate launch` sets it by default
+    config(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading: false"):
+        config(tmp_path)
+
+
 def test_rewards_are_begun_before_reference_log_probs(tiny_path, tmp_path, monkeypatch):
     trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, steps_per_generation=2)
     order = []

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from .base import Constraint, unpack, words_for
 from .filters import SamplingFilters, pack_on_device
@@ -153,14 +152,11 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
     afterwards.
     """
     generate, own_generate = model.generate, vars(model).get("generate")
-    # Each forward pass of a sharded model gathers weights, so all processes must make the same number of them.
-    # transformers does not recognise models that accelerate has sharded.
-    options: dict[str, Any] = {"synced_gpus": True} if isinstance(model, FSDPModule) else {}
     holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     configs = [holder.generation_config for holder in holders]
 
     def generate_with_processor(*args: Any, **kwargs: Any) -> Any:
-        return generate(*args, logits_processor=[processor], **options, **kwargs)
+        return generate(*args, logits_processor=[processor], **kwargs)
 
     object.__setattr__(model, "generate", generate_with_processor)
     for holder, config in zip(holders, configs, strict=True):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from torch.distributed.fsdp import FSDPModule
 from tqdm.auto import tqdm
 
 from ..constraints.base import Constraint
@@ -27,7 +28,7 @@ from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
 from ..task import EditorError, Row, Task, check_editor
-from .sampler import CompletionSampler
+from .sampler import PLAIN_BATCH, CompletionSampler
 from .samples import Evaluation, Sample
 from .summary import summarise
 
@@ -77,7 +78,9 @@ def evaluate(
     model.eval()
     at_a_time = rollout_batch_size or batch_size
     sampler = CompletionSampler(model, tokenizer, temperature, max_completion_length, constraint, filters, at_a_time)
-    batch_size = batch_size or ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
+    is_sharded = isinstance(model, FSDPModule)
+    rows_per_device = PLAIN_BATCH if is_sharded else ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
+    batch_size = batch_size or rows_per_device
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
     scoring: _Batch | None = None
@@ -91,10 +94,12 @@ def evaluate(
             batch = repeated[first : first + batch_size]  # may be empty for some processes in the last round
             completions: list[tuple[str, int]] = []
             counts: list[dict[str, int]] = []
-            if batch:
+            # Every forward pass of a sharded model needs all processes, so all sample the same number of rows.
+            sampled = batch + repeated[:1] * (batch_size - len(batch)) if is_sharded else batch
+            if sampled:
                 torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
                 edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, sampler)
-                completions = sampler.sample(batch, edits)
+                completions = sampler.sample(sampled, edits)[: len(batch)]
                 counts = [{} if edits is None else edits.counts(i) for i in range(len(batch))]
             rows_as_json = [json.dumps(row, ensure_ascii=False) for row in batch]
             pending = executor.submit(rows_as_json, [text for text, _ in completions])

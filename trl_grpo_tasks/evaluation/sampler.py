@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
@@ -50,6 +51,8 @@ class CompletionSampler:
         self._filters = filters if temperature > 0 else NO_FILTERS
         # Why `sample` cannot take an editor: only our own rollouts support editors. None: it can.
         self.no_editor_reason = unsupported_reason(without_adapter(model))
+        if isinstance(model, FSDPModule):
+            self.no_editor_reason = "weights sharded by FSDP are only supported by transformers' generate"
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
         self._warned_of_length = False
         self._policy: MaskedPolicy | None = None

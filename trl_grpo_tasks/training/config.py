@@ -294,10 +294,16 @@ class TaskGRPOConfig(GRPOConfig):
                 "moving references, replay, constraints and sampling filters do not work with ZeRO-3 and the first "
                 "version of FSDP; use FSDP2 (fsdp_version: 2), DDP or ZeRO-2"
             )
+        if fsdp and os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true"):
+            raise ValueError(
+                "fsdp_cpu_ram_efficient_loading, which `accelerate launch` turns on by default, loads weights in the "
+                "first process only; reference models and models that are evaluated would be empty in the others. Set "
+                "fsdp_cpu_ram_efficient_loading: false in the fsdp_config"
+            )
         if self.offload_reference and (zero3 or fsdp):
             raise ValueError(
-                "offloaded references must be whole on each process; leave offload_reference out, or use DDP or ZeRO-2 "
-                "instead of ZeRO-3 or FSDP"
+                "offloaded references must be whole on each process; leave offload_reference out, or use DDP or "
+                "ZeRO-2 instead of ZeRO-3 or FSDP"
             )
 
     def _check_replay(self) -> None:
