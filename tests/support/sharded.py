@@ -1,7 +1,8 @@
-"""FSDP2 on CPU processes (gloo) for tests.
+"""FSDP2 and ZeRO-3 on CPU processes (gloo) for tests.
 
-accelerate 1.15 reads the FSDP plugin only where it finds several GPUs. `shard_on_cpu` makes it do the same for several
-CPU processes; model, optimizer and checkpoints are then handled by accelerate's, transformers' and TRL's own code.
+accelerate 1.15 reads the FSDP plugin only where it finds several GPUs, and selects no communication backend for
+DeepSpeed on CPUs. `shard_on_cpu` and `zero3_on_cpu` change that; model, optimizer and checkpoints are then handled by
+the code of accelerate, transformers, DeepSpeed and TRL.
 """
 
 import importlib
@@ -37,14 +38,29 @@ def shard_on_cpu() -> None:
     AcceleratorState.__init__ = with_plugin
 
 
+def zero3_on_cpu() -> dict:
+    """Prepare this process for ZeRO-3, before anything of accelerate is created; return the trainer's options."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    stage = {"stage": 3, "stage3_param_persistence_threshold": 0}  # small weights are sharded too
+    config = {"zero_optimization": stage, "zero_allow_untested_optimizer": True} | dict.fromkeys(sizes, "auto")
+    return {"use_cpu": False, "deepspeed": config, "optim": "adamw_torch"}
+
+
 def train_cases(model, folder, cases, sharded, resume=None) -> None:
-    """Train one trainer per case, in `folder`/name, and save its weights there. Cases are options by name.
+    """Train one trainer per case, in `folder`/name, and save its weights there. Cases are options by name; weights are
+    sharded by "fsdp2" or "zero3", or None.
 
     A case may also contain `lora`, and a `task` as "module:class". With `resume`, every case resumes from this
     checkpoint of its folder.
     """
-    if sharded:
+    common = {}
+    if sharded == "fsdp2":
         shard_on_cpu()
+    elif sharded == "zero3":
+        common = zero3_on_cpu()
     from tests.support.training import toy_trainer
 
     for name, options in cases.items():
@@ -55,12 +71,13 @@ def train_cases(model, folder, cases, sharded, resume=None) -> None:
         if options.pop("lora", False):
             extra["peft_config"] = LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
         out = Path(folder) / name
-        trainer = toy_trainer(model, out, **options, **extra)
-        assert trainer.is_fsdp_enabled == sharded
+        trainer = toy_trainer(model, out, **(options | common), **extra)
+        assert (trainer.is_fsdp_enabled, trainer._dist.is_zero3) == (sharded == "fsdp2", sharded == "zero3")
         with placed_sampling(trainer):
             trainer.train(resume_from_checkpoint=None if resume is None else str(out / resume))
-        assert sharded == any(isinstance(p, DTensor) for p in trainer.model.parameters())
-        weights = {name: whole(p.detach()) for name, p in trainer.model.named_parameters()}
+        is_shard = [isinstance(p, DTensor) or hasattr(p, "ds_status") for p in trainer.model.parameters()]
+        assert all(is_shard) if sharded else not any(is_shard)
+        weights = {name: whole(p).detach() for name, p in trainer.model.named_parameters()}
         if trainer.accelerator.is_main_process:
             torch.save(weights, out / "weights.pt")
         trainer.accelerator.wait_for_everyone()

@@ -66,7 +66,7 @@ def assert_equal(ours, theirs):
 def runs(tiny_path, tmp_path_factory):
     """All cases, in one process and in two sharded ones. Starting processes takes longer than training."""
     folder = tmp_path_factory.mktemp("sharded")
-    return [train(folder / "one", tiny_path, 1, CASES, False), train(folder / "two", tiny_path, 2, CASES, True)]
+    return [train(folder / "one", tiny_path, 1, CASES, None), train(folder / "two", tiny_path, 2, CASES, "fsdp2")]
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ SAME_PROCESSES = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_sharded_processes_equal_two_with_whole_weights(tiny_path, tmp_path):
-    whole = train(tmp_path / "ddp", tiny_path, 2, SAME_PROCESSES, False)
-    sharded = train(tmp_path / "fsdp", tiny_path, 2, SAME_PROCESSES, True)
+    whole = train(tmp_path / "ddp", tiny_path, 2, SAME_PROCESSES, None)
+    sharded = train(tmp_path / "fsdp", tiny_path, 2, SAME_PROCESSES, "fsdp2")
     for name, expected in whole.items():
         assert_equal(sharded[name], expected)
     for name in ("replay", "lora-replay"):
@@ -111,12 +111,12 @@ def test_a_sharded_checkpoint_is_resumed_by_another_number_of_processes(tiny_pat
     options = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0.01, **EMA}
     options |= {"save_strategy": "steps", "save_steps": 2}
     cases = {"full": options, "lora": options | {"lora": True}}
-    one = train(tmp_path / "one", tiny_path, 1, cases, False, batch=12)
-    two = train(tmp_path / "two", tiny_path, 2, cases, True, batch=12)
+    one = train(tmp_path / "one", tiny_path, 1, cases, None, batch=12)
+    two = train(tmp_path / "two", tiny_path, 2, cases, "fsdp2", batch=12)
     for name in cases:
         shutil.copytree(tmp_path / "two" / name / "checkpoint-2", tmp_path / "three" / name / "checkpoint-2")
         shutil.copy(tmp_path / "two" / name / "training_metrics.jsonl", tmp_path / "three" / name)
-    three = train(tmp_path / "three", tiny_path, 3, cases, True, batch=12, resume="checkpoint-2")
+    three = train(tmp_path / "three", tiny_path, 3, cases, "fsdp2", batch=12, resume="checkpoint-2")
     for name in cases:
         assert_equal(two[name], one[name])
         assert_equal(three[name], one[name])

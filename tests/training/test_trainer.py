@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -443,6 +444,15 @@ def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_pa
         config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
     config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
     config(tmp_path, fsdp=True, **option)
+
+
+def test_zero3_is_refused_with_moving_references(tmp_path):
+    args = config(tmp_path, constrain=True, top_k=3, replay_size=4, beta=0.1)
+    args.deepspeed_plugin, args.reference_mode = SimpleNamespace(zero_stage=3), "ema"
+    with pytest.raises(ValueError, match="reference_mode='ema' does not work with ZeRO-3"):
+        args._check_sharding()
+    args.reference_mode = "static"
+    args._check_sharding()
 
 
 def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
-"""Weights of which each process holds a shard, as FSDP2 keeps them (DTensors).
+"""Weights of which each process holds a shard: those of FSDP2, which are DTensors, and those of ZeRO-3.
 
-A module of FSDP2 holds whole weights while it runs, and afterwards where it is set not to reshard.
+A module of FSDP2 holds whole weights while it runs, and afterwards where it is set not to reshard. A weight of ZeRO-3
+is empty outside its own module.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return all of a weight. All processes must call this for a sharded weight.
 
-    The result is differentiable. Like FSDP, the backward pass averages the gradient over the processes.
+    The result is differentiable. As for other weights, the gradient is averaged over the processes.
     """
-    if not isinstance(tensor, DTensor):
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
+    if not hasattr(tensor, "ds_status"):
         return tensor
-    return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
+    with maybe_gather_lm_head_ctx(tensor):
+        copy = tensor.clone()
+        copy.ds_status = tensor.ds_status  # TRL's kernel reads it in the backward pass: nothing is left to gather
+    return copy
 
 
 @torch.no_grad()

@@ -289,11 +289,13 @@ class TaskGRPOConfig(GRPOConfig):
             fsdp = self.fsdp_plugin_args["fsdp_version"]
         elif os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
             fsdp = int(os.environ.get("FSDP_VERSION", "1"))
-        if (moving or self.replay_size or self.constrain or self.sampling_filters) and (zero3 or fsdp == 1):
+        if (moving or self.replay_size or self.constrain or self.sampling_filters) and fsdp == 1:
             raise ValueError(
-                "moving references, replay, constraints and sampling filters do not work with ZeRO-3 and the first "
-                "version of FSDP; use FSDP2 (fsdp_version: 2), DDP or ZeRO-2"
+                "moving references, replay, constraints and sampling filters do not work with the first version of "
+                "FSDP; use FSDP2 (fsdp_version: 2), DDP, ZeRO-2 or, without moving references, ZeRO-3"
             )
+        if moving and zero3:
+            raise ValueError(f"reference_mode={self.reference_mode!r} does not work with ZeRO-3; use FSDP2 or ZeRO-2")
         if fsdp and os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true"):
             raise ValueError(
                 "fsdp_cpu_ram_efficient_loading, which `accelerate launch` turns on by default, loads weights in the "

@@ -166,7 +166,8 @@ class GenerationLayer(CheckpointLayer):
 
     def _output_size(self) -> int:
         """Number of outputs of the model, which is often larger than the tokenizer's vocabulary."""
-        return self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight.shape[0]
+        weight = self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight
+        return getattr(weight, "ds_shape", weight.shape)[0]  # under ZeRO-3, the weight itself is empty
 
     @contextmanager
     def _vllm_options(self, apply: bool) -> Iterator[None]:
