@@ -133,7 +133,9 @@ def stopped(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "task_state_0.pt"])
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "task_state_0.pt", "task_state_common.pt"]
+)
 def test_a_pickle_in_a_checkpoint(tmp_path, capsys, stopped, name):
     shutil.copytree(stopped, tmp_path / "run")
     torch.save({"a": Planted(tmp_path / "it_ran")}, tmp_path / "run" / "checkpoint-1" / name)

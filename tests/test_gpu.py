@@ -87,3 +87,48 @@ def test_rollouts_are_scored_as_they_were_sampled(tiny_path, tmp_path, options, 
                 kept = set(table.ids(number).tolist())
                 allowed = set(np.flatnonzero(unpack(mask, table.vocab_size)).tolist())
                 assert token in kept and kept <= allowed and (kept == allowed or "top_k" in options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["static", "ema", "periodic"])
+def test_an_offloaded_reference_is_on_the_gpu_only_while_it_scores(tiny_path, tmp_path, mode, dtype):
+    """Two trainers score the same rollout before and after the same update of the policy: all bits are equal."""
+    settings = {"use_cpu": False, "beta": 0.1, "constrain": True, "rollout": "fast", "max_steps": 3, "ema_alpha": 0.7}
+    settings |= {"reference_mode": mode, "reference_update_freq": 1, "model_init_kwargs": {"dtype": dtype}}
+    trainers = [
+        TaskGRPOTrainer(tiny_path, args=config(tmp_path / str(offload), offload_reference=offload, **settings),
+                        task=ToyTask())
+        for offload in (False, True)
+    ]  # fmt: skip
+    plain, offloaded = trainers
+    used = []
+    offloaded.ref_model.model.register_forward_pre_hook(
+        lambda *_: used.append({weight.device.type for weight in offloaded.ref_model.parameters()})
+    )
+    for trainer in trainers:
+        trainer.model.train()
+    output = plain._generate_and_score_completions([plain.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
+    offloaded._tables["train"] = plain._tables["train"]
+    for _ in range(3):
+        logps = [trainer._score(output, of_reference=True) for trainer in trainers]
+        assert torch.equal(*logps) and logps[0].device.type == "cuda"
+        assert all(weight.is_pinned() for weight in offloaded.ref_model.parameters())
+        for trainer in trainers:
+            shift = torch.Generator("cuda").manual_seed(0)
+            for weight in trainer.model.parameters():
+                weight.data.add_(0.1 * torch.randn(weight.shape, generator=shift, device="cuda", dtype=weight.dtype))
+            if trainer._reference is not None:
+                trainer._reference.update()
+        for weight, copy in zip(plain.ref_model.parameters(), offloaded.ref_model.parameters(), strict=True):
+            assert weight.is_cuda and torch.equal(weight.cpu(), copy)
+    assert used and all(devices == {"cuda"} for devices in used)
+    if mode == "ema":
+        assert all(value.is_pinned() for value in offloaded._reference._average.values())
+    before = torch.cuda.memory_allocated()
+    with offloaded._offloaded.on_device():
+        during = torch.cuda.memory_allocated()
+    size = sum(weight.nbytes for weight in offloaded.ref_model.parameters())
+    assert during - before >= size and torch.cuda.memory_allocated() == before
+    offloaded.train()
+    logs = [line for line in offloaded.state.log_history if "kl" in line]
+    assert len(logs) == 3 and all(np.isfinite(line["kl"]) for line in logs)

@@ -119,16 +119,13 @@ class MaskTables:
     def __getitem__(self, mode: str) -> MaskTable:
         return self._tables[mode]
 
+    def __setitem__(self, mode: str, table: MaskTable) -> None:
+        self._tables[mode] = table
+
     def start(self, mode: str, vocab_size: int) -> MaskTable:
         """Replace the table of `mode` by a new, empty one and return it."""
-        self._tables[mode] = MaskTable(vocab_size)
-        return self._tables[mode]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {mode: table.state_dict() for mode, table in self._tables.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tables = {mode: MaskTable.from_state_dict(table) for mode, table in state.items()}
+        self[mode] = MaskTable(vocab_size)
+        return self[mode]
 
 
 def pad_mask_numbers(numbers: Sequence[Sequence[int]]) -> torch.Tensor:

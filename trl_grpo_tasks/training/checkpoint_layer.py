@@ -2,6 +2,7 @@
 
 TRL and transformers keep some state in memory only: the current rollout and the position in it, metrics and loss since
 the last log, and the order of later epochs. This layer adds it to checkpoints, with the state of every `_parts` entry.
+Each process writes its own state; the state that all processes have in common is written once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ class CheckpointLayer(GRPOTrainer):
         self.add_callback(_RestoreCounters(self))
 
     def _parts(self) -> dict[str, Any]:
-        """Further state that changes during training: name -> object with state_dict and load_state_dict."""
+        """Further state of this process that changes during training: name -> object with state_dict and
+        load_state_dict."""
+        return {}
+
+    def _common_parts(self) -> dict[str, Any]:
+        """Like `_parts`, but state that is equal in all processes. Only the process that saves the model saves it."""
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +83,10 @@ class CheckpointLayer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        torch.save(self._state_dict(), folder / f"task_state_{self.accelerator.process_index}.pt")
+        torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
+        if self.args.should_save:
+            common = {name: part.state_dict() for name, part in self._common_parts().items()}
+            torch.save(common, _state_file(folder, "common"))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             checkpoints.mark_complete(folder)
@@ -101,11 +110,15 @@ class CheckpointLayer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # checkpoints of plain TRL have none
             self._resumed = self._read_state(checkpoint)
+            common = _load(_state_file(checkpoint, "common"), mmap=True)  # all processes read the same pages
+            for name, part in self._common_parts().items():
+                if name in common:
+                    part.load_state_dict(common[name])
             self._load_state_dict(self._resumed)
 
     def _read_state(self, checkpoint: str) -> dict[str, Any]:
-        """The state of this process in a checkpoint. If another number of processes wrote it, the common state is
-        loaded, replay groups are redistributed, and rollouts are dropped."""
+        """The state of this process in a checkpoint. If another number of processes wrote it, replay groups are
+        redistributed, and rollouts are dropped."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         is_there = _state_file(checkpoint, index).is_file()
         state = _load(_state_file(checkpoint, index if is_there else 0))
@@ -115,7 +128,7 @@ class CheckpointLayer(GRPOTrainer):
         shared = [name for name, part in self._parts().items() if hasattr(part, "share_out")]
         theirs: dict[str, list[Any]] = {name: [] for name in shared if name in state["parts"]}
         losses = []
-        for number in range(wrote):  # one at a time: each may hold the weights of a reference model
+        for number in range(wrote):
             other = _load(_state_file(checkpoint, number))
             losses.append(other["loss_since_log"])
             for name, states in theirs.items():
@@ -133,11 +146,12 @@ class CheckpointLayer(GRPOTrainer):
         }
 
     def _state_dict(self) -> dict[str, Any]:
+        is_rollout_used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         return {
             "processes": self.accelerator.num_processes,
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "micro_step": self._step,
-            "buffered_inputs": self._buffered_inputs,
+            "buffered_inputs": None if is_rollout_used_up else self._buffered_inputs,
             "metrics": {mode: dict(metrics) for mode, metrics in self._metrics.items()},
             "loss_since_log": self._tr_loss,
             "last_logged_step": self._globalstep_last_logged,
@@ -183,17 +197,40 @@ class CheckpointLayer(GRPOTrainer):
         return done
 
 
-def _state_file(checkpoint: str | Path, process: int) -> Path:
+def _state_file(checkpoint: str | Path, process: int | str) -> Path:
+    """The file with the state of one process, or with that of all ("common")."""
     return Path(checkpoint) / f"task_state_{process}.pt"
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
     if not path.is_file():
         raise checkpoints.CheckpointError(
             f"{path} does not exist, so the checkpoint is incomplete on this machine; all machines of a run must "
             "share --output_dir"
         )
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return unpacked(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+
+
+def packed(state: Any) -> Any:
+    """Nested state in which lists of vectors, such as the masks of a rollout, are one tensor each. Per tensor,
+    torch.save takes about 0.1 ms and 200 bytes, and torch.load 0.3 ms."""
+    if isinstance(state, dict):
+        return {name: packed(value) for name, value in state.items()}
+    if not isinstance(state, list):
+        return state
+    kinds = {(x.dtype, x.device) if isinstance(x, torch.Tensor) and x.ndim == 1 else None for x in state}
+    if len(kinds) == 1 and kinds != {None}:
+        return {"vectors": torch.cat(state), "sizes": [len(vector) for vector in state]}
+    return [packed(value) for value in state]
+
+
+def unpacked(state: Any) -> Any:
+    """The state that `packed` was given."""
+    if isinstance(state, dict) and state.keys() == {"vectors", "sizes"}:
+        return [vector.clone() for vector in state["vectors"].split(state["sizes"])]
+    if isinstance(state, dict):
+        return {name: unpacked(value) for name, value in state.items()}
+    return [unpacked(value) for value in state] if isinstance(state, list) else state
 
 
 class _RestoreCounters(TrainerCallback):

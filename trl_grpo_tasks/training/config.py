@@ -169,6 +169,11 @@ class TaskGRPOConfig(GRPOConfig):
     )
     ema_alpha: float = option(0.99, "Share of the old reference that each 'ema' update keeps, once per iteration.")
     reference_update_freq: int = option(100, "Iterations between the copies of reference mode 'periodic'.")
+    offload_reference: bool = option(
+        False,
+        "Keep the reference model in CPU memory, and copy it to the GPU only while it scores a rollout. Results do "
+        "not change. No effect with use_peft, because the reference of an adapter is not a model of its own.",
+    )
     kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
     kl_horizon: float = option(
         1000.0, "Number of completions in which beta changes by at most a fifth; a larger value adapts more slowly."
@@ -266,17 +271,25 @@ class TaskGRPOConfig(GRPOConfig):
         if self.beta == 0 and (moving or self.kl_target is not None):
             option = f"reference_mode={self.reference_mode!r}" if moving else f"kl_target={self.kl_target}"
             raise ValueError(f"{option} needs beta > 0: with beta=0 there is no reference; try beta=0.04")
+        if self.beta == 0 and self.offload_reference:
+            raise ValueError("offload_reference needs beta > 0: with beta=0 there is no reference; leave it out")
         if moving and self.sync_ref_model:
             raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
+        if self.offload_reference and self.sync_ref_model:
+            raise ValueError(
+                "TRL's sync_ref_model updates a reference on the GPU, so that it cannot be offloaded; use "
+                "reference_mode 'ema' or 'periodic' instead"
+            )
 
     def _check_sharding(self) -> None:
         moving = self.reference_mode != "static"
         zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         fsdp = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-        if (moving or self.replay_size or self.constrain or self.sampling_filters) and (zero3 or fsdp):
+        needs_whole = moving or self.replay_size or self.constrain or self.sampling_filters or self.offload_reference
+        if needs_whole and (zero3 or fsdp):
             raise ValueError(
-                "moving references, replay, constraints and sampling filters need whole weights on each process; "
-                "use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
+                "moving and offloaded references, replay, constraints and sampling filters need whole weights on each "
+                "process; use DDP or ZeRO-2 instead of ZeRO-3 or FSDP"
             )
 
     def _check_replay(self) -> None:

@@ -293,11 +293,17 @@ class GenerationLayer(CheckpointLayer):
 
     # ---- checkpoints
 
-    def _parts(self) -> dict[str, Any]:
-        return super()._parts() | {"tables": self._tables}
+    def _state_dict(self) -> dict[str, Any]:
+        """The mask table is saved only with a rollout that refers to it."""
+        state = super()._state_dict()
+        if any("mask_numbers" in batch for batch in state["buffered_inputs"] or []):
+            state["masks"] = self._tables["train"].state_dict()
+        return state
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         super()._load_state_dict(state)
+        if "masks" in state:
+            self._tables["train"] = MaskTable.from_state_dict(state["masks"])
         for batch in self._buffered_inputs or []:
             if "mask_numbers" in batch:
                 batch["mask_numbers"] = batch["mask_numbers"].cpu()

@@ -1,12 +1,15 @@
-"""Moving reference policy: an average of past policies (ema), or a copy taken at intervals (periodic).
+"""The reference policy: references that move, and a reference model that is in CPU memory between uses.
 
-Full weights: TRL's reference model is updated in place. Adapters: TRL keeps a frozen adapter named "ref" beside the
-trained one; the average is over its weight update. A LoRA update is a product B A, and the average of two products is
-not the product of the averages. So the products are averaged, and the result, which has up to twice the rank, is cut
-back to the adapter's rank by a singular value decomposition: the nearest update of that rank."""
+A moving reference is an average of past policies (ema), or a copy taken at intervals (periodic). Full weights: TRL's
+reference model is updated in place. Adapters: TRL keeps a frozen adapter named "ref" beside the trained one; the
+average is over its weight update. A LoRA update is a product B A, and the average of two products is not the product
+of the averages. So the products are averaged, and the result, which has up to twice the rank, is cut back to the
+adapter's rank by a singular value decomposition: the nearest update of that rank."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +37,8 @@ class MovingReference:
         if mode == "ema":
             halves = {name: p for name, p in self._weights().items() if p.dtype in (torch.bfloat16, torch.float16)}
             self._average = {name: p.detach().float() for name, p in halves.items()}
+            if any(p.is_pinned() for p in halves.values()):  # the reference is offloaded
+                self._average = {name: value.pin_memory() for name, value in self._average.items()}
 
     def update(self) -> None:
         """Update the reference; called after each rollout iteration."""
@@ -79,6 +84,30 @@ class MovingReference:
                 self._average[name].copy_(value)
 
 
+class Offloaded:
+    """Keeps the weights of a model in CPU memory, and copies them to their devices while `on_device()` is open.
+
+    The model must not be changed on the device, so that nothing is copied back: the copies are freed. Copies to a GPU
+    start from pinned memory. Buffers, which are small, stay where they are.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._devices = {weight: weight.device for weight in model.parameters()}  # tied weights are one entry
+        for weight, device in self._devices.items():
+            weight.data = weight.data.cpu().pin_memory() if device.type == "cuda" else weight.data.cpu()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        in_cpu_memory = {weight: weight.data for weight in self._devices}
+        try:
+            for weight, device in self._devices.items():
+                weight.data = weight.data.to(device, non_blocking=True, copy=True)
+            yield
+        finally:
+            for weight, data in in_cpu_memory.items():
+                weight.data = data
+
+
 def average_product(
     a_ref: torch.Tensor, b_ref: torch.Tensor, a: torch.Tensor, b: torch.Tensor, keep: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,7 +130,8 @@ def average_product(
 
 
 def _blend(ref: torch.Tensor, policy: torch.Tensor, keep: float) -> None:
-    ref.mul_(keep).add_(policy.to(ref.device), alpha=1 - keep)
+    """Update `ref` in place. The sum is computed on the policy's device, so that an offloaded one is rounded alike."""
+    ref.copy_(ref.to(policy.device).mul_(keep).add_(policy, alpha=1 - keep))
 
 
 def _adapter_parameters(model: nn.Module, adapter: str) -> dict[str, torch.Tensor]:

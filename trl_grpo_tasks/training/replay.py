@@ -39,7 +39,7 @@ class StoredGroup:
     # The distinct masks that the completions were sampled under (MaskTable.export), and the index of each token's
     # mask.
     masks: list[torch.Tensor] = field(default_factory=list)
-    mask_of_token: list[list[int]] = field(default_factory=list)
+    mask_of_token: list[torch.Tensor] = field(default_factory=list)
 
 
 class ReplayBuffer:
@@ -163,12 +163,12 @@ def groups_of(
                 row=rows[members[0]],
                 prompt_ids=prompts[members[0]].cpu(),
                 completion_ids=[completions[i].cpu() for i in members],
-                behaviour_logps=[logps[i, : len(completions[i])].cpu() for i in members],
+                behaviour_logps=[logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
                 advantages=advantages,
                 priority=advantages.abs().mean().item() + 0.01,
                 step=step,
                 masks=[] if table is None else table.export(index_of),
-                mask_of_token=[[index_of[number] for number in row] for row in numbers],
+                mask_of_token=[torch.tensor([index_of[n] for n in row], dtype=torch.int32) for row in numbers],
             )
         )
     return stored
@@ -208,7 +208,7 @@ def put_groups(
                 if "importance_sampling_ratio" in per_token:
                     per_token["importance_sampling_ratio"][i] = torch.ones(len(completions[i]), device=device)
             if table is not None:
-                renumbered = [numbers[index] for index in stored.mask_of_token[j]]
+                renumbered = [numbers[index] for index in stored.mask_of_token[j].tolist()]
                 per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
             rollout["advantages"][i] = weight * stored.advantages[j].to(device)
     for name, tensors, value, side in (

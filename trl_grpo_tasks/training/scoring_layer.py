@@ -21,6 +21,7 @@ from .config import TaskGRPOConfig
 from .consistency import ConsistencyCheck
 from .generation_layer import GenerationLayer
 from .record import RolloutRecord
+from .reference import Offloaded
 
 
 class ScoringLayer(GenerationLayer):
@@ -37,6 +38,14 @@ class ScoringLayer(GenerationLayer):
                 self._head.add_to(plain)
         if self._policy is None and args.share_prompts:
             self._share_prompts()
+        self._offloaded: Offloaded | None = None
+        if args.offload_reference and self.ref_model is not None:
+            self._offloaded = Offloaded(self.accelerator.unwrap_model(self.ref_model))
+        elif args.offload_reference:
+            self.accelerator.print(
+                "offload_reference has no effect: the reference of an adapter shares the weights of the policy, so "
+                "that there is no second model in memory"
+            )
 
     def _share_prompts(self) -> None:
         self._shared = SharedPrompts()
@@ -96,7 +105,11 @@ class ScoringLayer(GenerationLayer):
     ) -> Any:
         score = super()._get_per_token_logps_and_entropies
         record = self._scored or RolloutRecord(self._mode)
-        with nullcontext() if self._shared is None else self._shared.open(logits_to_keep):
+        offloaded = self._offloaded if model is self.ref_model else None
+        with (
+            nullcontext() if offloaded is None else offloaded.on_device(),
+            nullcontext() if self._shared is None else self._shared.open(logits_to_keep),
+        ):
             if record.mask_numbers_B_T is None:
                 scored = score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
                 record.logps_B_T = scored[0].detach()

@@ -247,13 +247,11 @@ class TaskGRPOTrainer(RewardLayer):
             self.accelerator.print(f"the model card could not be written ({type(error).__name__}: {error})")
 
     def _parts(self) -> dict[str, Any]:
-        parts = {
-            "reference": self._reference,
-            "kl": self._kl,
-            "replay": self._replay,
-            "curriculum": self._curriculum,
-        }
-        return super()._parts() | {name: part for name, part in parts.items() if part is not None}
+        return super()._parts() | ({} if self._replay is None else {"replay": self._replay})
+
+    def _common_parts(self) -> dict[str, Any]:
+        parts = {"reference": self._reference, "kl": self._kl, "curriculum": self._curriculum}
+        return super()._common_parts() | {name: part for name, part in parts.items() if part is not None}
 
     def _state_dict(self) -> dict[str, Any]:
         return super()._state_dict() | {"updated_at": self._updated_at}
