@@ -12,7 +12,7 @@ from tests.support.training import config, toy_trainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.replay import replay_all
+from trl_grpo_tasks.constraints.replayed import replay_all
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.rollout import rollout

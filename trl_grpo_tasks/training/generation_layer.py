@@ -20,9 +20,9 @@ from trl.models import unwrap_model_for_generation
 
 from ..constraints.base import Constraint, pack_ids
 from ..constraints.filters import NEUTRAL
-from ..constraints.replay import replay_all
+from ..constraints.replayed import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
-from ..constraints.table import MaskTables, pad_mask_numbers
+from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
