@@ -9,8 +9,6 @@
 - Weights stay as they are: on a CPU vLLM packs the weights of linear layers and deletes the parameters, so that TRL's
   weight sync into a colocated engine fails. A server needs no patch, because it packs weights again when it reloads
   them.
-- Weights reach a server through a file: TRL sends them with NCCL only. vLLM reads them through the endpoint
-  `/collective_rpc`, which exists if the server is started with VLLM_SERVER_DEV_MODE=1.
 - Triton has a backend for the CPU, which is its interpreter: without such a backend vLLM does not use Triton, in which
   Model Runner V2 is written. `use_runner` chooses between the two model runners.
 """
@@ -21,7 +19,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,7 +55,6 @@ def set_up() -> None:
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
     import torch
     from trl.generation import vllm_generation
-    from trl.generation.vllm_client import VLLMClient
     from vllm.model_executor.layers import utils
     from vllm.v1.sample.ops import topk_topp_sampler
 
@@ -69,19 +65,6 @@ def set_up() -> None:
 
     utils.dispatch_cpu_unquantized_gemm = keep_weight
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, **ENGINE_OPTIONS)
-    VLLMClient.init_communicator = lambda self, device=0: None
-    VLLMClient.update_named_params = _send_through_file
-
-
-def _send_through_file(client, metadata, named_params) -> None:
-    from safetensors.torch import save_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        weights = {name: weight.detach().clone().contiguous() for name, weight in named_params}
-        save_file(weights, f"{folder}/model.safetensors")
-        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-        answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
-        assert answer.status_code == 200, answer.text
 
 
 @contextmanager

@@ -40,13 +40,13 @@ def server(path, prompts_file, tmp_path_factory):
         yield address, log
 
 
-def options_of(server, **options):
+def options_of(server, folder, **options):
     return {"constrain": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server[0],
-            "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
+            "vllm_weights_folder": folder, "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
 
 
 def make_trainer(task, path, server, folder, **options):
-    args = config(folder, **options_of(server, **options))
+    args = config(folder, **options_of(server, str(folder / "weights"), **options))
     return TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0))
 
 
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 
 
 def test_two_processes_with_one_server(path, prompts_file, server, tmp_path):
-    argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, max_steps=2)]
+    argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, str(tmp_path / "weights"), max_steps=2)]
     out, _ = launch(SCRIPT, 2, argument, tmp_path / "run", timeout=300)
     assert out.count("0 True") == 2
 
@@ -118,12 +118,12 @@ def test_another_task_or_tokenizer_is_refused_before_the_first_step(task, path, 
         make_trainer(other, path, server, tmp_path / "a")
     toy = ToyTask()
     with pytest.raises(ValueError, match="the server samples for task 'prompts'"):
-        args = config(tmp_path / "b", **options_of(server))
+        args = config(tmp_path / "b", **options_of(server, str(tmp_path)))
         TaskGRPOTrainer(path, args=args, task=toy)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(7)
     with pytest.raises(ValueError, match="tokenizer"):
-        args = config(tmp_path / "c", **options_of(server))
+        args = config(tmp_path / "c", **options_of(server, str(tmp_path)))
         TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0),
                         processing_class=tokenizer)  # fmt: skip
 

@@ -42,21 +42,29 @@ _engines = itertools.count(1)
 
 
 @contextmanager
-def colocated_engine() -> Iterator[str]:
-    """Within this context, TRL makes a colocated engine that samples under `COLOCATED[key]`; yields the key."""
+def engine_options(processes_logits: bool, weights_folder: str | None) -> Iterator[str]:
+    """Within this context, TRL's engines have our logits processor, and its clients send weights through a folder.
+
+    Yields the key of a colocated engine: it samples under `COLOCATED[key]`.
+    """
     from trl.generation import vllm_generation
 
     # The keys of equal runs are equal, because vLLM's cache of compiled code depends on the configuration.
-    key, make = str(next(_engines)), getattr(vllm_generation, "LLM", None)
-    if make is None:  # vLLM is not installed, which TRL reports
-        yield key
-        return
-    options = {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": key}}, "max_logprobs": -1}
-    vllm_generation.LLM = functools.partial(make, **options)
+    key = str(next(_engines))
+    before = {name: getattr(vllm_generation, name) for name in ("LLM", "VLLMClient") if hasattr(vllm_generation, name)}
+    if processes_logits and "LLM" in before:  # which TRL lacks if vLLM is not installed
+        config = {CONFIG_KEY: {"key": key}}
+        options = {"logits_processors": [PROCESSOR], "additional_config": config, "max_logprobs": -1}
+        vllm_generation.LLM = functools.partial(before["LLM"], **options)
+    if weights_folder is not None:
+        from .weights import FolderClient
+
+        vllm_generation.VLLMClient = functools.partial(FolderClient, weights_folder)
     try:
         yield key
     finally:
-        vllm_generation.LLM = make
+        for name, value in before.items():
+            setattr(vllm_generation, name, value)
 
 
 class VLLMRequests:
