@@ -16,7 +16,7 @@ def test_the_folder_is_for_a_server(tmp_path):
 
 
 def test_tensors_are_written_in_parts_of_limited_size(monkeypatch):
-    monkeypatch.setattr(weights, "_FILE_BYTES", 100)
+    monkeypatch.setattr(weights, "_FILE_BYTES", 90)
     tensor = torch.arange(24.0).view(4, 6)
     given = {"a": tensor.T, "b": tensor[:1], "c": tensor[:, :1], "d": torch.zeros(40)}
     parts = list(weights._parts(iter(given.items())))
