@@ -89,13 +89,17 @@ def use_runner(version: int):
 def save_model(task, folder, seed: int = 1) -> str:
     """Save the tiny model of `task` with heads of a size that vLLM supports, and two end-of-sequence ids.
 
-    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it.
+    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it, and
+    the model has more outputs than the tokenizer has tokens.
     """
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     spec = task.tiny()
     save_tiny(replace(spec, tokens=[*spec.tokens, END_OF_TURN], hidden_size=64, heads=2), folder, seed)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer) + 3)
+    model.save_pretrained(folder)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
     GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True).save_pretrained(folder)
     return str(folder)

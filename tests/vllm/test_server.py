@@ -4,6 +4,7 @@ import json
 
 import pytest
 import requests
+from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from tests.support.toy import ToyTask
@@ -45,9 +46,10 @@ def options_of(server, folder, **options):
             "vllm_weights_folder": folder, "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
 
 
-def make_trainer(task, path, server, folder, **options):
+def make_trainer(task, path, server, folder, peft_config=None, **options):
     args = config(folder, **options_of(server, str(folder / "weights"), **options))
-    return TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0))
+    rows = task.dataset("train", 4, 0)
+    return TaskGRPOTrainer(path, args=args, task=task, train_dataset=rows, peft_config=peft_config)
 
 
 def test_training_with_a_server(task, path, server, tmp_path):
@@ -59,8 +61,9 @@ def test_training_with_a_server(task, path, server, tmp_path):
     assert all(line["rewards/valid/mean"] > 0 for line in logs)
 
 
-def test_filters_with_a_server(task, path, server, tmp_path):
-    trainer = make_trainer(task, path, server, tmp_path, top_k=2, top_p=0.8, max_steps=1)
+def test_filters_and_an_adapter_with_a_server(task, path, server, tmp_path):
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    trainer = make_trainer(task, path, server, tmp_path, adapter, top_k=2, top_p=0.8, max_steps=1)
     trainer.train()
     (line,) = [line for line in trainer.state.log_history if "loss" in line]
     assert line["sampling/logp_difference_max"] < 2e-5
