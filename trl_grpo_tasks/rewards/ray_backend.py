@@ -117,12 +117,9 @@ class RayPool:
             self._last_worked = now
         elif now - self._last_worked > START_SECONDS:
             free, total = (r.get("CPU", 0) for r in (self._ray.available_resources(), self._ray.cluster_resources()))
-            self._fail_all(
-                RewardWorkerError(
-                    f"no reward worker has started on the Ray cluster for {START_SECONDS:g} s; {free:g} of its "
-                    f"{total:g} CPUs are free, and each worker needs one: add nodes, or use --reward_backend process"
-                )
-            )
+            reason = f"no reward worker has started on the Ray cluster for {START_SECONDS:g} s"
+            cpus = f"{free:g} of its {total:g} CPUs are free, and each worker needs one"
+            self._fail_all(RewardWorkerError(f"{reason}; {cpus}: add nodes, or use --reward_backend process"))
 
     def _feed(self) -> None:
         nodes = {actor.node for actor in self._actors if actor.loaded}
@@ -148,14 +145,18 @@ class RayPool:
             return
         actor.answer = actor.deadline = None
         if not actor.loaded:
-            problem, actor.node, address = reply
-            if problem is not None:
-                self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{problem}"))
-                return
+            if not actor.node:
+                problem, actor.node, address = reply
+                if problem is not None:
+                    self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{problem}"))
+                    return
+                if actor.node != self._own_node:  # it gets jobs when its node has answered a ping
+                    if actor.node not in self._nodes:
+                        self._nodes[actor.node] = self._start_pinging(actor.node, address)
+                    actor.answer = self._nodes[actor.node].handle.ping.remote()
+                    return
             actor.loaded = True
             self._failed_starts = 0
-            if actor.node not in (self._own_node, *self._nodes):
-                self._nodes[actor.node] = self._start_pinging(actor.node, address)
             return
         job, actor.job = actor.job, None
         assert job is not None  # a loaded actor only replies to jobs
@@ -184,12 +185,8 @@ class RayPool:
 
     def _lose(self, name: str, what: str) -> None:
         node = self._nodes.pop(name)
-        logger.warning(
-            "Ray node %s %s; the completions that it was scoring are scored on other nodes, and its reward workers "
-            "start again on a node with free CPUs",
-            node.title,
-            what,
-        )
+        then = "the completions that it was scoring are scored on other nodes"
+        logger.warning("Ray node %s %s; %s, and its reward workers start where CPUs are free", node.title, what, then)
         self._ray.kill(node.handle, no_restart=True)
         for actor in [actor for actor in self._actors if actor.node == name]:
             self._replace(actor, f"its Ray node {what}", lost=True)
