@@ -1,15 +1,19 @@
 """A real server started with `trl-grpo-tasks serve`: training against it, and what it refuses."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import requests
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
 from tests.support.training import config, launch
-from tests.support.vllm_cpu import save_model, serve_task, serving
+from tests.support.vllm_cpu import ENVIRONMENT, save_model, serve_task, serving
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.registry import get_task
 
@@ -92,6 +96,26 @@ def test_two_processes_with_one_server(path, prompts_file, server, tmp_path):
     argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, str(tmp_path / "weights"), max_steps=2)]
     out, _ = launch(SCRIPT, 2, argument, tmp_path / "run", timeout=300)
     assert out.count("0 True") == 2
+
+
+def test_the_command_line(path, prompts_file, server, tmp_path):
+    words = ["-m", "trl_grpo_tasks.commands.main", "train", NAME, "--prompts_file", prompts_file, "--model", path]
+    words += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", server[0]]
+    words += ["--vllm_weights_folder", str(tmp_path / "weights"), "--output_dir", str(tmp_path / "run")]
+    words += ["--max_steps", "1", "--num_generations", "4", "--per_device_train_batch_size", "8"]
+    words += ["--max_completion_length", "12", "--eval_before_and_after", "False"]
+
+    def run(*more):
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, *words, *more], env=environment, capture_output=True, text=True)
+
+    refused = run("--target_length", "7")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "error: constrain=True with a vLLM server: option --target_length" in refused.stderr
+    done = run()
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["sampling/logp_difference_max"] < 2e-5
 
 
 @pytest.mark.parametrize("row", ["no JSON", "[1]", "{}", json.dumps({**ROW, "pattern": "("})])

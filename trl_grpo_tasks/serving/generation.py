@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from ..constraints.base import Constraint
 from ..task import Task
+from . import ServerError
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask, served_task_of
 
 # vLLM's server writes this for -inf, which JSON does not have.
@@ -97,10 +98,11 @@ class VLLMRequests:
             return
         problem = None
         if self._generation.accelerator.is_main_process:
-            problem = _server_problem(self._generation.vllm_client, task, tokenizer)
+            length = self._generation.max_completion_length
+            problem = _server_problem(self._generation.vllm_client, task, tokenizer, length)
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
-            raise ValueError(f"constrain=True with a vLLM server: {problem}")
+            raise ServerError(f"constrain=True with a vLLM server: {problem}")
 
     def mask_milliseconds(self) -> float | None:
         """Return the time per pass that the CPU spent on masks since the last call. A server logs it instead."""
@@ -160,7 +162,7 @@ class VLLMRequests:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 
-def _server_problem(client: Any, task: Task | None, tokenizer: Any) -> str | None:
+def _server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) -> str | None:
     """Return why a server does not sample as this run needs it, and the way out; None if it does."""
     if task is None:
         return "a server takes the constraint of a task, but this one was given in Python; set vllm_mode='colocate'"
@@ -170,9 +172,14 @@ def _server_problem(client: Any, task: Task | None, tokenizer: Any) -> str | Non
     difference = served.difference(ServedTask.of(task, tokenizer))
     if difference is not None:
         return f"{difference}; start the server with the task, options and model of this run"
-    mode = client.get_server_info()["model_config"]["logprobs_mode"]
-    if mode != "processed_logprobs":
-        return f"the server runs with --logprobs-mode {mode}; start it with `trl-grpo-tasks serve`"
+    config = client.get_server_info()["model_config"]
+    if config["logprobs_mode"] != "processed_logprobs":
+        return f"the server's --logprobs-mode is {config['logprobs_mode']}; start it with `trl-grpo-tasks serve`"
+    if length >= config["max_model_len"]:
+        return (
+            f"max_completion_length={length} does not fit into the {config['max_model_len']} tokens of the server's "
+            "context; set a smaller one"
+        )
     return None
 
 

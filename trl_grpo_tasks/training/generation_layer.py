@@ -139,9 +139,9 @@ class GenerationLayer(CheckpointLayer):
         return constraint
 
     def _set_up_rollouts(self) -> None:
-        if (
-            self._filters and not self.use_vllm
-        ):  # our processor applies them and records what they keep; TRL's generation must not
+        if self.use_vllm:
+            return
+        if self._filters:  # our processor applies them and records what they keep; TRL's generation must not
             for name, neutral in (NEUTRAL | {"min_p": None}).items():  # 0.0 would sort the vocabulary for nothing
                 setattr(self.generation_config, name, neutral)
                 self.generation_kwargs[name] = neutral
