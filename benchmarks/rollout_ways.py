@@ -135,7 +135,7 @@ def measure_trainer(
         }
     constraint = constraint_of(text, tokenizer)
     if is_ours := way == "ours" or constraint is not None:
-        kind = {"rollout": "fast" if way == "ours" else "trl", "share_prompts": way == "ours"}
+        kind |= {"rollout": "fast" if way == "ours" else "trl", "share_prompts": way == "ours"}
         kind["constrain"] = constraint is not None
     words = tokenizer("build a strong table with four legs " * prompt)["input_ids"]
     texts = [tokenizer.decode(words[i : i + prompt]) for i in range(options.prompts * (options.repeats + 1))]

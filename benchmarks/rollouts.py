@@ -7,7 +7,7 @@ Shapes have random weights: tiny is a Llama like the embedded tiny models, 135M 
 are Qwen2.5's. --model FOLDER measures a real model instead. The ways are
 
     trl         TRL's GRPOTrainer with transformers' generate
-    trl+vllm    TRL's GRPOTrainer with vLLM in the same process (colocate)
+    trl+vllm    TRL's GRPOTrainer with vLLM in the same process (colocate); under a constraint, our trainer with it
     vllm        vLLM's LLM.generate without a trainer, full weights
     ours alone  our rollouts without a trainer
     ours        our trainer

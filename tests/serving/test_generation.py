@@ -12,7 +12,7 @@ from tests.support.training import config, toy_trainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.replay import replay_all
+from trl_grpo_tasks.constraints.replayed import replay_all
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.rollout import rollout
@@ -35,7 +35,7 @@ class Params:
 class Colocated:
     """TRL's VLLMGeneration with an engine that answers with the letter of each request's row."""
 
-    mode, logprobs, tensor_parallel_size = "colocate", 0, 1
+    mode, logprobs, tensor_parallel_size, max_completion_length = "colocate", 0, 1, 20
 
     def __init__(self, values=((-0.5,),), tokens=((7,),)):
         self.values, self.tokens, self.seen = values, tokens, []
@@ -128,7 +128,8 @@ def tokenizer(tiny_path):
 
 def problem_with(task, tokenizer, **changes):
     own = ServedTask.of(ToyTask(), tokenizer).to_config()
-    info = {"additional_config": {CONFIG_KEY: own}, "model_config": {"logprobs_mode": "processed_logprobs"}} | changes
+    model = {"logprobs_mode": "processed_logprobs", "max_model_len": 64} | changes.pop("model_config", {})
+    info = {"additional_config": {CONFIG_KEY: own}, "model_config": model} | changes
     VLLMRequests(Served(1, info), "", 0, 50).sample_under(LettersConstraint(tokenizer), tokenizer, task)
 
 
@@ -142,6 +143,7 @@ def test_a_server_with_the_same_task_is_accepted(tokenizer):
         (None, {}, "vllm_mode='colocate'"),
         (ToyTask(), {"additional_config": {}}, "trl-grpo-tasks serve"),
         (ToyTask(), {"model_config": {"logprobs_mode": "raw_logprobs"}}, "raw_logprobs"),
+        (ToyTask(), {"model_config": {"max_model_len": 20}}, "max_completion_length=20 does not fit"),
         (ToyTask(), {"additional_config": {CONFIG_KEY: {"task": "brick", "options": {}, "tokenizer": "t",
                                                         "fingerprint": "f"}}}, "task 'brick'"),
     ],

@@ -33,7 +33,7 @@ CONSTRAINTS = {
         TOKENIZER, lambda row: 0, lambda n: [("", None)] if n == 4 else [("ab", n + 1), ("cdecde", n + 1), ("1", 4)]
     ),
 }
-EVENTS = ["add", "twice", "interrupt", "step"]
+EVENTS = ["add", "twice", "interrupt", "park", "step"]
 KINDS = ["[ab]{1,3}cdecde[0-9]{1,2}", "(ab){2}|a[0-9]*,", "free"]
 
 
@@ -59,11 +59,14 @@ class Engine:
     def add(self, row, tokens=()):
         self.live.append([self.states.start(row), list(tokens), 0])
 
-    def interrupt(self, index):
-        """Preemption: the request is dropped and comes back later with its completion so far."""
-        request, tokens, _ = self.live.pop(index)
+    def interrupt(self, index, parked=False):
+        """The request is dropped and comes back later with its completion so far: all at once, or as new tokens."""
+        request, tokens, accepted = self.live.pop(index)
         self.states.release(request)
-        self.add(request.row, tokens)
+        if parked:
+            self.live.append([self.states.start(request.row, tokens[:accepted]), tokens, accepted])
+        else:
+            self.add(request.row, tokens)
 
     def step(self):
         new = []
@@ -93,8 +96,8 @@ def test_masks_are_those_of_a_fresh_state(kind, seed, events):
     engine = Engine(CONSTRAINTS[kind], seed)
     engine.add({"kind": KINDS[0]})
     for event in events:
-        if event == "interrupt" and engine.live:
-            engine.interrupt(int(engine.rng.integers(len(engine.live))))
+        if event in ("interrupt", "park") and engine.live:
+            engine.interrupt(int(engine.rng.integers(len(engine.live))), event == "park")
         elif event in ("add", "twice"):
             row = {"kind": KINDS[int(engine.rng.integers(len(KINDS)))]}
             for _ in range(1 + (event == "twice")):
@@ -122,14 +125,17 @@ def test_a_row_that_fails_ends_alone(with_workers, monkeypatch):
         monkeypatch.setattr(states_module, "states_for", lambda constraint, table, _: WorkerStates(workers, table))
     states = RequestStates(constraint, EOS, OUTPUTS, 4)
     good = states.start({"kind": KINDS[0]})
+    states.advance([])
     before = masks(states, good)
     bad = states.start({"kind": "bad"})
+    states.advance([])
     assert "no such row" in bad.failure and good.failure is None
     assert masks(states, good, bad) == [*before, {EOS}]
     a = TOKENIZER.convert_tokens_to_ids("a")
     states.advance([(good, [a]), (bad, [EOS])])
     assert masks(states, good)[0] == set(np.flatnonzero(allowed(constraint, good.row, [a])).tolist())
     other = states.start({"kind": KINDS[1]})  # states that are made again keep what was sampled
+    states.advance([])
     assert masks(states, good, other)[0] == set(np.flatnonzero(allowed(constraint, good.row, [a])).tolist())
 
 

@@ -9,8 +9,6 @@
 - Weights stay as they are: on a CPU vLLM packs the weights of linear layers and deletes the parameters, so that TRL's
   weight sync into a colocated engine fails. A server needs no patch, because it packs weights again when it reloads
   them.
-- Weights reach a server through a file: TRL sends them with NCCL only. vLLM reads them through the endpoint
-  `/collective_rpc`, which exists if the server is started with VLLM_SERVER_DEV_MODE=1.
 - Triton has a backend for the CPU, which is its interpreter: without such a backend vLLM does not use Triton, in which
   Model Runner V2 is written. `use_runner` chooses between the two model runners.
 """
@@ -21,7 +19,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,27 +55,16 @@ def set_up() -> None:
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
     import torch
     from trl.generation import vllm_generation
-    from trl.generation.vllm_client import VLLMClient
     from vllm.model_executor.layers import utils
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
 
     def keep_weight(layer, remove_weight):
         layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = keep_weight
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, **ENGINE_OPTIONS)
-    VLLMClient.init_communicator = lambda self, device=0: None
-    VLLMClient.update_named_params = _send_through_file
-
-
-def _send_through_file(client, metadata, named_params) -> None:
-    from safetensors.torch import save_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        weights = {name: weight.detach().clone().contiguous() for name, weight in named_params}
-        save_file(weights, f"{folder}/model.safetensors")
-        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-        answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
-        assert answer.status_code == 200, answer.text
 
 
 @contextmanager
@@ -103,13 +89,17 @@ def use_runner(version: int):
 def save_model(task, folder, seed: int = 1) -> str:
     """Save the tiny model of `task` with heads of a size that vLLM supports, and two end-of-sequence ids.
 
-    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it.
+    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it, and
+    the model has more outputs than the tokenizer has tokens.
     """
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     spec = task.tiny()
     save_tiny(replace(spec, tokens=[*spec.tokens, END_OF_TURN], hidden_size=64, heads=2), folder, seed)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer) + 3)
+    model.save_pretrained(folder)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
     GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True).save_pretrained(folder)
     return str(folder)

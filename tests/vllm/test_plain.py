@@ -3,10 +3,10 @@
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from trl.generation.vllm_client import VLLMClient
 
 from tests.support.toy import ToyTask
 from tests.support.training import parameters, toy_trainer
+from trl_grpo_tasks.serving import weights
 
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 32}
 
@@ -40,20 +40,26 @@ def test_without_weight_sync_the_differences_are_large(model_path, tmp_path, mon
 
 def test_a_server_samples_from_the_weights_of_each_step(plain_server, model_path, tmp_path):
     options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": plain_server}
+    options["vllm_weights_folder"] = str(tmp_path / "weights")
     differences = trained(toy_trainer(model_path, tmp_path, max_steps=2, **options))
     assert len(differences) == 2 and max(differences) < 1e-5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(plain_server, model_path, noise):
+def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(
+    plain_server, model_path, tmp_path, noise, monkeypatch
+):
     model = AutoModelForCausalLM.from_pretrained(model_path)
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             weight += noise * torch.randn_like(weight)
-    client = VLLMClient(base_url=plain_server)
+    monkeypatch.setattr(weights, "_FILE_BYTES", 10_000)  # several files
+    client = weights.FolderClient(str(tmp_path), base_url=plain_server)
+    client.init_communicator()
     client.update_model_params(model)
     client.reset_prefix_cache()
+    assert not list(tmp_path.iterdir())
     prompts = [model.config.eos_token_id + i for i in range(1, len(ToyTask().tiny().tokens))]
     answer = client.generate([[prompt] for prompt in prompts], n=2, max_tokens=6, temperature=0.7)
     model = model.double()
@@ -63,3 +69,10 @@ def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(plai
             expected = (model(tokens).logits[0, :-1] / 0.7).log_softmax(-1)
         at = expected[torch.arange(len(ids)), tokens[0, 1:]]
         torch.testing.assert_close(torch.tensor(logprobs)[:, 0].double(), at, atol=1e-5, rtol=0)
+
+
+def test_a_folder_that_the_server_cannot_read_is_an_error(plain_server, tmp_path, monkeypatch):
+    client = weights.FolderClient(str(tmp_path), base_url=plain_server)
+    monkeypatch.setattr(weights, "save_file", lambda tensors, path: None)  # as on another file system
+    with pytest.raises(RuntimeError, match="a folder that the server can read"):
+        client.update_named_params([], iter([("a", torch.zeros(2))]))

@@ -1,14 +1,19 @@
 """A real server started with `trl-grpo-tasks serve`: training against it, and what it refuses."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import requests
+from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
 from tests.support.training import config, launch
-from tests.support.vllm_cpu import save_model, serve_task, serving
+from tests.support.vllm_cpu import ENVIRONMENT, save_model, serve_task, serving
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.registry import get_task
 
@@ -40,14 +45,15 @@ def server(path, prompts_file, tmp_path_factory):
         yield address, log
 
 
-def options_of(server, **options):
+def options_of(server, folder, **options):
     return {"constrain": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server[0],
-            "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
+            "vllm_weights_folder": folder, "max_steps": 3, "max_completion_length": 12} | options  # fmt: skip
 
 
-def make_trainer(task, path, server, folder, **options):
-    args = config(folder, **options_of(server, **options))
-    return TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0))
+def make_trainer(task, path, server, folder, peft_config=None, **options):
+    args = config(folder, **options_of(server, str(folder / "weights"), **options))
+    rows = task.dataset("train", 4, 0)
+    return TaskGRPOTrainer(path, args=args, task=task, train_dataset=rows, peft_config=peft_config)
 
 
 def test_training_with_a_server(task, path, server, tmp_path):
@@ -59,8 +65,9 @@ def test_training_with_a_server(task, path, server, tmp_path):
     assert all(line["rewards/valid/mean"] > 0 for line in logs)
 
 
-def test_filters_with_a_server(task, path, server, tmp_path):
-    trainer = make_trainer(task, path, server, tmp_path, top_k=2, top_p=0.8, max_steps=1)
+def test_filters_and_an_adapter_with_a_server(task, path, server, tmp_path):
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    trainer = make_trainer(task, path, server, tmp_path, adapter, top_k=2, top_p=0.8, max_steps=1)
     trainer.train()
     (line,) = [line for line in trainer.state.log_history if "loss" in line]
     assert line["sampling/logp_difference_max"] < 2e-5
@@ -86,9 +93,29 @@ if __name__ == "__main__":
 
 
 def test_two_processes_with_one_server(path, prompts_file, server, tmp_path):
-    argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, max_steps=2)]
+    argument = [path, prompts_file, str(tmp_path / "run"), options_of(server, str(tmp_path / "weights"), max_steps=2)]
     out, _ = launch(SCRIPT, 2, argument, tmp_path / "run", timeout=300)
     assert out.count("0 True") == 2
+
+
+def test_the_command_line(path, prompts_file, server, tmp_path):
+    words = ["-m", "trl_grpo_tasks.commands.main", "train", NAME, "--prompts_file", prompts_file, "--model", path]
+    words += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", server[0]]
+    words += ["--vllm_weights_folder", str(tmp_path / "weights"), "--output_dir", str(tmp_path / "run")]
+    words += ["--max_steps", "1", "--num_generations", "4", "--per_device_train_batch_size", "8"]
+    words += ["--max_completion_length", "12", "--eval_before_and_after", "False"]
+
+    def run(*more):
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, *words, *more], env=environment, capture_output=True, text=True)
+
+    refused = run("--target_length", "7")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "error: constrain=True with a vLLM server: option --target_length" in refused.stderr
+    done = run()
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["sampling/logp_difference_max"] < 2e-5
 
 
 @pytest.mark.parametrize("row", ["no JSON", "[1]", "{}", json.dumps({**ROW, "pattern": "("})])
@@ -118,12 +145,12 @@ def test_another_task_or_tokenizer_is_refused_before_the_first_step(task, path, 
         make_trainer(other, path, server, tmp_path / "a")
     toy = ToyTask()
     with pytest.raises(ValueError, match="the server samples for task 'prompts'"):
-        args = config(tmp_path / "b", **options_of(server))
+        args = config(tmp_path / "b", **options_of(server, str(tmp_path)))
         TaskGRPOTrainer(path, args=args, task=toy)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(7)
     with pytest.raises(ValueError, match="tokenizer"):
-        args = config(tmp_path / "c", **options_of(server))
+        args = config(tmp_path / "c", **options_of(server, str(tmp_path)))
         TaskGRPOTrainer(path, args=args, task=task, train_dataset=task.dataset("train", 4, 0),
                         processing_class=tokenizer)  # fmt: skip
 

@@ -17,6 +17,7 @@ from ..files import write_atomically
 from ..models.checkpoints import CheckpointError, DifferentStartError, newest_complete
 from ..report.page import write_report
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
+from ..serving import ServerError
 from ..task import EditorError, Task
 from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
@@ -73,7 +74,7 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
     try:
         with sigterm_as_ctrl_c():
             act()
-    except (DifferentStartError, CheckpointError) as error:  # raised before the cold start or the training begins
+    except (DifferentStartError, CheckpointError, ServerError) as error:  # before the cold start or the training
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (PushError, EditorError, FolderLostError) as error:
@@ -187,7 +188,8 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         train_dataset=plan.rows,
         processing_class=plan.model.tokenizer,
         task=task,
-        constraint=plan.model.constraint,
+        # A vLLM server makes the task's constraint itself, so that it cannot sample under one that is given here.
+        constraint=None if args.use_vllm else plan.model.constraint,
         peft_config=None if continues_adapter else plan.peft_config,
         quantization_config=None if continues_adapter else plan.quantization,
     )

@@ -51,6 +51,7 @@ TIMES = {
     "step_time": "Seconds per step",
     "perf/reward_seconds": "Seconds to score a completion",
     "perf/reward_cache_hit_rate": "Share of scores from the cache",
+    "perf/vllm_mask_ms": "Milliseconds for the masks of a pass of vLLM",
 }
 # The metrics of the evaluation table, explained below it.
 GLOSSARY = {

@@ -85,7 +85,7 @@ class RewardExecutor:
     With `workers=0`, completions are scored in this process when the result is requested; `timeout` and `memory_mb`
     then have no effect. With workers, a completion that takes longer than `timeout` seconds, crashes its worker, or
     needs more than `memory_mb` on top of the loaded task gets None with a reason, and its worker is replaced; other
-    completions are not affected.
+    completions are not affected. On Ray, a completion whose worker or node dies is scored once more first.
 
     Equal (row, completion) pairs are scored once. Up to `cache_size` scores are cached; failures are not cached.
     """

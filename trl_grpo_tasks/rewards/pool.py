@@ -38,6 +38,7 @@ class Job:
     row: str
     completion: str
     done: Callable[[Reply | RewardWorkerError], None]
+    lost_on: str | None = None  # the Ray node on which its first worker was lost
 
 
 class InlinePool:

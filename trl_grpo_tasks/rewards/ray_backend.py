@@ -1,12 +1,15 @@
 """Reward workers on a Ray cluster, with the same guarantees as the process pool, for rewards that need many machines.
 
 The pool joins the cluster at RAY_ADDRESS or the one running on this machine, or else starts a local one. This package
-and the task must be installed on every node.
+and the task must be installed on every node. If a node dies or stops answering, the completions that it was scoring
+are scored on another node. The head node and the node of the training process must stay up.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import os
 import threading
 import time
@@ -14,14 +17,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .pool import CLOSED, START_ATTEMPTS, Job, RewardWorkerError
+from .pool import CLOSED, START_ATTEMPTS, START_SECONDS, Job, RewardWorkerError
 from .worker import Reply, TaskRecipe, limit_memory, score_one
 
 POLL_SECONDS = 0.05  # how often the queue is checked for new jobs while actors are busy
+SILENCE_SECONDS = 5.0  # a node that does not answer a ping for this long, or for half the time limit, is given up
+
+logger = logging.getLogger(__name__)
 
 
 class RayPool:
-    """Scores jobs in `workers` Ray actors, one job at a time each; an actor that times out is killed and replaced."""
+    """Scores jobs in `workers` Ray actors, one job at a time each; an actor that times out is killed and replaced.
+
+    A job whose actor is lost, because its node failed or its process died, is scored once more, on another node if
+    there is one. Nodes are pinged: to a driver, an actor on a stopped node looks like a reward that takes long.
+    """
 
     def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
         self._ray = _import_ray()
@@ -29,13 +39,19 @@ class RayPool:
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Scorer)
         self._setup = (recipe, memory_mb)
         self._timeout = timeout
+        self._silence = min(SILENCE_SECONDS, timeout / 2)
         self._size = workers
         self._actors: list[_Actor] = []
+        # This process stops together with its own node, which is therefore not pinged.
+        self._own_node = self._ray.get_runtime_context().get_node_id()
+        self._nodes: dict[str, _Node] = {}
+        self._last_worked = time.monotonic()  # when a loaded actor existed or nothing was to be scored
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._broken: RewardWorkerError | None = None
         self._failed_starts = 0
+        self._last_failed_start = -math.inf
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="reward-ray", daemon=True)
         self._thread.start()
@@ -70,12 +86,14 @@ class RayPool:
         try:
             self._actors = [self._start_actor() for _ in range(self._size)]
             while not self._closing and self._broken is None:
+                self._check_that_an_actor_is_loaded()
                 self._feed()
                 waited_for = {actor.answer: actor for actor in self._actors if actor.answer is not None}
                 if waited_for:
                     done, _ = self._ray.wait(list(waited_for), num_returns=1, timeout=POLL_SECONDS)
                     for answer in done:
                         self._receive(waited_for[answer])
+                    self._ping_nodes()
                     self._replace_overdue()
                 else:
                     with self._changed:
@@ -85,21 +103,34 @@ class RayPool:
             raise
         finally:
             self._fail_all(RewardWorkerError(CLOSED))
-            for actor in self._actors:
-                self._ray.kill(actor.handle, no_restart=True)
+            for handle in [a.handle for a in self._actors] + [node.handle for node in self._nodes.values()]:
+                self._ray.kill(handle, no_restart=True)
 
     def _start_actor(self) -> _Actor:
         handle = self._actor_class.remote(*self._setup)
-        # No deadline yet: an actor may wait for a free CPU of the cluster for any length of time.
-        return _Actor(handle, handle.ready.remote(), deadline=None)
+        # No deadline yet: while other actors score, it may wait for a free CPU of the cluster for any length of time.
+        return _Actor(handle, handle.ready.remote(), deadline=None, since=time.monotonic())
+
+    def _check_that_an_actor_is_loaded(self) -> None:
+        now = time.monotonic()
+        if not self._queue or any(actor.loaded for actor in self._actors):
+            self._last_worked = now
+        elif now - self._last_worked > START_SECONDS:
+            free, total = (r.get("CPU", 0) for r in (self._ray.available_resources(), self._ray.cluster_resources()))
+            reason = f"no reward worker has started on the Ray cluster for {START_SECONDS:g} s"
+            cpus = f"{free:g} of its {total:g} CPUs are free, and each worker needs one"
+            self._fail_all(RewardWorkerError(f"{reason}; {cpus}: add nodes, or use --reward_backend process"))
 
     def _feed(self) -> None:
+        nodes = {actor.node for actor in self._actors if actor.loaded}
         for actor in self._actors:
             if actor.answer is None:
                 with self._changed:
-                    if not self._queue:
-                        return
-                    actor.job = self._queue.popleft()
+                    fit = (job for job in self._queue if job.lost_on != actor.node or nodes == {actor.node})
+                    actor.job = next(fit, None)
+                    if actor.job is None:
+                        continue
+                    self._queue.remove(actor.job)
                 actor.answer = actor.handle.score.remote(actor.job.row, actor.job.completion)
                 actor.since = time.monotonic()
                 actor.deadline = actor.since + self._timeout
@@ -108,13 +139,22 @@ class RayPool:
         try:
             reply = self._ray.get(actor.answer)
         except self._ray.exceptions.RayError as error:
-            self._replace(actor, f"the worker died: {' '.join(str(error).split())[:500]}")
+            lost = not isinstance(error, self._ray.exceptions.RayTaskError)  # which is raised in a worker that lives
+            what = "the worker died" if lost else "the score cannot be sent"
+            self._replace(actor, f"{what}: {' '.join(str(error).split())[:500]}", lost)
             return
         actor.answer = actor.deadline = None
         if not actor.loaded:
-            if reply is not None:
-                self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{reply}"))
-                return
+            if not actor.node:
+                problem, actor.node, address = reply
+                if problem is not None:
+                    self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{problem}"))
+                    return
+                if actor.node != self._own_node:  # it gets jobs when its node has answered a ping
+                    if actor.node not in self._nodes:
+                        self._nodes[actor.node] = self._start_pinging(actor.node, address)
+                    actor.answer = self._nodes[actor.node].handle.ping.remote()
+                    return
             actor.loaded = True
             self._failed_starts = 0
             return
@@ -124,19 +164,52 @@ class RayPool:
         if reply.retire:
             self._replace(actor, "over the memory limit")
 
+    def _start_pinging(self, node: str, address: str) -> _Node:
+        there = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        handle = self._ray.remote(num_cpus=0, scheduling_strategy=there)(_Pulse).remote()
+        return _Node(f"{node[:8]} at {address}", handle, handle.ping.remote(), asked=math.inf)
+
+    def _ping_nodes(self) -> None:
+        now = time.monotonic()
+        for name, node in list(self._nodes.items()):
+            try:
+                self._ray.get(node.answer, timeout=0)
+            except self._ray.exceptions.GetTimeoutError:
+                if now - node.asked > self._silence:
+                    self._lose(name, f"has not answered for {self._silence:g} s")
+            except self._ray.exceptions.RayError:
+                self._lose(name, "has died")
+            else:
+                if now - node.asked > self._silence / 5 or node.asked == math.inf:
+                    node.answer, node.asked = node.handle.ping.remote(), now
+
+    def _lose(self, name: str, what: str) -> None:
+        node = self._nodes.pop(name)
+        then = "the completions that it was scoring are scored on other nodes"
+        logger.warning("Ray node %s %s; %s, and its reward workers start where CPUs are free", node.title, what, then)
+        self._ray.kill(node.handle, no_restart=True)
+        for actor in [actor for actor in self._actors if actor.node == name]:
+            self._replace(actor, f"its Ray node {what}", lost=True)
+
     def _replace_overdue(self) -> None:
         now = time.monotonic()
         for actor in list(self._actors):
             if actor.deadline is not None and actor.deadline <= now:
                 self._replace(actor, f"timed out after {self._timeout:g} s")
 
-    def _replace(self, actor: _Actor, reason: str) -> None:
+    def _replace(self, actor: _Actor, reason: str, lost: bool = False) -> None:
         self._ray.kill(actor.handle, no_restart=True)
         self._actors.remove(actor)
         if actor.job is not None:
-            actor.job.done(Reply(None, reason, time.monotonic() - actor.since))
-        if not actor.loaded:
+            if lost and actor.job.lost_on is None:
+                actor.job.lost_on = actor.node
+                with self._changed:
+                    self._queue.appendleft(actor.job)
+            else:
+                actor.job.done(Reply(None, reason, time.monotonic() - actor.since))
+        if not actor.loaded and actor.since > self._last_failed_start:  # a node that dies fails several starts at once
             self._failed_starts += 1
+            self._last_failed_start = time.monotonic()
             if self._failed_starts >= START_ATTEMPTS:
                 self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
         if self._broken is None:
@@ -160,13 +233,29 @@ class _Actor:
     handle: Any
     answer: Any  # the Ray object reference to wait for; None when idle
     deadline: float | None
-    since: float = 0.0
+    since: float  # when it was started, then when its current job was
     job: Job | None = None
     loaded: bool = False
+    node: str = ""  # the id of its node, known once it is loaded
+
+
+@dataclass(eq=False)
+class _Node:
+    title: str
+    handle: Any  # the actor that answers pings
+    answer: Any
+    asked: float  # when the last ping was sent; infinity while the actor starts
+
+
+class _Pulse:
+    """The class of the Ray actors that show that a node works; scorers cannot answer while they score."""
+
+    def ping(self) -> None:
+        pass
 
 
 class _Scorer:
-    """The class of the Ray actors. `ready` returns the traceback if the task could not be loaded, else None."""
+    """The class of the Ray actors that score."""
 
     def __init__(self, recipe: TaskRecipe, memory_mb: int | None):
         import traceback
@@ -178,8 +267,11 @@ class _Scorer:
         except (Exception, SystemExit):  # noqa: BLE001 - reported to the driver, which raises it there
             self._problem = traceback.format_exc()
 
-    def ready(self) -> str | None:
-        return self._problem
+    def ready(self) -> tuple[str | None, str, str]:
+        """Return the traceback if the task could not be loaded, else None; and the id and the address of the node."""
+        import ray
+
+        return self._problem, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def score(self, row: str, completion: str) -> Reply:
         return score_one(self._task, row, completion)

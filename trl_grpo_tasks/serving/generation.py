@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from ..constraints.base import Constraint
 from ..task import Task
+from . import ServerError
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask, served_task_of
 
 # vLLM's server writes this for -inf, which JSON does not have.
@@ -42,21 +43,29 @@ _engines = itertools.count(1)
 
 
 @contextmanager
-def colocated_engine() -> Iterator[str]:
-    """Within this context, TRL makes a colocated engine that samples under `COLOCATED[key]`; yields the key."""
+def engine_options(processes_logits: bool, weights_folder: str | None) -> Iterator[str]:
+    """Within this context, TRL's engines have our logits processor, and its clients send weights through a folder.
+
+    Yields the key of a colocated engine: it samples under `COLOCATED[key]`.
+    """
     from trl.generation import vllm_generation
 
     # The keys of equal runs are equal, because vLLM's cache of compiled code depends on the configuration.
-    key, make = str(next(_engines)), getattr(vllm_generation, "LLM", None)
-    if make is None:  # vLLM is not installed, which TRL reports
-        yield key
-        return
-    options = {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": key}}, "max_logprobs": -1}
-    vllm_generation.LLM = functools.partial(make, **options)
+    key = str(next(_engines))
+    before = {name: getattr(vllm_generation, name) for name in ("LLM", "VLLMClient") if hasattr(vllm_generation, name)}
+    if processes_logits and "LLM" in before:  # which TRL lacks if vLLM is not installed
+        config = {CONFIG_KEY: {"key": key}}
+        options = {"logits_processors": [PROCESSOR], "additional_config": config, "max_logprobs": -1}
+        vllm_generation.LLM = functools.partial(before["LLM"], **options)
+    if weights_folder is not None:
+        from .weights import FolderClient
+
+        vllm_generation.VLLMClient = functools.partial(FolderClient, weights_folder)
     try:
         yield key
     finally:
-        vllm_generation.LLM = make
+        for name, value in before.items():
+            setattr(vllm_generation, name, value)
 
 
 class VLLMRequests:
@@ -89,10 +98,11 @@ class VLLMRequests:
             return
         problem = None
         if self._generation.accelerator.is_main_process:
-            problem = _server_problem(self._generation.vllm_client, task, tokenizer)
+            length = self._generation.max_completion_length
+            problem = _server_problem(self._generation.vllm_client, task, tokenizer, length)
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
-            raise ValueError(f"constrain=True with a vLLM server: {problem}")
+            raise ServerError(f"constrain=True with a vLLM server: {problem}")
 
     def mask_milliseconds(self) -> float | None:
         """Return the time per pass that the CPU spent on masks since the last call. A server logs it instead."""
@@ -152,7 +162,7 @@ class VLLMRequests:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 
-def _server_problem(client: Any, task: Task | None, tokenizer: Any) -> str | None:
+def _server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) -> str | None:
     """Return why a server does not sample as this run needs it, and the way out; None if it does."""
     if task is None:
         return "a server takes the constraint of a task, but this one was given in Python; set vllm_mode='colocate'"
@@ -162,9 +172,14 @@ def _server_problem(client: Any, task: Task | None, tokenizer: Any) -> str | Non
     difference = served.difference(ServedTask.of(task, tokenizer))
     if difference is not None:
         return f"{difference}; start the server with the task, options and model of this run"
-    mode = client.get_server_info()["model_config"]["logprobs_mode"]
-    if mode != "processed_logprobs":
-        return f"the server runs with --logprobs-mode {mode}; start it with `trl-grpo-tasks serve`"
+    config = client.get_server_info()["model_config"]
+    if config["logprobs_mode"] != "processed_logprobs":
+        return f"the server's --logprobs-mode is {config['logprobs_mode']}; start it with `trl-grpo-tasks serve`"
+    if length >= config["max_model_len"]:
+        return (
+            f"max_completion_length={length} does not fit into the {config['max_model_len']} tokens of the server's "
+            "context; set a smaller one"
+        )
     return None
 
 

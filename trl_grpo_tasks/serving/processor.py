@@ -111,14 +111,13 @@ class Processor(ProcessorV1, ProcessorV2):
         text = (params.extra_args or {}).get(ROW)
         if text is None:
             return False
-        states = self._states or self._make_states()
-        self._live[place] = _Live(states.start(json.loads(text)), output_ids)
+        self._live[place] = _Live(self._states or self._make_states(), json.loads(text), output_ids)
         return True
 
     def _release(self, place: int) -> None:
         live = self._live.pop(place, None)
-        if live is not None and self._states is not None:
-            self._states.release(live.request)
+        if live is not None:
+            live.park()
 
     # ---- Model Runner V1
 
@@ -135,8 +134,8 @@ class Processor(ProcessorV1, ProcessorV2):
                 self._live[b] = at_a
             if at_b is not None and direction == MoveDirectionality.SWAP:
                 self._live[a] = at_b
-            elif at_b is not None and self._states is not None:
-                self._states.release(at_b.request)
+            elif at_b is not None:
+                at_b.park()
 
     # ---- Model Runner V2
 
@@ -157,9 +156,10 @@ class Processor(ProcessorV1, ProcessorV2):
             live = self._live
         else:
             live = self._runner_v2.update(self._live, logits, context)
+        requests = {row: each.present() for row, each in live.items()}
         # Under asynchronous scheduling, the latest output id of V1 is a placeholder until now.
-        self._states.advance([(each.request, each.take_new()) for each in live.values()])
-        self._states.mask(logits, {row: each.request for row, each in live.items()})
+        self._states.advance([(requests[row], each.take_new()) for row, each in live.items()])
+        self._states.mask(logits, requests)
         COST.add(time.perf_counter() - start)
         return logits
 
@@ -167,8 +167,22 @@ class Processor(ProcessorV1, ProcessorV2):
 class _Live:
     """A request in the batch, and the ids of its completion; V1 appends to this list itself."""
 
-    def __init__(self, request: Request, output_ids: list[int]):
-        self.request, self.output_ids, self._taken = request, output_ids, 0
+    def __init__(self, states: RequestStates, row: Mapping[str, Any], output_ids: list[int]):
+        self._states, self._row, self.output_ids = states, row, output_ids
+        self._request: Request | None = None
+        self._taken = 0
+
+    def present(self) -> Request:
+        """Return the request, which has a state from now on."""
+        if self._request is None:
+            self._request = self._states.start(self._row, self.output_ids[: self._taken])
+        return self._request
+
+    def park(self) -> None:
+        """Release the state. V2 does not tell when a request has ended, so that those outside the batch have none."""
+        if self._request is not None:
+            self._states.release(self._request)
+            self._request = None
 
     def take_new(self) -> list[int]:
         """Return the tokens since the last call. A token that is still on its way to the CPU is -1."""
@@ -209,6 +223,8 @@ class _RunnerV2:
             self._copied.synchronize()
         last, lengths = self._last.tolist()
         present = {row: live[slot] for row, slot in enumerate(slots) if slot in live}
+        for slot in live.keys() - set(slots):
+            live[slot].park()
         for row, each in present.items():
             slot = slots[row]
             prompt = int(self._states.prompt_len.np[slot])

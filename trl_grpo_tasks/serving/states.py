@@ -22,7 +22,7 @@ from ..constraints.table import MaskTable
 from ..constraints.workers import WorkerStates, states_for
 
 # A table with more masks is replaced: a server that is never idle would otherwise collect masks without end.
-_MOST_MASKS = 1 << 15
+_MOST_MASKS = 1 << 13
 _log = logging.getLogger(__name__)
 
 
@@ -31,13 +31,10 @@ class Request:
     """A request that samples under a constraint."""
 
     row: Mapping[str, Any]
-    slot: int
-    tokens: list[int] = field(default_factory=list)  # the completion so far
+    tokens: list[int]  # the completion so far
+    slot: int = -1  # of its state; -1 before the state is made
     forced: deque[tuple[int, int]] = field(default_factory=deque)  # tokens that must follow, and their mask numbers
     failure: str | None = None  # why the constraint cannot be applied; only the end is allowed then
-
-    def expect(self, forced: Forced) -> None:
-        self.forced.extend(zip(forced.tokens, forced.numbers, strict=True))
 
 
 class RequestStates:
@@ -46,6 +43,7 @@ class RequestStates:
     def __init__(self, constraint: Constraint, eos: int, vocab_size: int, most_requests: int):
         self._constraint, self._eos, self._vocab_size = constraint, eos, vocab_size
         self._most_requests = most_requests
+        self._new: dict[Request, None] = {}  # in the order in which they came
         self._requests: dict[int, Request] = {}  # by slot
         self._free_slots: list[int] = []
         self._table: MaskTable
@@ -53,25 +51,21 @@ class RequestStates:
         self._device_masks: DeviceMasks | None = None
 
     def start(self, row: Mapping[str, Any], tokens: Sequence[int] = ()) -> Request:
-        """Add a request, whose completion may have begun with `tokens` before it was interrupted."""
-        if not self._requests:
-            self._renew()
-        elif len(self._table) > _MOST_MASKS:
-            self._restart_all()
-        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._requests)
-        request = self._requests[slot] = Request(row, slot, list(tokens))
-        if not self._begin(request):
-            self._restart_all()
+        """Add a request, whose completion may have begun with `tokens` before. The next `advance` makes its state."""
+        request = Request(row, list(tokens))
+        self._new[request] = None
         return request
 
     def release(self, request: Request) -> None:
         """Forget a request that has ended or was interrupted."""
+        self._new.pop(request, None)
         if self._requests.pop(request.slot, None) is not None:
             self._states.release(request.slot)
             heapq.heappush(self._free_slots, request.slot)
 
     def advance(self, sampled: Sequence[tuple[Request, Sequence[int]]]) -> None:
-        """Accept the tokens that were sampled for each request since the last call."""
+        """Make the states of new requests, and accept the tokens of each request that are new since the last call."""
+        self._begin_new()
         open_requests: list[Request] = []
         tokens: list[int] = []
         failed = False
@@ -103,36 +97,45 @@ class RequestStates:
                 numbers[row] = request.forced[0][1]
             elif not self._has_ended(request):
                 open_rows.append(row)
-        for row, number in zip(
-            open_rows, self._states.numbers([requests[row].slot for row in open_rows]), strict=True
-        ):
+        open_slots = [requests[row].slot for row in open_rows]
+        for row, number in zip(open_rows, self._states.numbers(open_slots), strict=True):
             numbers[row] = number
         self._device_masks.fill(numbers).apply(logits_B_V)
 
     def _has_ended(self, request: Request) -> bool:
         return bool(request.tokens) and request.tokens[-1] == self._eos
 
+    def _begin_new(self) -> None:
+        if not self._new:
+            return
+        if not self._requests:
+            self._renew()
+        new, self._new = list(self._new), {}
+        for request in new:
+            request.slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._requests)
+            self._requests[request.slot] = request
+        if len(self._table) > _MOST_MASKS or self._begin(new) is not None:
+            self._restart_all()
+
     def _renew(self) -> None:
         self._table = MaskTable(self._vocab_size)
         self._states = states_for(self._constraint, self._table, self._most_requests)
         self._device_masks = None
 
-    def _begin(self, request: Request) -> bool:
-        """Start the state of a request at its completion so far. Returns False if workers could not."""
-        request.forced.clear()
+    def _begin(self, requests: Sequence[Request]) -> str | None:
+        """Make states at the completions so far. Returns an error if there is one: the states must be made again."""
         try:
-            (forced,) = self._states.start([request.slot], [request.row])
-            if request.tokens and not self._has_ended(request):
-                forced = self._states.restart(request.slot, request.tokens)
+            started = self._states.start([each.slot for each in requests], [each.row for each in requests])
+            for request, forced in zip(requests, started, strict=True):
+                request.forced.clear()
+                if self._has_ended(request):
+                    continue
+                if request.tokens:
+                    forced = self._states.restart(request.slot, request.tokens)
+                _expect(request, forced)
         except Exception as error:  # noqa: BLE001 - a row must not end the engine
-            if isinstance(self._states, WorkerStates):
-                return False
-            request.failure = f"{type(error).__name__}: {error}"
-            _log.warning("a request ends at once, because its constraint failed: %s", request.failure)
-            return True
-        if not self._has_ended(request):
-            request.expect(forced)
-        return True
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def _accept(self, requests: Sequence[Request], tokens: Sequence[int]) -> bool:
         """Accept one token of each request. Returns False if the states must be made again."""
@@ -142,14 +145,21 @@ class RequestStates:
             _log.warning("constraint states are made again after an error: %s: %s", type(error).__name__, error)
             return False
         for request, forced in zip(requests, accepted, strict=True):
-            request.expect(forced)
+            _expect(request, forced)
         return True
 
     def _restart_all(self) -> None:
-        """Make all states again, in this process if workers fail. Requests that cannot be replayed end."""
+        """Make all states again. If that fails, make them one by one in this process; requests that fail end."""
         requests = [request for request in self._requests.values() if request.failure is None]
         self._renew()
-        if not all(self._begin(request) for request in requests):
-            self._states = SharedStates(self._constraint, self._table)
-            for request in requests:
-                self._begin(request)
+        if self._begin(requests) is None:
+            return
+        self._states = SharedStates(self._constraint, self._table)
+        for request in requests:
+            request.failure = self._begin([request])
+            if request.failure:
+                _log.warning("a request ends at once, because its constraint failed: %s", request.failure)
+
+
+def _expect(request: Request, forced: Forced) -> None:
+    request.forced.extend(zip(forced.tokens, forced.numbers, strict=True))

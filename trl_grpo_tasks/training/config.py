@@ -151,6 +151,11 @@ class TaskGRPOConfig(GRPOConfig):
         "Completions that our rollouts generate at a time, per process, also in evaluations; waiting ones take the "
         "places of finished ones. Default: as many as fit into free memory.",
     )
+    vllm_weights_folder: str | None = option(
+        None,
+        "With vllm_mode=server, send weights through files in this folder, which the server must be able to read, "
+        "instead of NCCL: for a server on the same GPU or on a CPU, or for machines that share a file system only.",
+    )
     importance_sampling_correction: bool = option(
         False,
         "Apply TRL's vllm_importance_sampling_* options to rollouts without vLLM too: tokens are weighted by the "
@@ -348,6 +353,10 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"{filters} with use_transformers_continuous_batching: it does not return which tokens the filters "
                 "kept, so exact log-probs cannot be computed; set top_k=0, top_p=1 and min_p=0, or turn it off"
+            )
+        if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError(
+                "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
             )
         if self.use_vllm and filters and not filters.top_k:
             raise ValueError(

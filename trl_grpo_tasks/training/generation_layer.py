@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from trl import is_conversational
@@ -20,7 +20,7 @@ from trl.models import unwrap_model_for_generation
 
 from ..constraints.base import Constraint, pack_ids
 from ..constraints.filters import NEUTRAL
-from ..constraints.replay import replay_all
+from ..constraints.replayed import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
@@ -30,7 +30,7 @@ from ..models.quantised import check_output_head, is_quantised_model, keep_weigh
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.support import unsupported_length, without_adapter
-from ..serving.generation import VLLMRequests, colocated_engine
+from ..serving.generation import VLLMRequests, engine_options
 from ..task import Task
 from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig, check_sampling
@@ -74,8 +74,7 @@ class GenerationLayer(CheckpointLayer):
         given = {}
         if is_quantised_model(model):
             given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
-        needs_processor = args.use_vllm and (args.constrain or bool(args.sampling_filters))
-        with colocated_engine() if needs_processor else nullcontext("") as engine_key:
+        with engine_options(args.constrain or bool(args.sampling_filters), args.vllm_weights_folder) as engine_key:
             super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
         self._prepare_quantised(given)
         self.task = task
@@ -140,9 +139,9 @@ class GenerationLayer(CheckpointLayer):
         return constraint
 
     def _set_up_rollouts(self) -> None:
-        if (
-            self._filters and not self.use_vllm
-        ):  # our processor applies them and records what they keep; TRL's generation must not
+        if self.use_vllm:
+            return
+        if self._filters:  # our processor applies them and records what they keep; TRL's generation must not
             for name, neutral in (NEUTRAL | {"min_p": None}).items():  # 0.0 would sort the vocabulary for nothing
                 setattr(self.generation_config, name, neutral)
                 self.generation_kwargs[name] = neutral
