@@ -30,6 +30,11 @@ class CheckpointLayer(GRPOTrainer):
         self._train_sampler: Any = None  # None for streaming data sets, which have no sampler
         self.add_callback(_RestoreCounters(self))
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether processes hold parts of the weights, so that all of them must take part in each forward pass."""
+        return self.is_fsdp_enabled or self._dist.is_zero3
+
     def _parts(self) -> dict[str, Any]:
         """Further state of this process that changes during training: name -> object with state_dict and
         load_state_dict."""
@@ -84,7 +89,7 @@ class CheckpointLayer(GRPOTrainer):
         finally:
             self.args.save_total_limit = limit
         torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
-        if self.args.should_save or self.is_fsdp_enabled:  # all processes are needed to gather sharded weights
+        if self.args.should_save or self._is_sharded:  # all processes are needed to gather weights
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
         if self.args.should_save:
             torch.save(common, _state_file(folder, "common"))
@@ -104,7 +109,7 @@ class CheckpointLayer(GRPOTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         # If there is an adapter in a sub-folder (TRL's "ref"), transformers loads that one instead of the trained one.
         model = self.model if model is None else model
-        if is_peft_model(model) and len(model.peft_config) > 1 and not self.is_fsdp_enabled:
+        if is_peft_model(model) and len(model.peft_config) > 1 and not self._is_sharded:
             model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

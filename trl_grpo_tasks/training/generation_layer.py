@@ -22,6 +22,7 @@ from ..constraints.base import Constraint, pack_ids
 from ..constraints.filters import NEUTRAL
 from ..constraints.replayed import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.sharding import output_size
 from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
@@ -165,8 +166,7 @@ class GenerationLayer(CheckpointLayer):
 
     def _output_size(self) -> int:
         """Number of outputs of the model, which is often larger than the tokenizer's vocabulary."""
-        weight = self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight
-        return getattr(weight, "ds_shape", weight.shape)[0]  # under ZeRO-3, the weight itself is empty
+        return output_size(self.accelerator.unwrap_model(self.model_wrapped))
 
     @contextmanager
     def _vllm_options(self, apply: bool) -> Iterator[None]:
