@@ -2,8 +2,8 @@
 
 `shard_on_cpu` gives this process the environment that `accelerate launch` makes of accelerate_configs/, in float32.
 accelerate 1.15 reads the FSDP plugin only where it finds several GPUs, and selects no communication backend for
-DeepSpeed on CPUs; both are changed here. ZeRO-3 would keep weights as small as these whole, so it is told not to. Model,
-optimizer and checkpoints are then handled by the code of accelerate, transformers, DeepSpeed and TRL.
+DeepSpeed on CPUs; both are changed here. ZeRO-3 would keep weights as small as these whole, so that its threshold is
+set to 0. Model, optimizer and checkpoints are then handled by the code of accelerate, transformers, DeepSpeed and TRL.
 """
 
 import importlib
@@ -40,7 +40,6 @@ from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training.cold_start import cold_start
-
 
 
 def launch(groups, timeout) -> str:
@@ -81,31 +80,41 @@ def fork_groups(groups) -> None:
 
 def _work(jobs) -> None:
     """Do these jobs and end this process."""
+    status = 1
     try:
         for name, options in jobs:
             start = time.monotonic()
             globals()[name](**options)
             print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
         dist.destroy_process_group()
-    except BaseException:
-        traceback.print_exc()
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
+        os._exit(status)
+
+
+def launch_environment(kind, precision) -> None:
+    """Give this process the environment that `accelerate launch` makes of a file of accelerate_configs/."""
+    file = ROOT / "accelerate_configs" / f"{kind}.yaml"
+    words = ["--config_file", str(file), "--mixed_precision", precision, "--num_processes", os.environ["WORLD_SIZE"]]
+    args = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))[0]
+    if args.use_fsdp:
+        os.environ |= prepare_multi_gpu_env(args)
+    else:
+        args.deepspeed_fields_from_accelerate_config = ",".join(yaml.safe_load(file.read_text())["deepspeed_config"])
+        os.environ |= prepare_deepspeed_cmd_env(args)[1]
 
 
 def shard_on_cpu(kind) -> None:
     """Make trainers of this process shard weights by "fsdp2" or "zero3". Trainers before that may have used DDP."""
-    file = str(ROOT / "accelerate_configs" / f"{kind}.yaml")
-    words = ["--config_file", file, "--mixed_precision", "no", "--num_processes", os.environ["WORLD_SIZE"], "train.py"]
-    args = _validate_launch_command(launch_command_parser().parse_args(words))[0]
+    launch_environment(kind, "no")
     if kind == "fsdp2":
-        os.environ |= prepare_multi_gpu_env(args)
         AcceleratorState.__init__ = _with_plugin
     else:
-        args.deepspeed_fields_from_accelerate_config = ",".join(yaml.safe_load(Path(file).read_text())["deepspeed_config"])
-        os.environ |= prepare_deepspeed_cmd_env(args)[1] | {"DS_ACCELERATOR": "cpu"}
+        os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.pop("ACCELERATE_USE_CPU", None)
         PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
         DeepSpeedPlugin.__post_init__ = _with_small_parts

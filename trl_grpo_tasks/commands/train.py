@@ -267,9 +267,11 @@ class _Evaluations:
 
 
 def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
+    from accelerate.state import AcceleratorState
+
     from ..training.cold_start import cold_start
 
-    return cold_start(
+    folder = cold_start(
         plan.model.path,
         task,
         plan.rows[: run.cold_start_rows],
@@ -288,6 +290,10 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         model_init_kwargs=args.model_init_kwargs,
         quantization=plan.quantization,
     )
+    if args.deepspeed_plugin is not None:  # the next trainer would be refused, and its model not sharded when loaded
+        AcceleratorState._reset_state()
+        args.deepspeed_plugin.set_deepspeed_weakref()
+    return folder
 
 
 def _outline(run: RunArguments, args: Any, held_out: int) -> str:

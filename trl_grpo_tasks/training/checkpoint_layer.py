@@ -50,6 +50,8 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
+        if resume_from_checkpoint and self.is_deepspeed_enabled:
+            self._check_deepspeed(resume_from_checkpoint, step)
         if 0 < self.args.max_steps <= step:
             self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
             self._load_from_checkpoint(resume_from_checkpoint)  # transformers would take one more step
@@ -57,6 +59,22 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint:
             self._invalidate_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _check_deepspeed(self, checkpoint: str, step: int) -> None:
+        """Raise CheckpointError where DeepSpeed cannot load a checkpoint."""
+        if 0 < self.args.max_steps <= step:
+            raise checkpoints.CheckpointError(
+                f"{checkpoint} is the end of the run; DeepSpeed loads weights only to train further: raise max_steps, "
+                "or evaluate the saved model with `trl-grpo-tasks eval`"
+            )
+        processes, wrote = self.accelerator.num_processes, None
+        if _state_file(checkpoint, 0).is_file():
+            wrote = _load(_state_file(checkpoint, 0)).get("processes", processes)
+        if wrote not in (None, processes):
+            raise checkpoints.CheckpointError(
+                f"{checkpoint} was written by {wrote} processes, and DeepSpeed resumes with the same number only, but "
+                f"there are {processes}: use {wrote} processes, or start a new run from its weights"
+            )
 
     def _newest_checkpoint(self) -> str:
         found, skipped = checkpoints.newest_complete(self.args.output_dir)
