@@ -14,16 +14,10 @@ from tests.training.test_sharded import ZERO3
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS = 4
-# Completions are given, so that the runs differ by rounding only. bf16 has 8 bits: the log-probs of a token, of about
-# -1.4, differ by some 0.01. ZeRO-3 also rounds the weights that it computes with to bf16, FSDP2 those of each layer.
-TOLERANCES = {
-    "logp_mean": 0.02,
-    "entropy": 0.02,
-    "kl": 0.02,
-    "loss": 0.02,
-    "reward": 1e-6,
-    "constraint/allowed_mass": 0.02,
-}
+# Completions are given, so that the runs differ by rounding only. bf16 has 8 bits: a log-prob of about -1 differs by
+# some 0.005. On top of that, FSDP2 and ZeRO-3 round norms and the residual stream to bf16, which autocast does not.
+TOLERANCES = {"logp_mean": 0.02, "entropy": 0.02, "kl": 0.01, "loss": 0.02, "grad_norm": 0.15, "reward": 1e-6}
+TOLERANCES |= {"constraint/allowed_mass": 0.02}
 SCRIPT = """
 import json, sys
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
@@ -57,7 +51,8 @@ assert trained.device.type == DEVICE and is_sharded(trained) == (kind != "none")
 task = HalfForced()
 with trainer.accelerator.autocast():
     made = evaluate("after", trained, tokenizer, task, task.dataset("test", 2, 0),
-                    executor=RewardExecutor(task, workers=0), num_samples=8, max_completion_length=5, constraint=trainer._constraint)
+                    executor=RewardExecutor(task, workers=0), num_samples=8, max_completion_length=5,
+                    constraint=trainer._constraint)
 assert made.metrics["valid"] == 1
 trainer.save_model(folder + "/saved")
 before, after = (load_model(folder + name, dtype="float32").state_dict() for name in ("/model", "/saved"))

@@ -44,12 +44,12 @@ def check_sharding(args: Any) -> None:
 
 def _fsdp(args: Any) -> tuple[int, str]:
     """The version of FSDP, 0 for none, and the kind of its checkpoints: by options or by `accelerate launch`."""
-    if args.fsdp_plugin_args:
-        return args.fsdp_plugin_args["fsdp_version"], args.fsdp_plugin_args["state_dict_type"]
-    if not _is_set("ACCELERATE_USE_FSDP"):
+    options = args.fsdp_plugin_args or {}
+    if not options and not _is_set("ACCELERATE_USE_FSDP"):
         return 0, ""
-    version = int(os.environ.get("FSDP_VERSION", "1"))
-    return version, os.environ.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT" if version == 2 else "FULL_STATE_DICT")
+    version = int(options.get("fsdp_version", os.environ.get("FSDP_VERSION", "1")))
+    checkpoints = os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")
+    return version, options.get("state_dict_type", checkpoints)
 
 
 def _is_set(variable: str) -> bool:
