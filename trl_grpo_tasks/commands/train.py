@@ -189,7 +189,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         processing_class=plan.model.tokenizer,
         task=task,
         # A vLLM server makes the task's constraint itself, so that it cannot sample under one that is given here.
-        constraint=None if args.use_vllm else plan.model.constraint,
+        constraint=None if args.use_vllm and args.vllm_mode == "server" else plan.model.constraint,
         peft_config=None if continues_adapter else plan.peft_config,
         quantization_config=None if continues_adapter else plan.quantization,
     )

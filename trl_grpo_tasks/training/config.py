@@ -252,6 +252,10 @@ class TaskGRPOConfig(GRPOConfig):
         check_sharding(self)
         self._check_replay()
         self._check_sampling()
+        if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError(
+                "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The options as trackers log them, without secrets in nested options."""
@@ -326,10 +330,6 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"{filters} with use_transformers_continuous_batching: it does not return which tokens the filters "
                 "kept, so exact log-probs cannot be computed; set top_k=0, top_p=1 and min_p=0, or turn it off"
-            )
-        if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
-            raise ValueError(
-                "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
             )
         if self.use_vllm and filters and not filters.top_k:
             raise ValueError(
