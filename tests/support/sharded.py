@@ -40,6 +40,7 @@ from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training.cold_start import cold_start
+from trl_grpo_tasks.training.reference import MovingReference
 
 
 def launch(groups, timeout) -> str:
@@ -229,6 +230,41 @@ def check_parts() -> None:
     with torch.no_grad():
         put_part(sharded.weight, part_of(sharded.weight, plain.weight + 1))
         torch.testing.assert_close(gathered(sharded.weight, part(sharded.weight)), plain.weight + 1)
+
+
+@torch.no_grad()
+def check_average(kind) -> None:
+    """An average of bf16 weights, which is kept in float32, is the same in parts and on whole weights, bit for bit."""
+
+    def layer(seed, kind=None):
+        torch.manual_seed(seed)
+        made = nn.Linear(3, 5).bfloat16()
+        if kind == "fsdp2":
+            fully_shard(made)
+        elif kind == "zero3":
+            import deepspeed
+
+            options = {
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": 3},
+                "bf16": {"enabled": True},
+            }
+            deepspeed.zero.Init(module=made, config_dict_or_path=options)
+        return made
+
+    expected = MovingReference("ema", layer(0), layer(1), 0.9, 1)
+    ours = MovingReference("ema", layer(0, kind), layer(1, kind), 0.9, 1)
+    for reference in (expected, ours):
+        for _ in range(3):
+            reference.update()
+    moved = expected.state_dict()["weights"]
+    assert moved["weight"].dtype == torch.float32
+    torch.testing.assert_close(ours.state_dict()["weights"], moved, atol=0, rtol=0)
+    other = layer(2, kind)
+    resumed = MovingReference("ema", layer(0, kind), other, 0.9, 1)
+    resumed.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(resumed.state_dict()["weights"], moved, atol=0, rtol=0)
+    torch.testing.assert_close(gathered(other.weight, part(other.weight)), moved["weight"].bfloat16(), atol=0, rtol=0)
 
 
 @contextmanager

@@ -83,6 +83,7 @@ def two(request, tiny_path, tmp_path_factory):
         shard,
         ("check_parts", {}),
         job(tiny_path, folder, 2, CASES | DDP_CASES, kind),
+        ("check_average", {"kind": kind}),
         job(tiny_path, folder, 2, RESUMED, kind, batch=12),
         ("copy_checkpoints", copy),
         ("warm_up", cold | {"folder": str(folder / "cold"), "lora": False}),
