@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.training import config, toy_trainer
+from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.models.checkpoints import CheckpointError
 from trl_grpo_tasks.training.sharded_options import check_sharding
 
@@ -84,6 +85,14 @@ def test_offloaded_references_are_refused(tmp_path, launched, kind):
         launched(kind)
     with pytest.raises(ValueError, match="offloaded references"):
         check_sharding(args)
+
+
+def test_editors_are_refused(tmp_path, launched, capsys):
+    """Sharded weights are evaluated after the training; an editor that fails then would come hours too late."""
+    launched()
+    words = ["--task", "brick", "--constrain", "True", "--editor", "rollback", "--output_dir", str(tmp_path)]
+    assert train.main([*words, "--use_cpu", "True", "--report_to", "none"]) == 2
+    assert "--editor rollback needs whole weights" in capsys.readouterr().err
 
 
 def test_checkpoints_that_deepspeed_cannot_load_are_refused(tiny_path, tmp_path):

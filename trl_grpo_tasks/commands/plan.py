@@ -137,6 +137,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
+    from ..training.sharded_options import shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
@@ -151,6 +152,11 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     if task.policy == "masked":
         check_settings(args)
     check_editor(task, run.editor, args.constrain)
+    if run.editor is not None and shards_weights(args):
+        raise ValueError(
+            f"--editor {run.editor} needs whole weights, which FSDP and ZeRO-3 shard; leave --editor out, and use "
+            "trl-grpo-tasks eval with it after the training"
+        )
     if model_args.load_in_4bit or model_args.load_in_8bit:
         _check_quantised(model_args)
     elif model_args.dtype == "float16" and not _has_adapter(model_args):

@@ -64,7 +64,7 @@ class MovingReference:
                 _blend(average, part(policy), keep)
                 put_part(ref, average)
         else:  # the average of products needs whole adapters
-            average = self._whole_weights()
+            average = {name: self._whole(name, p) for name, p in weights.items()}
             policy = {name: gathered(p, part(p)) for name, p in _adapter_parameters(self._model, "default").items()}
             _blend_adapters(average, policy, keep)
             self._put(average)
@@ -76,9 +76,9 @@ class MovingReference:
             return dict(self._ref_model.named_parameters())
         return _adapter_parameters(self._model, ADAPTER)
 
-    def _whole_weights(self) -> dict[str, torch.Tensor]:
-        """The reference's weights, in the precision that the next update needs."""
-        return {name: gathered(p, self._average.get(name, part(p))) for name, p in self._weights().items()}
+    def _whole(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """All of a weight, in the precision that the next update needs."""
+        return gathered(weight, self._average.get(name, part(weight)))
 
     def _put(self, values: dict[str, torch.Tensor]) -> None:
         """Replace the weights, and the average of those in half precision, by these, which are whole."""
@@ -93,7 +93,7 @@ class MovingReference:
         """Weights in the precision that the next update needs; rounding them gives the reference's weights exactly.
 
         All processes must call this where weights are sharded."""
-        weights = {name: value.detach().to("cpu", copy=True) for name, value in self._whole_weights().items()}
+        weights = {name: self._whole(name, p).detach().to("cpu", copy=True) for name, p in self._weights().items()}
         return {"iterations": self._iterations, "weights": weights}
 
     @torch.no_grad()

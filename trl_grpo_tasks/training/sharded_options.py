@@ -6,10 +6,13 @@ import os
 from typing import Any
 
 
+def shards_weights(args: Any) -> bool:
+    """Whether processes will hold parts of the weights: FSDP or ZeRO-3."""
+    return _fsdp(args)[0] > 0 or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3)
+
+
 def check_sharding(args: Any) -> None:
     """Raise ValueError for options of a TaskGRPOConfig that do not work with the way weights are sharded."""
-    plugin = args.deepspeed_plugin
-    zero3 = plugin is not None and plugin.zero_stage == 3
     fsdp, fsdp_checkpoints = _fsdp(args)
     if fsdp == 1:
         moving = args.reference_mode != "static"
@@ -29,13 +32,13 @@ def check_sharding(args: Any) -> None:
             "first process only; reference models and models that are evaluated would be empty in the others. Set "
             "fsdp_cpu_ram_efficient_loading: false in the fsdp_config"
         )
-    if zero3 and not plugin.zero3_save_16bit_model:
+    if shards_weights(args) and not fsdp and not args.deepspeed_plugin.zero3_save_16bit_model:
         raise ValueError(
             "ZeRO-3 without zero3_save_16bit_model would save no model that transformers can load; set "
             "zero3_save_16bit_model: true in the deepspeed_config (stage3_gather_16bit_weights_on_model_save in a "
             "configuration file of DeepSpeed)"
         )
-    if args.offload_reference and (zero3 or fsdp):
+    if args.offload_reference and shards_weights(args):
         raise ValueError(
             "offloaded references must be whole on each process; leave offload_reference out, or use DDP or ZeRO-2 "
             "instead of ZeRO-3 or FSDP"
