@@ -5,9 +5,9 @@
 The command line trains the tiny model of the brick task with: constraint, sampling filters, replay, curriculum, moving
 reference, adaptive KL, Pass@k advantages, both kinds of clipping, reward workers, evaluations during training,
 checkpoints, sample logs, a tracker and the live report. Every --every steps this script reads from the kernel the
-memory of the training process and of each of its child processes (PSS: pages that processes share are divided between
-them), the open files and the threads, and the sizes of the files of the run. At the end it builds the report again and
-opens it in a headless Chromium, if there is one on the PATH.
+memory of the training process and of each of its child processes that they share with no other process (USS), the open
+files and the threads, and the sizes of the files of the run. At the end it builds the report again and opens it in a
+headless Chromium, if there is one on the PATH.
 
 Prints Markdown tables of the state after 10%, 25%, 50% and 100% of the steps, and the growth over the second half as
 the slope of a straight line through its samples. Writes all samples to benchmarks/results/soak.json.
@@ -122,12 +122,12 @@ def _step(folder: Path) -> int:
 def sample(pid: int, folder: Path, step: int) -> dict[str, Any]:
     """Memory in MB of each process, threads and open files of the training process, and MB of files by kind."""
     training = psutil.Process(pid)
-    values: dict[str, Any] = {"step": step, "training MB": training.memory_full_info().pss / 1e6}
+    values: dict[str, Any] = {"step": step, "training MB": training.memory_full_info().uss / 1e6}
     children = sorted(training.children(recursive=True), key=lambda child: child.create_time())
     for child in children:
         try:
             name = "resource tracker" if "resource_tracker" in " ".join(child.cmdline()) else f"child {child.pid}"
-            values[f"{name} MB"] = child.memory_full_info().pss / 1e6
+            values[f"{name} MB"] = child.memory_full_info().uss / 1e6
         except psutil.Error:  # it has ended since
             continue
     values |= {"children": len(children), "threads": training.num_threads(), "open files": training.num_fds()}
