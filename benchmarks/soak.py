@@ -1,10 +1,10 @@
 """Memory, open files, threads and file sizes of a long run with every feature switched on.
 
-    python benchmarks/soak.py [--steps 2000] [--every 50] [--folder outputs/soak]
+    python benchmarks/soak.py [--task brick] [--steps 2000] [--every 50] [--folder FOLDER]
 
-The command line trains the tiny model of the brick task with: constraint, sampling filters, replay, curriculum, moving
-reference, adaptive KL, Pass@k advantages, both kinds of clipping, reward workers, evaluations during training,
-checkpoints, sample logs, a tracker and the live report. Every --every steps this script reads from the kernel the
+The command line trains the tiny model of the brick task, or of the toy task of the tests, with: constraint, sampling
+filters, replay, curriculum, moving reference, adaptive KL, Pass@k advantages, clipping of advantages and gradients,
+reward workers, evaluations during training, checkpoints, sample logs, a tracker and the live report. Every --every steps this script reads from the kernel the
 memory of the training process and of each of its child processes that they share with no other process (USS), the open
 files and the threads, and the sizes of the files of the run. At the end it builds the report again and opens it in a
 headless Chromium, if there is one on the PATH.
@@ -32,21 +32,30 @@ import psutil
 from harness import table_line, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pass@k advantages need rewards of 0 and 1: success alone counts.
-GRADED = ("stability", "connectivity", "quality", "length", "shape", "syntax")
-WEIGHTS = json.dumps(dict.fromkeys(GRADED, 0.0) | {"success": 1.0})
 SHARES = (0.1, 0.25, 0.5, 1.0)
 OPTIONS: dict[str, Any] = {
-    "task": "brick", "brick_levels": "stack small", "max_bricks": 8, "success_iou": 0.2, "use_cpu": True,
-    "train_rows": 400, "eval_rows": 8, "num_samples": 2, "cold_start_steps": 60, "cold_start_batch_size": 32,
+    "use_cpu": True, "train_rows": 400, "cold_start_steps": 60, "cold_start_batch_size": 32,
     "cold_start_learning_rate": 0.002, "num_generations": 4, "per_device_train_batch_size": 8,
-    "steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 1, "max_completion_length": 32,
-    "learning_rate": 1e-4, "constrain": True, "top_p": 0.95, "top_k": 20, "replay_size": 16, "replay_max_age": 50,
-    "curriculum": True, "curriculum_window": 64, "beta": 0.02, "reference_mode": "ema", "ema_alpha": 0.99,
-    "kl_target": 0.05, "advantage_estimator": "passk", "pass_k": 2, "advantage_clip": 3.0, "max_grad_norm": 1.0,
-    "component_weights": WEIGHTS, "reward_workers": 1, "eval_strategy": "steps", "eval_steps": 200,
-    "per_device_eval_batch_size": 8, "save_steps": 100, "save_total_limit": 2, "logging_steps": 5,
+    "steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 1, "learning_rate": 1e-4,
+    "constrain": True, "top_p": 0.95, "replay_size": 16, "replay_max_age": 50, "curriculum": True,
+    "curriculum_window": 64, "beta": 0.02, "reference_mode": "ema", "ema_alpha": 0.99, "kl_target": 0.05,
+    "advantage_estimator": "passk", "pass_k": 2, "advantage_clip": 3.0, "max_grad_norm": 1.0, "reward_workers": 1,
+    "eval_strategy": "steps", "eval_steps": 200, "save_steps": 100, "save_total_limit": 2, "logging_steps": 5,
     "log_completions": True, "num_completions_to_print": 2, "report_to": "trackio",
+}  # fmt: skip
+# Pass@k advantages need rewards of 0 and 1, so that success alone counts.
+GRADED = {
+    "brick": ("stability", "connectivity", "quality", "length", "shape", "syntax"),
+    "tests.support.toy": ("match", "short"),
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "brick": {
+        "brick_levels": "stack small", "max_bricks": 8, "success_iou": 0.2, "max_completion_length": 32, "top_k": 20,
+        "eval_rows": 8, "num_samples": 2, "per_device_eval_batch_size": 8,
+    },
+    "tests.support.toy": {
+        "max_completion_length": 5, "top_k": 4, "eval_rows": 2, "num_samples": 4, "per_device_eval_batch_size": 4,
+    },
 }  # fmt: skip
 # File kinds in the folder of a run: the first pattern that matches the path of a file decides.
 KINDS = {
@@ -64,25 +73,28 @@ KINDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="brick", choices=TASKS)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=50, help="steps between two samples")
-    parser.add_argument("--folder", default="outputs/soak", help="of the run; it must not exist")
+    parser.add_argument("--folder", help="of the run, kept afterwards; default: a new temporary folder")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "soak.json"))
     options = parser.parse_args()
-    folder = Path(options.folder)
-    folder.mkdir(parents=True)
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="soak"))
+    folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    samples = train(folder, options.steps, options.every)
-    rows = [{"seconds": time.monotonic() - start, **report_times(folder)}, *samples]
+    samples = train(folder, options.task, options.steps, options.every)
+    rows = [{"seconds": time.monotonic() - start, **report_times(folder, options.task)}, *samples]
     write_results(options.out, rows)
     print_tables(samples)
     for name, value in rows[0].items():
         print(f"{name}: {value:.4g}")
 
 
-def train(folder: Path, steps: int, every: int) -> list[dict[str, Any]]:
+def train(folder: Path, task: str, steps: int, every: int) -> list[dict[str, Any]]:
     """Train in a process of its own, and return the samples."""
-    options = OPTIONS | {"max_steps": steps, "output_dir": folder}
+    weights = json.dumps(dict.fromkeys(GRADED[task], 0.0) | {"success": 1.0})
+    options = OPTIONS | TASKS[task] | {"task": task, "component_weights": weights}
+    options |= {"max_steps": steps, "output_dir": folder}
     words = [word for name, value in options.items() for word in (f"--{name}", *_words(value))]
     environment = os.environ | {"TRACKIO_DIR": str(folder / "tracker"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
@@ -145,11 +157,13 @@ def sample(pid: int, folder: Path, step: int) -> dict[str, Any]:
     return values | {"files": count} | {f"{kind} (disk MB)": size for kind, size in sizes.items()}
 
 
-def report_times(folder: Path) -> dict[str, float]:
+def report_times(folder: Path, name: str) -> dict[str, float]:
     """Seconds to build the report and to open it in a browser, and its size."""
-    from trl_grpo_tasks.report.page import task_of, write_report
+    from trl_grpo_tasks import get_task
+    from trl_grpo_tasks.report.page import write_report
 
-    task = task_of(folder)
+    sys.path.insert(0, str(ROOT))
+    task = get_task(name)
     start = time.monotonic()
     page = write_report(folder, task)
     values = {"report build s": time.monotonic() - start, "report MB": page.stat().st_size / 1e6}

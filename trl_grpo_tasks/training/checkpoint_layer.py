@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ class CheckpointLayer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         # Old checkpoints are deleted only when the new one is complete, so that there is always one to resume from.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
+        save = partial(super()._save_checkpoint, model, trial)
         try:
-            failure = self._attempt(lambda: self._write_checkpoint(model, trial, folder))
+            failure = self._attempt(lambda: self._write_checkpoint(save, folder))
         finally:
             self.args.save_total_limit = limit
         failed = torch.tensor([failure is not None], device=self.accelerator.device)
@@ -118,10 +120,10 @@ class CheckpointLayer(GRPOTrainer):
             return error
         return None
 
-    def _write_checkpoint(self, model: Any, trial: Any, folder: Path) -> None:
+    def _write_checkpoint(self, save: Callable[[], None], folder: Path) -> None:
         if self.args.should_save:
             checkpoints.mark_incomplete(folder)
-        super()._save_checkpoint(model, trial)
+        save()
         torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
         if self.args.should_save:
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
