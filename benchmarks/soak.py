@@ -4,10 +4,10 @@
 
 The command line trains the tiny model of the brick task, or of the toy task of the tests, with: constraint, sampling
 filters, replay, curriculum, moving reference, adaptive KL, Pass@k advantages, clipping of advantages and gradients,
-reward workers, evaluations during training, checkpoints, sample logs, a tracker and the live report. Every --every steps this script reads from the kernel the
-memory of the training process and of each of its child processes that they share with no other process (USS), the open
-files and the threads, and the sizes of the files of the run. At the end it builds the report again and opens it in a
-headless Chromium, if there is one on the PATH.
+reward workers, evaluations during training, checkpoints, sample logs, a tracker and the live report. Every --every
+steps this script reads from the kernel the memory of the training process and of each of its child processes that they
+share with no other process (USS), the open files and the threads, and the sizes of the files of the run. At the end it
+builds the report again and opens it in a headless Chromium, if there is one on the PATH.
 
 Prints Markdown tables of the state after 10%, 25%, 50% and 100% of the steps, and the growth over the second half as
 the slope of a straight line through its samples. Writes all samples to benchmarks/results/soak.json.
