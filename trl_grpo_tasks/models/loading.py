@@ -35,7 +35,9 @@ def prepare_model(
     if name is None or name == TINY:
         spec = task.tiny()
         if spec is None:
-            raise ValueError(f"task {task.name!r} has no embedded tiny model with these options; give --model another one")
+            raise ValueError(
+                f"task {task.name!r} has no embedded tiny model with these options; give --model another one"
+            )
         origin = {"task": task.name, "seed": seed, **asdict(spec), "tokens": list(spec.tokens)}
         if not is_made_from(folder, origin):
             with building(folder, origin):
