@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # every model folder contains at least one of these
@@ -13,8 +14,13 @@ FILE_SUFFIXES = (*DATA_SUFFIXES, ".gguf", ".safetensors", ".bin", ".pt")
 def write_atomically(path: Path, text: str, errors: str = "strict") -> None:
     """Write `text` to `path` through a temporary file, so that readers and resumed runs never see a partial file."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8", errors=errors)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8", errors=errors)
+        temporary.replace(path)
+    except OSError:  # most likely the disk is full
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def model_file_in(folder: str | Path) -> str | None:

@@ -43,7 +43,15 @@ def get_task(spec: str, options: Any = None) -> Task:
 
 def find_task_class(spec: str) -> type[Task]:
     """Find the Task subclass for the name of a built-in task, a .py file or a module."""
-    module = _load_module(spec)
+    if spec in TASKS:
+        module = importlib.import_module(TASKS[spec])
+    elif spec.endswith(".py") or "." in spec:
+        module = load_module(spec, "task")
+    else:
+        raise ValueError(
+            f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
+            "or pass a path to a .py file, or a module such as my_package.my_task"
+        )
     found = (
         [module.TASK]
         if hasattr(module, "TASK")
@@ -70,15 +78,14 @@ def add_current_folder_to_path() -> None:
         sys.path.append(os.getcwd())
 
 
-def _load_module(spec: str) -> Any:
-    if spec in TASKS:
-        return importlib.import_module(TASKS[spec])
+def load_module(spec: str, kind: str) -> Any:
+    """Load a .py file or a module. `kind` says in errors what the user named by it."""
     add_current_folder_to_path()
     if spec.endswith(".py"):
         path = Path(spec).expanduser().resolve()
         if not path.is_file():
-            raise ValueError(f"task file {spec!r} does not exist (full path: {path})")
-        name = f"_task_file_{path.stem}"
+            raise ValueError(f"{kind} file {spec!r} does not exist (full path: {path})")
+        name = f"_{kind.replace(' ', '_')}_file_{path.stem}"
         loader = importlib.util.spec_from_file_location(name, path)
         assert loader is not None and loader.loader is not None  # a .py path always has a loader
         module = importlib.util.module_from_spec(loader)
@@ -88,15 +95,10 @@ def _load_module(spec: str) -> Any:
         except ImportError:
             raise  # its own message names what is missing
         except Exception as error:
-            raise ValueError(f"task file {spec!r} cannot be read: {describe_error(error, path)}") from error
+            raise ValueError(f"{kind} file {spec!r} cannot be read: {describe_error(error, path)}") from error
         return module
-    if "." in spec:
-        if importlib.util.find_spec(spec.split(".")[0]) is None:
-            raise ValueError(
-                f"task module {spec!r} cannot be found; install its package, or add its folder to PYTHONPATH"
-            )
-        return importlib.import_module(spec)
-    raise ValueError(
-        f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-        "or pass a path to a .py file, or a module such as my_package.my_task"
-    )
+    if importlib.util.find_spec(spec.split(".")[0]) is None:
+        raise ValueError(
+            f"{kind} module {spec!r} cannot be found; install its package, or add its folder to PYTHONPATH"
+        )
+    return importlib.import_module(spec)

@@ -1,5 +1,6 @@
 """Pushing to the Hub, with the real client and a server on this machine."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -81,3 +82,31 @@ def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --push_to_hub: the repository 'user/letters' cannot be created or used (")
     assert "HF_TOKEN" in line and "train without --push_to_hub" in line
+
+
+@pytest.mark.slow
+def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
+    """The Hub fails for good after the repository was made; every save would push."""
+    with Hub(SECRET, refuse="/commit/", status=503) as hub:
+        done, files = train(hub.url, tmp_path, hub_strategy="every_save", max_steps=4)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("a push to the Hub failed") == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "the push to the Hub failed" in line and "to try again: hf upload user/letters" in line
+    assert {"adapter_model.safetensors", "report.html", "checkpoint-4/complete"} <= set(files)
+    assert "GRPO 4/4" in done.stdout and hub.repos["user/letters"] == {}
+    assert hub.requests.count("POST /api/models/user/letters/commit/main") > 4, "saves push, and the end tries thrice"
+    saved = [json.loads(text) for text in files["training_metrics.jsonl"].splitlines()]
+    assert [one["step"] for one in saved if "loss" in one] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_checkpoints_are_pushed_complete(tmp_path):
+    """transformers pushes a checkpoint before our state is in it."""
+    with Hub(SECRET) as hub:
+        done, files = train(hub.url, tmp_path, hub_strategy="all_checkpoints", max_steps=1)
+    assert done.returncode == 0, done.stderr
+    pushed = hub.repos["user/letters"]
+    names = [name for name in files if name.startswith("checkpoint-1/")]
+    assert "checkpoint-1/task_state_0.pt" in names and "checkpoint-1/complete" in names
+    assert all(pushed[name] == files[name] for name in names), "a run can be resumed from what was pushed"

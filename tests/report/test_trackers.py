@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -116,6 +118,54 @@ print(json.dumps(said))
     assert any('"train/rewards/match/mean"' in line for line in logged)
     assert any('"trackio.table"' in line and '"completion"' in line for line in logged)
     assert any('"samples/1":{"_type":"trackio.image"' in line for line in logged)
+
+
+DYING_SERVER = """
+import os, signal, sys
+from pathlib import Path
+from transformers import TrainerCallback
+from tests.support.training import toy_trainer
+from trl_grpo_tasks.report.trackers import TrackedSamples
+
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(int(sys.argv[3]), signal.SIGKILL)
+
+trainer = toy_trainer(sys.argv[1], sys.argv[2], report_to=["trackio"], max_steps=4, project="letters", run_name="one")
+trainer.add_callback(TrackedSamples(trainer, say=lambda text: print("SAID", text)))
+trainer.add_callback(Kill())
+trainer.train()
+"""
+
+
+@pytest.mark.slow
+def test_a_trackio_server_that_is_killed_during_a_run_costs_one_message(tiny_path, tmp_path):
+    """trackio itself keeps the data, and waits half a minute for its server at the end."""
+    pytest.importorskip("trackio")
+    show = [str(Path(sys.executable).parent / "trackio"), "show", "--project", "letters"]
+    server = subprocess.Popen(
+        show, env=os.environ | {"TRACKIO_DIR": str(tmp_path / "server")}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        found = (re.search(r"(http://[\d.:]+)\S*[?&](write_token=[\w-]+)", line) for line in server.stdout)
+        address, token = next(filter(None, found)).groups()
+        environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "client"), "PYTHONPATH": str(ROOT)}
+        environment["TRACKIO_SERVER_URL"] = f"{address}?{token}"
+        command = [sys.executable, "-c", DYING_SERVER, tiny_path, str(tmp_path / "run"), str(server.pid)]
+        ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    finally:
+        server.kill()
+        server.wait()
+    assert ended.returncode == 0, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if line.startswith("SAID")]
+    assert len(said) == 2 and "to watch the run" in said[0]
+    assert "could not be sent to the remote server" in said[1] and "saved locally" in said[1]
+    assert "UserWarning" not in ended.stderr
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
+    ]
+    assert set(steps) == {1, 2, 3, 4}
 
 
 def test_the_default_is_trackio_where_it_is_installed(monkeypatch):

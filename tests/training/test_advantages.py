@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from trl_grpo_tasks.training.advantages import (
+    annealed_k,
     best_weights,
     check_estimator,
     estimate,
@@ -38,7 +39,7 @@ def test_reference_vectors(case):
     for key, name in WITHOUT_K.items():
         torch.testing.assert_close(estimate(group(rewards), name), group(CASES[case][key]), atol=2e-9, rtol=0)
         checked += 1
-    scaled = estimate(group(rewards), "best_minus_second", scale=True)
+    scaled = estimate(group(rewards), "best_minus_second", scale="group")
     torch.testing.assert_close(scaled, group(CASES[case]["verl_grpo_passk_std_eps1e-6"]), atol=2e-9, rtol=0)
     for k_text, values in CASES[case]["k"].items():
         k = int(k_text)
@@ -115,8 +116,10 @@ def test_passk_is_the_standardised_mean_over_subsets_that_hold_the_sample(reward
 
 
 @pytest.mark.parametrize(
-    ("name", "k"), [("grpo", None), ("mean", None), ("rloo", None), ("passk", 2), ("maxk", 2), ("topk", 2)]
-)
+    ("name", "k"),
+    [("grpo", None), ("mean", None), ("rloo", None), ("maxrl", None), ("risk", None), ("passk", 2), ("maxk", 2),
+     ("topk", 2)],
+)  # fmt: skip
 def test_unscored_completions_are_left_out(name, k):
     nan = float("nan")
     full = estimate(group([0, 1, 1, 0, 0]), name, k)
@@ -146,6 +149,8 @@ def test_other_refusals():
         estimate(group([0, 1, 1]), "grop")
     with pytest.raises(ValueError, match=r"0 or 1, got 0\.5"):
         estimate(group([0, 0.5, 1]), "passk", 2)
+    with pytest.raises(ValueError, match="at least 0, got -2"):
+        estimate(group([0, -2, 1]), "maxrl")
 
 
 def test_maxk_gradient_is_unbiased_on_an_enumerable_policy():
@@ -163,6 +168,72 @@ def test_maxk_gradient_is_unbiased_on_an_enumerable_policy():
         surrogate = surrogate + probability * sum(a * p[x].log() for a, x in zip(advantages, actions, strict=True))
     estimated = torch.autograd.grad(surrogate, logits)[0]
     torch.testing.assert_close(estimated, exact)
+
+
+def enumerated_gradient(p: float, n: int, name: str, **options) -> float:
+    """Mean of A_i d log p(a_i) / d logit over all outcomes of n attempts that succeed with probability p."""
+    total = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=n):
+        probability = math.prod(p if reward else 1 - p for reward in outcome)
+        advantages = estimate(group(outcome), name, **options)[0]
+        total += probability * sum(a.item() * (r - p) for a, r in zip(advantages, outcome, strict=True)) / n
+    return total
+
+
+@pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_maxrl_is_the_gradient_of_pass_at_k_summed_over_k(p, n):
+    """d/d logit of the sum of pass@k / k for k < n, with pass@k = 1 - (1 - p)^k."""
+    exact = sum((1 - p) ** (k - 1) * p * (1 - p) for k in range(1, n))
+    assert enumerated_gradient(p, n, "maxrl") == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("risk", [-2.0, 0.5, 3.0])
+def test_risk_approaches_the_gradient_of_the_exponential_utility(risk):
+    """d/d logit of log E[exp(b r)] / b; the bias of a ratio of means falls as 1/n."""
+    p, e = 0.3, math.exp(risk)
+    exact = p * (1 - p) * (e - 1) / (p * e + 1 - p) / risk
+    errors = [abs(enumerated_gradient(p, n, "risk", risk=risk) - exact) / exact for n in (3, 6, 12)]
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.65 * errors[1]
+
+
+def test_risk_near_zero_is_the_mean_and_large_values_stay_finite():
+    rewards = group([0.2, 3.0, -1.0, 0.5])
+    torch.testing.assert_close(estimate(rewards, "risk", risk=1e-6), estimate(rewards, "mean"), atol=1e-5, rtol=0)
+    assert estimate(group([1e6, 0, -1e6]), "risk", risk=5.0).tolist() == [[0.4, -0.2, -0.2]]
+
+
+@pytest.mark.parametrize(("name", "k"), [("maxk", 3), ("best_minus_second", None)])
+def test_scaled_estimators_do_not_depend_on_the_unit_of_the_reward(name, k):
+    rewards = torch.tensor([[0.0, 1.0, 4.0, 2.0], [5.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
+    for scale in ("group", "batch"):
+        metres, millimetres = (estimate(rewards * unit, name, k, scale=scale) for unit in (1, 1000))
+        torch.testing.assert_close(metres, millimetres, rtol=1e-4, atol=1e-4)
+    by_group = estimate(rewards, name, k) / (rewards.std(1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(estimate(rewards, name, k, scale="group"), by_group)
+    by_batch = estimate(rewards, name, k) / (rewards.std() + 1e-6)
+    torch.testing.assert_close(estimate(rewards, name, k, scale="batch"), by_batch)
+
+
+def test_k_moves_from_the_first_value_to_the_last():
+    assert [annealed_k(8, 1, step / 14) for step in (0, 1, 7, 13, 14)] == [8, 8, 4, 2, 1]
+    assert [annealed_k(1, 4, step / 3) for step in range(4)] == [1, 2, 3, 4]
+    assert annealed_k(4, None, 0.7) == 4 and annealed_k(None, None, 0.7) is None
+
+
+def test_an_estimator_of_the_user(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def double(rewards):\n    return 2 * (rewards - rewards.mean())\n\ndef one(rewards): return 1\n")
+    rewards = torch.tensor([[0.0, 1.0, float("nan"), 2.0]])
+    assert estimate(rewards, f"{file}:double").tolist() == [[-2.0, 0.0, 0.0, 2.0]]
+    with pytest.raises(ValueError, match=r"must return a tensor of 3 finite advantages .* returned 1"):
+        estimate(rewards, f"{file}:one")
+    with pytest.raises(ValueError, match="has no function 'twice'"):
+        check_estimator(f"{file}:twice", None, 4)
+    with pytest.raises(ValueError, match=r"file .*nothing.py' does not exist"):
+        check_estimator(f"{tmp_path}/nothing.py:double", None, 4)
+    with pytest.raises(ValueError, match="module 'no_such_module' cannot be found"):
+        check_estimator("no_such_module:double", None, 4)
 
 
 def test_curve_counts_only_scored_completions():

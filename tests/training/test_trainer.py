@@ -92,8 +92,10 @@ class FixedTrainer(TaskGRPOTrainer):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "k"), [("mean", None), ("rloo", None), ("maxk", 2), ("best_minus_second", None), ("topk", 2)]
-)
+    ("estimator", "k"),
+    [("mean", None), ("rloo", None), ("maxrl", None), ("risk", None), ("maxk", 2), ("best_minus_second", None),
+     ("topk", 2)],
+)  # fmt: skip
 def test_the_advantages_used_are_those_of_the_estimator(tiny_path, tmp_path, estimator, k):
     FixedTrainer.fixed = ["a", "ab", "bb", "cccc", "d", "aa", "abab", "dd"]
     options = config(tmp_path, advantage_estimator=estimator, pass_k=k, scale_rewards="none", max_steps=1)
@@ -129,6 +131,20 @@ def test_passk_on_success_and_clipping(tiny_path, tmp_path):
     assert metrics["pass@1"] == [pytest.approx(3 / 8)]
     assert metrics["pass@2"] == [pytest.approx((0.5 + (1 - 1 / 6)) / 2)]
     assert metrics["groups_without_signal"] == [0.0]
+
+
+def test_k_is_annealed_and_maxk_is_divided_by_the_deviation_of_the_group(tiny_path, tmp_path):
+    FixedTrainer.fixed = ["a", "ab", "bb", "cccc"]
+    options = config(tmp_path, advantage_estimator="maxk", pass_k=4, pass_k_final=2, max_steps=10)
+    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
+    trainer.model.train()
+    trainer.state.global_step, trainer.state.max_steps = 6, 10
+    example = trainer.train_dataset[0]
+    output = trainer._generate_and_score_completions([example] * 4)
+    assert trainer._metrics["train"]["pass_k"] == [3]
+    totals = torch.tensor([ToyTask().score(json.loads(example["row"]), text).total for text in FixedTrainer.fixed])
+    expected = 4 * estimate(totals[None], "maxk", 3)[0] / (totals.std() + 1e-6)
+    torch.testing.assert_close(output["advantages"], expected)
 
 
 def test_passk_refuses_graded_rewards_at_the_first_batch(tiny_path, tmp_path):

@@ -57,7 +57,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 @contextmanager
 def saved_when_interrupted(trainer: Any) -> Iterator[None]:
     """Around `trainer.train()`: the first Ctrl-C or SIGTERM, in any process, raises StoppedError in all of them once a
-    checkpoint is written. A second Ctrl-C raises KeyboardInterrupt at once."""
+    checkpoint is written, or the error if it cannot be written. A second Ctrl-C raises KeyboardInterrupt at once."""
     callback = _SaveAndStop(trainer)
     trainer.add_callback(callback)
     try:
@@ -71,7 +71,7 @@ def saved_when_interrupted(trainer: Any) -> Iterator[None]:
 
 class _SaveAndStop(TrainerCallback):
     def __init__(self, trainer: Any):
-        self._accelerator = trainer.accelerator
+        self._trainer, self._accelerator = trainer, trainer.accelerator
         self.number = 0  # of the signal that asked to stop
         self._asked_at = 0.0
         self._stopping = False
@@ -94,6 +94,8 @@ class _SaveAndStop(TrainerCallback):
             control.should_save = self._stopping = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stopping and self._trainer.checkpoint_failure is not None:
+            raise self._trainer.checkpoint_failure
         if self._stopping:
             raise StoppedError(state.global_step, self.number)
 

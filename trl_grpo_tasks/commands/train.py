@@ -165,6 +165,7 @@ def run_training(
     if args.push_to_hub:
         push(trainer)
         say(f"pushed to {trainer.hub_model_id}")
+    trainer.metrics_file.write()  # what could not be written during the run
     return TrainingResult(folder, trainer, evaluations.done)
 
 

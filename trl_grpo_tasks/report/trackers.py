@@ -8,6 +8,7 @@ import io
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from ..failures import first_line
 from ..task import check_choice
 from .gallery import Pictures, prompt_of
 
@@ -62,11 +64,51 @@ class TrackedSamples(TrainerCallback):
     def __init__(self, trainer: Any, say: Any = tqdm.write):
         self._trainer, self._say = trainer, say
         self._next_pictures = 0.0
+        self._failed: set[str] = set()
         use_project(trainer.args.project)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TrackioCallback):  # it prints half a screen of its own messages
                 for name in ("setup", "on_train_end"):
-                    setattr(callback, name, _without_output(getattr(callback, name)))
+                    setattr(callback, name, self._without_output(getattr(callback, name)))
+            if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())):
+                self._survive(callback)
+
+    def _without_output(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a method so that what it prints to standard output is discarded, and of its warnings only the last is
+        printed. If trackio's server does not answer, that one says where the data is and how to send it."""
+
+        def quiet(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                result = method(*args, **kwargs)
+            if caught:
+                self._say(f"trackio: {str(caught[-1].message).removeprefix('* ')}")
+            return result
+
+        return quiet
+
+    def _survive(self, callback: TrainerCallback) -> None:
+        """Make training continue without this tracker once one of its calls has failed."""
+        tracker = next(name for name, kind in INTEGRATION_TO_CALLBACK.items() if isinstance(callback, kind))
+
+        def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if tracker in self._failed:
+                    return None
+                try:
+                    return method(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - no error of a tracker may stop training
+                    self._failed.add(tracker)
+                    self._say(
+                        f"the tracker {tracker} failed ({type(error).__name__}: {first_line(error)}); training "
+                        "continues without it, and the metrics are in the output folder"
+                    )
+                    return None
+
+            return call
+
+        for name in ("on_log", "on_step_end", "on_evaluate", "on_save", "on_train_end"):
+            setattr(callback, name, guarded(getattr(callback, name)))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and "trackio" in args.report_to:
@@ -80,7 +122,7 @@ class TrackedSamples(TrainerCallback):
             # With log_completions, TRL logs its own table under the same name.
             lines = [] if args.log_completions else [_line(state.global_step, *one) for one in samples[:MOST_LINES]]
             pictures = self._pictures(samples)
-            for name in set(args.report_to) & set(TRACKERS):
+            for name in set(args.report_to) & set(TRACKERS) - self._failed:
                 _SEND[name](self._trainer, state.global_step, lines, pictures)
         except Exception as error:  # noqa: BLE001 - no error of a tracker may stop training
             self._say(
@@ -149,13 +191,3 @@ def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: S
 
 
 _SEND: dict[str, Callable[..., None]] = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tensorboard}
-
-
-def _without_output(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that what it prints to standard output is discarded."""
-
-    def quiet(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return method(*args, **kwargs)
-
-    return quiet

@@ -6,45 +6,72 @@ left out of the group's baseline and gets advantage 0. The estimators:
     grpo               (r - mean) / (std + 1e-4): TRL's own
     mean               r - mean
     rloo               r minus the mean of the others
+    maxrl              rewards >= 0: (r - mean) / mean, so that seldom solved prompts count more (arXiv 2602.02710)
+    risk               (e^(b r) / mean of e^(b r) - 1) / b: the gradient of an exponential utility
     passk              binary rewards: maximises the probability that one of k samples succeeds (arXiv 2508.10751)
     maxk               any rewards: maximises the best of k samples (arXiv 2505.15201, leave-one-out baseline)
     best_minus_second  only the best completion has an advantage: its lead over the second best
     topk               r - mean for the k best completions, 0 for the others
+    MODULE:FUNCTION    your own function of the rewards of one group, from a module or a .py file
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 
-ESTIMATORS = ("grpo", "mean", "rloo", "passk", "maxk", "best_minus_second", "topk")
+from ..registry import load_module
+
+ESTIMATORS = ("grpo", "mean", "rloo", "maxrl", "risk", "passk", "maxk", "best_minus_second", "topk")
 NEEDS_K = ("passk", "maxk", "topk")
+# What `scale_rewards` divides; the other estimators define their own scale.
+SCALED = ("maxk", "best_minus_second")
 
 
-def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: bool = False) -> torch.Tensor:
-    """Compute advantages in the shape of `rewards_P_G`. `k` is needed by passk, maxk and topk. `scale` divides
-    best_minus_second by the group's standard deviation; the other estimators define their own scale."""
+def estimate(
+    rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: str = "none", risk: float = 1.0
+) -> torch.Tensor:
+    """Compute advantages in the shape of `rewards_P_G`. passk, maxk and topk need `k`; `risk` is the b of risk.
+
+    `scale` divides maxk and best_minus_second by the standard deviation of each group's rewards ("group") or of all
+    rewards ("batch"), so that they do not depend on the unit of the reward.
+    """
     if rewards_P_G.ndim != 2:
         raise ValueError(f"rewards must have the shape (prompts, generations), got {tuple(rewards_P_G.shape)}")
     check_estimator(estimator, k, rewards_P_G.shape[1])
-    function: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "grpo": _grpo,
         "mean": lambda r: r - r.mean(),
         "rloo": lambda r: (r - r.mean()) * (len(r) / (len(r) - 1)),
-        "passk": partial(_passk, k=k or 0),
-        "maxk": partial(_maxk, k=k or 0),
-        "best_minus_second": partial(_best_minus_second, scale=scale),
-        "topk": partial(_topk, k=k or 0),
+        "maxrl": _maxrl,
+        "risk": lambda r: _risk(r, risk),
+        "passk": lambda r: _passk(r, k or 0),
+        "maxk": lambda r: _maxk(r, k or 0),
+        "best_minus_second": _best_minus_second,
+        "topk": lambda r: _topk(r, k or 0),
     }
+    function = functions.get(estimator) or _users_own(estimator)
+    all_scored = rewards_P_G[~rewards_P_G.isnan()].double()
     advantages_P_G = torch.zeros_like(rewards_P_G)
     for group, advantages in zip(rewards_P_G, advantages_P_G, strict=True):
         scored = ~torch.isnan(group)
         if scored.sum() >= 2:
-            advantages[scored] = function[estimator](group[scored].double()).to(group.dtype)
+            rewards = group[scored].double()
+            found = function(rewards)
+            if scale != "none" and estimator in SCALED:
+                found = found / ((rewards if scale == "group" else all_scored).std() + 1e-6)
+            advantages[scored] = found.to(group.dtype)
     return advantages_P_G
+
+
+def annealed_k(first: int | None, last: int | None, progress: float) -> int | None:
+    """Return the k at a share of the training: it moves from `first` to `last` in equal steps; None: it stays."""
+    if first is None or last is None:
+        return first
+    return round(first + (last - first) * progress)
 
 
 def k_range(estimator: str, group_size: int) -> tuple[int, int]:
@@ -62,8 +89,13 @@ def k_fits(estimator: str, k: int | None, group_size: int) -> bool:
 
 def check_estimator(estimator: str, k: int | None, group_size: int) -> None:
     """Raise ValueError for an unknown estimator, or for a k that is invalid for groups of `group_size`."""
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"unknown advantage estimator {estimator!r}; estimators are: {', '.join(ESTIMATORS)}")
+    if ":" in estimator:
+        _users_own(estimator)
+    elif estimator not in ESTIMATORS:
+        raise ValueError(
+            f"unknown advantage estimator {estimator!r}; estimators are: {', '.join(ESTIMATORS)}, or a function of "
+            "your own as my_file.py:my_function"
+        )
     if k_fits(estimator, k, group_size):
         return
     lowest, highest = k_range(estimator, group_size)
@@ -121,6 +153,41 @@ def _grpo(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
 
 
+def _maxrl(rewards: torch.Tensor) -> torch.Tensor:
+    if (rewards < 0).any():
+        raise ValueError(
+            f"advantage estimator 'maxrl' needs rewards of at least 0, got {rewards.min().item():g}; "
+            "use 'grpo', or weight only components that are not negative"
+        )
+    mean = rewards.mean()
+    return (rewards - mean) / mean if mean > 0 else torch.zeros_like(rewards)
+
+
+def _risk(rewards: torch.Tensor, risk: float) -> torch.Tensor:
+    utilities = torch.exp(risk * rewards - (risk * rewards).max())  # the shift cancels and avoids infinities
+    return (utilities / utilities.mean() - 1) / risk
+
+
+@lru_cache
+def _users_own(spec: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that MODULE:FUNCTION names, with its result checked."""
+    path, _, name = spec.rpartition(":")
+    function = getattr(load_module(path, "advantage estimator"), name, None)
+    if not callable(function):
+        raise ValueError(f"advantage estimator {spec!r}: {path} has no function {name!r}")
+
+    def checked(rewards: torch.Tensor) -> torch.Tensor:
+        found = function(rewards)
+        if not isinstance(found, torch.Tensor) or found.shape != rewards.shape or not found.isfinite().all():
+            raise ValueError(
+                f"advantage estimator {spec!r} must return a tensor of {len(rewards)} finite advantages for the "
+                f"rewards {rewards.tolist()}, but it returned {found}"
+            )
+        return found
+
+    return checked
+
+
 def _passk(rewards: torch.Tensor, k: int) -> torch.Tensor:
     is_success = rewards == 1
     if not (is_success | (rewards == 0)).all():
@@ -164,10 +231,10 @@ def _maxk(rewards: torch.Tensor, k: int) -> torch.Tensor:
     return advantages
 
 
-def _best_minus_second(rewards: torch.Tensor, scale: bool) -> torch.Tensor:
+def _best_minus_second(rewards: torch.Tensor) -> torch.Tensor:
     advantages = torch.zeros_like(rewards)
     best, second = rewards.topk(2).values
-    advantages[rewards.argmax()] = (best - second) / ((rewards.std() + 1e-6) if scale else 1.0)
+    advantages[rewards.argmax()] = best - second
     return advantages
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+from ..failures import FailureNotice, first_line
 from ..files import write_atomically
 from ..report.gallery import Pictures
 from ..report.page import write_report
@@ -26,7 +29,14 @@ WARM_UP, MEASURED = 2, 3  # steps that include start-up costs, and the steps aft
 
 
 class MetricsFile(TrainerCallback):
-    """Writes one JSON line per log step. On resuming, lines after the resumed step are dropped and written again."""
+    """Writes one JSON line per log step. On resuming, lines after the resumed step are dropped and written again.
+
+    Lines that cannot be written are kept in memory, and written with later ones. `write` raises OSError for the rest.
+    """
+
+    def __init__(self, say: Any = tqdm.write):
+        self._unwritten: dict[Path, str] = {}
+        self._notice = FailureNotice(say)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -43,12 +53,33 @@ class MetricsFile(TrainerCallback):
         performance = {k: v for k, v in logs.items() if k.removeprefix("eval_").startswith(PERFORMANCE_KEYS)}
         metrics = {k: v for k, v in logs.items() if k not in performance}
         head = {"step": state.global_step}
-        folder = Path(args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         for name, values in ((METRICS_FILE, metrics), (PERFORMANCE_FILE, performance)):
             if values and set(values) - {"epoch", "total_flos"}:
-                with open(folder / name, "a") as file:
-                    file.write(json.dumps(head | values) + "\n")
+                path = Path(args.output_dir) / name
+                self._unwritten[path] = self._unwritten.get(path, "") + json.dumps(head | values) + "\n"
+        try:
+            self.write()
+        except OSError as error:
+            self._notice.failed(
+                f"metrics could not be written ({first_line(error)}); training continues, and they are kept in memory "
+                "until they can be written"
+            )
+        else:
+            self._notice.succeeded()
+
+    def write(self) -> None:
+        """Write the lines that are not in their file yet."""
+        for path in list(self._unwritten):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size = path.stat().st_size if path.is_file() else 0
+            try:
+                with open(path, "a") as file:
+                    file.write(self._unwritten[path])
+            except OSError:
+                with suppress(OSError):  # remove what was written of these lines
+                    os.truncate(path, size)
+                raise
+            del self._unwritten[path]
 
 
 def _step_of(line: str) -> float:
@@ -121,7 +152,8 @@ class LiveReport(TrainerCallback):
     no more than a fiftieth of the time."""
 
     def __init__(self, task: Task, pictures: Pictures | None, every: float = 60.0, say: Any = tqdm.write):
-        self._task, self._pictures, self._every, self._say = task, pictures, every, say
+        self._task, self._pictures, self._every = task, pictures, every
+        self._notice = FailureNotice(say)
         self._next = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -134,9 +166,11 @@ class LiveReport(TrainerCallback):
         try:
             write_report(args.output_dir, self._task, pictures=self._pictures, running_to=state.max_steps)
         except Exception as error:  # noqa: BLE001 - training must continue whatever is wrong with the report
-            self._say(f"the report could not be written ({type(error).__name__}: {error}); training continues")
-            self._next = math.inf
-            return
+            self._notice.failed(
+                f"the report could not be written ({type(error).__name__}: {error}); training continues"
+            )
+        else:
+            self._notice.succeeded()
         end = time.monotonic()
         self._next = end + max(self._every, 50 * (end - start))
 

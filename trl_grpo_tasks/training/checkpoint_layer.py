@@ -2,12 +2,16 @@
 
 TRL and transformers keep some state in memory only: the current rollout and the position in it, metrics and loss since
 the last log, and the order of later epochs. This layer adds it to checkpoints, with the state of every `_parts` entry.
-Each process writes its own state; the state that all processes have in common is written once.
+Each process writes its own state; the state that all processes have in common is written once. A checkpoint that
+cannot be written does not end the run: it is removed, earlier ones stay, and the next save tries again.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 
+from ..failures import FailureNotice, first_line, is_write_failure
 from ..models import checkpoints
 
 
@@ -28,6 +33,8 @@ class CheckpointLayer(GRPOTrainer):
         self._resumed: dict[str, Any] | None = None
         self._epochs_done = 0  # before the resumed step
         self._train_sampler: Any = None  # None for streaming data sets, which have no sampler
+        self.checkpoint_failure: Exception | None = None  # why the latest checkpoint could not be written
+        self._checkpoint_notice, self._push_notice = FailureNotice(), FailureNotice()
         self.add_callback(_RestoreCounters(self))
 
     @property
@@ -98,30 +105,87 @@ class CheckpointLayer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            checkpoints.mark_incomplete(folder)
         # Old checkpoints are deleted only when the new one is complete, so that there is always one to resume from.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
+        save = partial(super()._save_checkpoint, model, trial)
         try:
-            super()._save_checkpoint(model, trial)
+            failure = self._attempt(lambda: self._write_checkpoint(save, folder))
         finally:
             self.args.save_total_limit = limit
+        failed = torch.tensor([failure is not None], device=self.accelerator.device)
+        if self.accelerator.gather(failed).any() and failure is None:
+            failure = OSError("another process could not write its part")
+        elif failure is None and self.args.should_save:
+            failure = self._attempt(lambda: self._finish_checkpoint(folder, limit))
+        self.checkpoint_failure = failure
+        if failure is None:
+            self._checkpoint_notice.succeeded()
+        elif self.args.should_save:
+            if not checkpoints.is_complete(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            newest, _ = checkpoints.newest_complete(folder.parent)
+            self._checkpoint_notice.failed(
+                f"{folder} could not be saved ({first_line(failure)}); training continues, and the next save tries "
+                f"again; {'there is no checkpoint yet' if newest is None else f'{newest.name} is complete'}"
+            )
+        # An interrupted process ends after this; it must not do so while another process still writes.
+        self.accelerator.wait_for_everyone()
+
+    def _attempt(self, write: Callable[[], None]) -> Exception | None:
+        """Write files; return the error if the file system failed. Raise it where other processes may already wait in
+        a collective operation for this one: while sharded weights or the best checkpoint are saved."""
+        try:
+            write()
+        except Exception as error:
+            is_collective = self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.metric_for_best_model
+            if not is_write_failure(error) or (is_collective and self.accelerator.num_processes > 1):
+                raise
+            return error
+        return None
+
+    def _write_checkpoint(self, save: Callable[[], None], folder: Path) -> None:
+        if self.args.should_save:
+            checkpoints.mark_incomplete(folder)
+        save()
         torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
         if self.args.should_save or self._is_sharded:  # all processes are needed to gather weights
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
         if self.args.should_save:
             torch.save(common, _state_file(folder, "common"))
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            checkpoints.mark_complete(folder)
-            rotate_checkpoints(
-                output_dir=str(folder.parent),
-                save_total_limit=limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        # An interrupted process ends after this; it must not do so while another process still writes.
-        self.accelerator.wait_for_everyone()
+
+    def _finish_checkpoint(self, folder: Path, limit: int | None) -> None:
+        checkpoints.mark_complete(folder)
+        rotate_checkpoints(
+            output_dir=str(folder.parent),
+            save_total_limit=limit,
+            best_model_checkpoint=self.state.best_model_checkpoint,
+            use_mtime=True,
+        )
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not checkpoints.is_complete(checkpoint_folder):  # transformers calls this before our state is written
+            return
+        self._report_failed_pushes()
+        try:
+            super()._push_from_checkpoint(checkpoint_folder)
+        except OSError as error:  # it copies the model to the output folder first
+            self._push_notice.failed(_push_failure(error))
+
+    def _finish_current_push(self) -> None:
+        super()._finish_current_push()
+        self._report_failed_pushes()
+
+    def _report_failed_pushes(self) -> None:
+        """Print why the latest push failed. Pushes run in a thread, where transformers leaves their errors unread."""
+        pushing = getattr(self, "push_in_progress", None)  # transformers sets it only with push_to_hub
+        jobs = [] if pushing is None else [job for job in pushing.jobs if job.done()]
+        errors = [error for job in jobs if (error := job.exception()) is not None]
+        if errors:
+            self._push_notice.failed(_push_failure(errors[0]))
+        elif jobs:
+            self._push_notice.succeeded()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -233,6 +297,13 @@ def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
             "share --output_dir"
         )
     return unpacked(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+
+
+def _push_failure(error: BaseException) -> str:
+    return (
+        f"a push to the Hub failed ({first_line(error)}); training continues, everything is saved on this machine, "
+        "and the next save pushes again"
+    )
 
 
 def packed(state: Any) -> Any:

@@ -121,9 +121,15 @@ class TaskGRPOConfig(GRPOConfig):
 
     # Advantages
     advantage_estimator: str = option(
-        "grpo", f"How advantages are computed from rewards: {', '.join(ESTIMATORS)}. 'grpo' is TRL's."
+        "grpo",
+        f"How advantages are computed from rewards: {', '.join(ESTIMATORS)}. 'grpo' is TRL's. Or a function of your "
+        "own, as my_file.py:my_function, from the rewards of a group to its advantages.",
     )
     pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
+    pass_k_final: int | None = option(None, "pass_k moves to this value in equal steps during training.")
+    risk: float = option(
+        1.0, "The estimator 'risk' prefers the best completions of a group the more, the larger this value is."
+    )
     advantage_clip: float | None = option(
         None, "Clamp advantages to [-x, x] after normalisation. The clip of the PPO ratio is epsilon."
     )
@@ -213,6 +219,12 @@ class TaskGRPOConfig(GRPOConfig):
                 ) from error
             raise
         check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
+        if self.pass_k_final is not None:
+            if self.pass_k is None:
+                raise ValueError(f"pass_k_final={self.pass_k_final} needs pass_k, the value at the start")
+            check_estimator(self.advantage_estimator, self.pass_k_final, self.num_generations)
+        if self.risk == 0:
+            raise ValueError("risk=0 has no effect of risk; use advantage_estimator='mean', its limit")
         if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"advantage_estimator={self.advantage_estimator!r} uses the weighted sum of the components; "

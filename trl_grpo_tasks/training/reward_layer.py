@@ -12,7 +12,7 @@ from ..models.tiny import PLAIN_CHAT_TEMPLATE
 from ..rewards.components import TaskRewards
 from ..rewards.judge import text_of
 from ..task import Task
-from .advantages import estimate, expected_best_curve, k_fits, without_signal
+from .advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
 from .config import TaskGRPOConfig
 from .dataset import task_dataset
 from .scoring_layer import ScoringLayer
@@ -113,13 +113,15 @@ class RewardLayer(ScoringLayer):
         totals_P_G = self._totals().view(-1, size)
         advantages_N = gather(output["advantages"])
         # In evaluation groups may be too small for k: then TRL's own advantages stay. Only the loss shows them.
-        if args.advantage_estimator != "grpo" and (
-            self.model.training or k_fits(args.advantage_estimator, args.pass_k, size)
-        ):
-            scale = args.scale_rewards == "group"
-            advantages_N = estimate(totals_P_G, args.advantage_estimator, args.pass_k, scale=scale).flatten()
+        k = annealed_k(args.pass_k, args.pass_k_final, self.state.global_step / max(self.state.max_steps, 1))
+        if args.advantage_estimator != "grpo" and (self.model.training or k_fits(args.advantage_estimator, k, size)):
+            advantages_N = estimate(
+                totals_P_G, args.advantage_estimator, k, scale=args.scale_rewards, risk=args.risk
+            ).flatten()
             if args.advantage_estimator == "maxk":
                 advantages_N = advantages_N * size  # the estimator is for a sum over the group, the loss is a mean
+        if args.pass_k_final is not None and k is not None:
+            metrics["pass_k"].append(k)
         if args.advantage_clip is not None:
             clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
             metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())

@@ -24,15 +24,19 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections import deque
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object
+from transformers import Trainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import print_prompt_completions_sample, use_adapter
 
+from ..failures import FailureNotice, first_line
 from ..report.card import write_card
 from ..report.gallery import Pictures
 from ..report.page import SECONDS_WHILE_RUNNING
@@ -89,7 +93,9 @@ class TaskGRPOTrainer(RewardLayer):
         self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._curriculum = self._make_curriculum()
         self._replay = self._make_replay()
-        self.add_callback(MetricsFile())
+        self.metrics_file = MetricsFile()
+        self._samples_notice, self._card_notice = FailureNotice(), FailureNotice()
+        self.add_callback(self.metrics_file)
         self.add_callback(Hints())
 
     def _make_reference(self) -> MovingReference | None:
@@ -131,6 +137,16 @@ class TaskGRPOTrainer(RewardLayer):
         grpo_trainer.print_prompt_completions_sample = _print_completions  # TRL has no argument for it
         try:
             super().log(*args, **kwargs)
+            self._samples_notice.succeeded()
+        except Exception as error:
+            if any(frame.f_code is Trainer.log.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+                raise  # from a callback, before TRL logs samples
+            file = Path(self.args.output_dir) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
+            if file.is_file() and not file.read_bytes().endswith(b"PAR1"):
+                file.unlink()  # it is incomplete
+            self._samples_notice.failed(
+                f"samples could not be logged ({type(error).__name__}: {first_line(error)}); training continues"
+            )
         finally:
             grpo_trainer.print_prompt_completions_sample = print_prompt_completions_sample
 
@@ -251,7 +267,9 @@ class TaskGRPOTrainer(RewardLayer):
         try:
             write_card(self.args.output_dir, self.task, getattr(self, "hub_model_id", None), pictures=self.pictures)
         except Exception as error:  # noqa: BLE001 - a checkpoint must be written whatever is wrong with the card
-            self.accelerator.print(f"the model card could not be written ({type(error).__name__}: {error})")
+            self._card_notice.failed(f"the model card could not be written ({type(error).__name__}: {error})")
+        else:
+            self._card_notice.succeeded()
 
     def _parts(self) -> dict[str, Any]:
         return super()._parts() | ({} if self._replay is None else {"replay": self._replay})

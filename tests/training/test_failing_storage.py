@@ -1,0 +1,167 @@
+"""A disk that is full, or a folder that is read-only, in the middle of a run: nothing that was saved is lost.
+
+The disks are real: small ones in memory, mounted for a test, that are filled or made read-only while a run trains.
+"""
+
+import errno
+import signal
+import subprocess
+from functools import partial
+
+import pandas
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from tests.commands.test_train import metrics, words
+from tests.support.training import parameters, toy_trainer
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.models import checkpoints
+from trl_grpo_tasks.report.trackers import TrackedSamples
+
+EVERYTHING = {
+    "max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "constrain": True, "beta": 0.1,
+    "reference_mode": "ema", "replay_size": 4, "log_completions": True, "num_completions_to_print": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of 4 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a disk needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+class Broken(TrainerCallback):
+    """Fills a disk, or makes it read-only, before step `first`, and undoes that before step `last`."""
+
+    def __init__(self, disk, how, first, last=None):
+        self.disk, self.how, self.first, self.last = disk, how, first, last
+        self.newest = None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.first:
+            if self.how == "full":
+                self.fill()
+            else:
+                subprocess.run(["mount", "-o", "remount,ro", self.disk], check=True)
+        if state.global_step + 1 == self.last:
+            self.newest = checkpoints.newest_complete(self.disk / "run")
+            self.repair()
+
+    def fill(self):
+        with open(self.disk / "ballast", "wb", buffering=0) as file:
+            size = 2**16
+            while size:
+                try:
+                    file.write(bytes(size))
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+                    size //= 2
+
+    def repair(self):
+        subprocess.run(["mount", "-o", "remount,rw", self.disk], check=True)
+        (self.disk / "ballast").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    trainer = toy_trainer(tiny_path, folder, **EVERYTHING)
+    trainer.train()
+    return metrics(folder), parameters(trainer)
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_training_survives_a_broken_disk_and_saves_again_when_it_is_repaired(
+    tiny_path, disk, how, undisturbed, capsys
+):
+    trainer = toy_trainer(tiny_path, disk / "run", **EVERYTHING)
+    broken = Broken(disk, how, first=3, last=5)
+    trainer.add_callback(broken)
+    trainer.train()
+    said = capsys.readouterr()
+    assert broken.newest == (disk / "run" / "checkpoint-2", []), "no incomplete checkpoint takes up space"
+    assert said.out.count("could not be saved") == 1 and said.out.count("samples could not be logged") == 1
+    reason = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
+    (line,) = [line for line in said.out.splitlines() if "could not be saved" in line]
+    assert "checkpoint-3 could not be saved" in line and reason in line and line.endswith("checkpoint-2 is complete")
+    assert said.out.count("metrics could not be written") == 1
+    assert sorted(path.name for path in (disk / "run").glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-6"]
+    assert all(checkpoints.is_complete(path) for path in (disk / "run").glob("checkpoint-*"))
+    lines, weights = undisturbed
+    assert metrics(disk / "run") == lines
+    assert all(torch.equal(value, weights[name]) for name, value in parameters(trainer).items())
+    written = [pandas.read_parquet(path)["step"].iloc[0] for path in (disk / "run" / "completions").iterdir()]
+    assert sorted(written) == [1, 2, 5, 6]
+
+
+SHORT = {"max_steps": 4, "eval_before_and_after": False, "task": "tests.support.toy", "max_completion_length": 5}
+
+
+def with_callbacks(monkeypatch, *callbacks):
+    monkeypatch.setattr(run, "run_training", partial(run.run_training, callbacks=callbacks))
+
+
+def test_a_run_that_ends_on_a_full_disk_fails_and_resumes_from_its_last_checkpoint(
+    tmp_path, disk, monkeypatch, capsys
+):
+    assert run.main(words(tmp_path / "undisturbed", **SHORT)) == 0
+    capsys.readouterr()
+    broken = Broken(disk, "full", first=3)
+    with monkeypatch.context() as patch:
+        with_callbacks(patch, broken)
+        assert run.main(words(disk / "run", **SHORT)) == 1
+    said = capsys.readouterr()
+    assert said.out.count("could not be saved") == 1
+    (line,) = said.err.splitlines()
+    assert line.startswith("error: no space left on the device") and "--resume_from_checkpoint" in line
+    assert checkpoints.newest_complete(disk / "run")[0].name == "checkpoint-2"
+    broken.repair()
+    assert run.main([*words(disk / "run", **SHORT), "--resume_from_checkpoint", "auto"]) == 0
+    assert "resuming from" in capsys.readouterr().out
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (disk / "run", tmp_path / "undisturbed"))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert metrics(disk / "run") == metrics(tmp_path / "undisturbed")
+
+
+class Stop(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_on_a_full_disk_does_not_claim_to_be_saved(disk, monkeypatch, capsys):
+    with_callbacks(monkeypatch, Broken(disk, "full", first=3), Stop())
+    assert run.main(words(disk / "run", **SHORT)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no space left on the device")
+    assert checkpoints.newest_complete(disk / "run")[0].name == "checkpoint-2"
+
+
+def test_a_read_only_folder_is_refused_before_anything_slow(disk, monkeypatch, capsys):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    monkeypatch.setattr(run, "prepare", lambda *_: pytest.fail("the model was prepared"))
+    assert run.main(words(disk / "run", **SHORT)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: --output_dir {disk / 'run'}: {disk} is not a writable folder; choose another"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_tracker_whose_disk_is_full_is_left_out(tiny_path, tmp_path, disk, monkeypatch):
+    """TensorBoard writes in a thread, and raises its error at a later call."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(disk / "runs"))
+    trainer = toy_trainer(tiny_path, tmp_path / "run", report_to=["tensorboard"], max_steps=6)
+    said = []
+    trainer.add_callback(TrackedSamples(trainer, say=said.append))
+    trainer.add_callback(Broken(disk, "full", first=3))
+    trainer.train()
+    (line,) = said
+    assert line.startswith("the tracker tensorboard failed (OSError: [Errno 28] No space left on device"), line
+    assert "training continues without it" in line
+    assert [one["step"] for one in metrics(tmp_path / "run")][:6] == [1, 2, 3, 4, 5, 6]
