@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 10
 ORDER ?=
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 

@@ -17,7 +17,6 @@ which a process adds within one. Prints a Markdown table and writes benchmarks/r
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -27,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Report, run_table
+from harness import Report, run_table, table_parser
 
 COLUMNS = {
     "processes": "processes",
@@ -43,7 +42,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__, limit=400)
     parser.add_argument("--task", default="brick")
     parser.add_argument("--measured", type=int, nargs="+", default=[1, 2], help="numbers of processes to run")
     parser.add_argument("--computed", type=int, nargs="*", default=[8, 64], help="numbers of processes to compute")
@@ -52,8 +51,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="prompts per rollout and process")
     parser.add_argument("--length", type=int, default=128, help="tokens per completion, at most")
     parser.add_argument("--steps", type=int, default=12, help="steps, of which every second ends a rollout")
-    parser.add_argument("--limit", type=float, default=400, help="seconds after which a row is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "checkpoints.json"))
     options = parser.parse_args()
     cells = [{"processes": count, "obtained": "measured"} for count in sorted(options.measured)]
     cells += [{"processes": count, "obtained": "computed"} for count in options.computed]

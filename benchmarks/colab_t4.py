@@ -13,14 +13,12 @@ small models in float32 and smaller batches only test this script. Writes benchm
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from harness import run_table
+from harness import run_table, table_parser
 
 from trl_grpo_tasks.commands.recipes import recipe_names
 
@@ -38,15 +36,13 @@ COLUMNS = {
 
 def main() -> None:
     names = [name for name in recipe_names() if name.endswith("/colab_t4")]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__)
     parser.add_argument("--recipes", nargs="+", default=names, choices=names)
     parser.add_argument("--steps", type=int, default=3, help="measured GRPO steps")
     parser.add_argument("--cold_start_steps", type=int, default=10, help="measured steps of the cold start")
     parser.add_argument("--cap", type=float, default=15.0, help="GB of GPU memory")
     parser.add_argument("--model", nargs="+", default=[], metavar="SHAPE=PATH", help="real models, by shape")
     parser.add_argument("--hub", action="store_true", help="load the models that the recipes name")
-    parser.add_argument("--limit", type=float, default=240, help="seconds after which a recipe is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "colab_t4.json"))
     options = parser.parse_args()
     if not options.hub:
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -6,6 +6,7 @@ limit. A cell that fails or takes too long becomes a row with an error, and the 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -223,6 +224,14 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def table_parser(description: str | None, file: str, limit: float = 240) -> argparse.ArgumentParser:
+    """Return a parser with the options that `run_table` reads; results are named after the benchmark's file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=limit, help="seconds after which a row is given up")
+    parser.add_argument("--out", default=str(Path(file).parent / "results" / f"{Path(file).stem}.json"))
+    return parser
 
 
 def run_table(

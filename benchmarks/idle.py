@@ -14,18 +14,16 @@ CPU there is no idle time. Writes benchmarks/results/idle.json.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import Report, config_of, memory, now, random_model, run_table
+from harness import Report, config_of, memory, now, random_model, run_table, table_parser
 from masks import synthetic_bpe_tokenizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
@@ -57,14 +55,12 @@ COLUMNS = {
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__)
     parser.add_argument("--rows", nargs="+", type=int, default=[1024] if on_gpu else [16])
     parser.add_argument("--shape", default="135M" if on_gpu else "tiny")
     parser.add_argument("--model", help="model folder or .gguf file, instead of a shape")
     parser.add_argument("--new_tokens", nargs=2, type=int, default=[32, 96], help="lengths of the two rollouts")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "idle.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run_table("idle", [{"rows": rows} for rows in options.rows], options, COLUMNS, folder=folder)

@@ -10,14 +10,12 @@ ratio of both. Throughput is in completions per second. Writes benchmarks/result
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from executor import Wait
-from harness import Report, run_table
+from harness import Report, run_table, table_parser
 
 from trl_grpo_tasks.rewards.executor import BACKENDS, RewardExecutor
 
@@ -33,14 +31,12 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--milliseconds", type=float, default=50.0)
     parser.add_argument("--completions", type=int, default=20, help="completions per worker in a batch")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "ray_rewards.json"))
     options = parser.parse_args()
     cells = [{"reward": reward, "workers": n} for reward in ("sleep", "compute") for n in options.workers]
     print(f"{len(os.sched_getaffinity(0))} CPU cores, {options.nodes} Ray nodes on this machine\n")

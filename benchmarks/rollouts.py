@@ -24,16 +24,14 @@ output of the processes is in a .log file next to it.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import os
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from harness import SHAPES, run_table
+from harness import SHAPES, run_table, table_parser
 
 TEXTS = ("free", "bricks", "JSON")
 WAYS = ("vllm", "trl+vllm", "trl", "ours alone", "ours")  # in this order, so that ratios are known at once
@@ -51,7 +49,7 @@ COLUMNS = {key: key for key in (*KEYS, "way")} | {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__)
     parser.add_argument("--shape", nargs="+", default=["tiny"], choices=list(SHAPES))
     parser.add_argument("--model", help="model folder, instead of a shape")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"],
@@ -66,8 +64,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="distinct prompts per step")
     parser.add_argument("--repeats", type=int, default=3, help="measured steps after one warm-up step")
     parser.add_argument("--vllm_memory", type=float, default=0.3, help="fraction of the GPU that vLLM may use")
-    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "rollouts.json"))
     options = parser.parse_args()
     os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -85,7 +81,7 @@ def main() -> None:
         for *values, way in itertools.product(
             shapes, weights, texts, options.prompt_lengths, options.groups, options.lengths, ways
         )
-        if way in ("trl", "ours") or values[2] == "free"  # only these two trainers sample under our constraints
+        if way not in ("vllm", "ours alone") or values[2] == "free"  # trainers sample under our constraints
         if way != "vllm" or values[1] == weights[-1]  # once per shape
     ]
     cells.sort(key=lambda cell: (shapes.index(cell["shape"]), WAYS.index(cell["way"]) > 0))  # vLLM before all ratios

@@ -13,10 +13,8 @@ table and writes benchmarks/results/workloads.json after each row.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from harness import (
     random_model,
     random_prompts,
     run_table,
+    table_parser,
 )
 
 from trl_grpo_tasks.rollout import Decoder, rollout
@@ -67,7 +66,7 @@ COLUMNS = {
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = table_parser(__doc__, __file__)
     parser.add_argument("--shape", default="1.5B" if on_gpu else "tiny", choices=list(SHAPES))
     parser.add_argument("--weights", default="lora", choices=["lora", "full"])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
@@ -75,8 +74,6 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0 if on_gpu else 0.01, help="factor of rows and tokens")
     parser.add_argument("--dtype", default="bfloat16" if on_gpu else "float32", help="dtype of the weights")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=240, help="seconds after which a row is given up")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "workloads.json"))
     options = parser.parse_args()
     base = {"shape": options.shape, "weights": options.weights, "vocabulary": None}
     cells = [

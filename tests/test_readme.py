@@ -292,7 +292,8 @@ def known_options():
     known = {*ALIASES, "--config", "--help", "--version"}
     known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
     known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
-    known |= {"--host", "--port", "--tensor"}  # of serve, and of vLLM: --tensor-parallel-size
+    known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
+    known |= {"--head", "--num", "--address", "--block"}  # of ray start
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))

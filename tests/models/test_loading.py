@@ -154,7 +154,7 @@ def test_missing_models_are_reported(tmp_path, monkeypatch):
         prepare_model(str(tmp_path), ToyTask(), tmp_path)
     with pytest.raises(ValueError, match=r"--model none.gguf: this path does not exist"):
         prepare_model("none.gguf", ToyTask(), tmp_path)
-    with pytest.raises(ValueError, match="has no embedded tiny model; give --model"):
+    with pytest.raises(ValueError, match="has no embedded tiny model with these options; give --model"):
         prepare_model(None, Large(), tmp_path)
     with pytest.raises(ValueError, match=r"--model owner/name: there is no such folder, .* HF_HUB_OFFLINE forbids"):
         prepare_model("owner/name", ToyTask(), tmp_path)

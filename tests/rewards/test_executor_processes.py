@@ -177,8 +177,9 @@ def test_workers_do_not_load_torch(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_on_a_local_ray_cluster(wild):
+def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster that another process tests at the same time
     bad = {"hang": "timed out", "exit": "died", "eat 5000": "MemoryError", "raise": "ValueError: no such wheel"}
     completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
     rows = [json.dumps({"x": i}) for i in range(len(completions))]
@@ -193,8 +194,9 @@ def test_the_same_on_a_local_ray_cluster(wild):
 
 
 @pytest.mark.slow
-def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file):
+def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     task = get_task(task_file)
     Path(task_file).write_text("import a_module_that_is_not_there\n")
     with (

@@ -77,15 +77,11 @@ def test_reasons_of_models(model, reason):
 def trainer_with(model=None, stage=None, fsdp=None, max_completion_length=16):
     options = {"use_vllm": False, "use_transformers_continuous_batching": False, "generation_kwargs": None,
                "cache_implementation": None}  # fmt: skip
-    plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
-    accelerator = SimpleNamespace(
-        state=SimpleNamespace(deepspeed_plugin=plugin), unwrap_model=lambda model: model, is_fsdp2=fsdp == 2
-    )
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=fsdp == 2)
     return SimpleNamespace(
         args=SimpleNamespace(**options), tools=None, rollout_func=None, _is_vlm=False,
-        is_fsdp_enabled=fsdp is not None,
-        is_deepspeed_enabled=stage is not None, accelerator=accelerator, model=model or MODELS["llama"],
-        max_completion_length=max_completion_length,
+        is_fsdp_enabled=fsdp is not None, _is_sharded=fsdp is not None or stage == 3, accelerator=accelerator,
+        model=model or MODELS["llama"], max_completion_length=max_completion_length,
     )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from trl_grpo_tasks.serving.served_task import (
     check_row,
     fingerprint_of,
     served_here,
-    served_task_of,
 )
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -99,9 +98,10 @@ def test_a_malformed_entry_is_refused(entry):
 def test_the_record_is_read_from_what_a_server_reports():
     served = ServedTask("brick", {"max_bricks": 4}, "there", "f")
     reported = {"additional_config": {CONFIG_KEY: served.to_config()}, "model_config": {}}
-    assert served_task_of(SimpleNamespace(get_server_info=lambda: reported)) == served
-    assert served_task_of(SimpleNamespace(get_server_info=lambda: {"additional_config": {}})) is None
-    assert served_task_of(SimpleNamespace(get_server_info=dict)) is None
+    read = [
+        ServedTask.from_config(info.get("additional_config")) for info in (reported, {"additional_config": {}}, {})
+    ]
+    assert read == [served, None, None]
 
 
 # ---- differences

@@ -1,86 +1,234 @@
 """FSDP2 and ZeRO-3 on CPU processes (gloo) for tests.
 
+`shard_on_cpu` gives this process the environment that `accelerate launch` makes of accelerate_configs/, in float32.
 accelerate 1.15 reads the FSDP plugin only where it finds several GPUs, and selects no communication backend for
-DeepSpeed on CPUs. `shard_on_cpu` and `zero3_on_cpu` change that; model, optimizer and checkpoints are then handled by
-the code of accelerate, transformers, DeepSpeed and TRL.
+DeepSpeed on CPUs; both are changed here. ZeRO-3 would keep weights as small as these whole, so that its threshold is
+set to 0. Model, optimizer and checkpoints are then handled by the code of accelerate, transformers, DeepSpeed and TRL.
 """
 
 import importlib
+import json
 import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.state import AcceleratorState, DistributedType, PartialState
+from accelerate.utils import DeepSpeedPlugin
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from peft import LoraConfig
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from trl_grpo_tasks.constraints.sharding import whole
+from tests.support.paths import ROOT
+from tests.support.toy import ToyTask
+from tests.support.training import ENVIRONMENT, toy_trainer
+from trl_grpo_tasks.commands import train as command
+from trl_grpo_tasks.constraints.sharding import gathered, part, part_of, put_part, reshard, whole
+from trl_grpo_tasks.evaluation.evaluate import evaluate
+from trl_grpo_tasks.models.loading import load_model
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.training.cold_start import cold_start
 
 
-def shard_on_cpu() -> None:
-    """Make trainers of this process use FSDP2. Must be called before the configuration is created."""
-    os.environ |= {
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_VERSION": "2",
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_RESHARD_AFTER_FORWARD": "true",
-        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    }
-    original = AcceleratorState.__init__
-
-    def with_plugin(self, *args, fsdp_plugin=None, **kwargs):
-        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
-        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-            PartialState._shared_state["distributed_type"] = self.distributed_type
-
-    AcceleratorState.__init__ = with_plugin
+def launch(groups, timeout) -> str:
+    """Run groups of processes (gloo), one group after another, and return what they print. A group is a number of
+    processes and their jobs: names of functions of this file, with options. The processes are forked from one that
+    has imported everything, because imports take longer than jobs."""
+    command = [sys.executable, "-m", "tests.support.sharded", json.dumps(groups)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, start_new_session=True, **streams)
+    try:
+        printed, _ = running.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        printed, _ = running.communicate()
+        raise AssertionError(f"still running after {timeout} s\n{printed[-6000:]}") from None
+    assert running.returncode == 0, printed[-6000:]
+    return printed
 
 
-def zero3_on_cpu() -> dict:
-    """Prepare this process for ZeRO-3, before anything of accelerate is created; return the trainer's options."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
-    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    stage = {"stage": 3, "stage3_param_persistence_threshold": 0}  # small weights are sharded too
-    config = {"zero_optimization": stage, "zero_allow_untested_optimizer": True} | dict.fromkeys(sizes, "auto")
-    return {"use_cpu": False, "deepspeed": config, "optim": "adamw_torch"}
+def fork_groups(groups) -> None:
+    for processes, jobs in groups:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        os.environ |= address | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        started = []
+        for rank in range(processes):
+            started.append(os.fork())
+            if started[-1] == 0:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                _work(jobs)
+        for _ in started:
+            child, status = os.wait()
+            if status != 0:
+                print(f"process {started.index(child)} failed", flush=True)
+                os.killpg(0, signal.SIGKILL)  # the others would wait for it
 
 
-def train_cases(model, folder, cases, sharded, resume=None) -> None:
-    """Train one trainer per case, in `folder`/name, and save its weights there. Cases are options by name; weights are
-    sharded by "fsdp2" or "zero3", or None.
+def _work(jobs) -> None:
+    """Do these jobs and end this process."""
+    status = 1
+    try:
+        for name, options in jobs:
+            start = time.monotonic()
+            globals()[name](**options)
+            print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+        dist.destroy_process_group()
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def launch_environment(kind, precision) -> None:
+    """Give this process the environment that `accelerate launch` makes of a file of accelerate_configs/."""
+    file = ROOT / "accelerate_configs" / f"{kind}.yaml"
+    words = ["--config_file", str(file), "--mixed_precision", precision, "--num_processes", os.environ["WORLD_SIZE"]]
+    args = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))[0]
+    if args.use_fsdp:
+        os.environ |= prepare_multi_gpu_env(args)
+    else:
+        args.deepspeed_fields_from_accelerate_config = ",".join(yaml.safe_load(file.read_text())["deepspeed_config"])
+        os.environ |= prepare_deepspeed_cmd_env(args)[1]
+
+
+def shard_on_cpu(kind) -> None:
+    """Make trainers of this process shard weights by "fsdp2" or "zero3". Trainers before that may have used DDP."""
+    launch_environment(kind, "no")
+    if kind == "fsdp2":
+        AcceleratorState.__init__ = _with_plugin
+    else:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.pop("ACCELERATE_USE_CPU", None)
+        PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
+        DeepSpeedPlugin.__post_init__ = _with_small_parts
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _with_plugin(self, *args, fsdp_plugin=None, _original=AcceleratorState.__init__, **kwargs):
+    _original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+        PartialState._shared_state["distributed_type"] = self.distributed_type
+
+
+def _with_small_parts(self, _original=DeepSpeedPlugin.__post_init__):
+    _original(self)
+    self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+
+
+def options_of(kind) -> dict:
+    """Options of trainers on CPUs: with `use_cpu`, accelerate would ignore DeepSpeed."""
+    return {"use_cpu": kind != "zero3", "optim": "adamw_torch"}
+
+
+# ---- jobs of the processes
+
+
+def train_cases(model, folder, cases, kind, resume=None) -> None:
+    """Train one trainer per case, in `folder`/name; save its weights and greedy completions there. Cases are options
+    by name; weights are sharded by `kind`, "fsdp2" or "zero3", or None.
 
     A case may also contain `lora`, and a `task` as "module:class". With `resume`, every case resumes from this
     checkpoint of its folder.
     """
-    common = {}
-    if sharded == "fsdp2":
-        shard_on_cpu()
-    elif sharded == "zero3":
-        common = zero3_on_cpu()
-    from tests.support.training import toy_trainer
-
     for name, options in cases.items():
-        extra = {}
-        if "task" in options:
-            module, attribute = options.pop("task").split(":")
-            extra["task"] = getattr(importlib.import_module(module), attribute)()
-        if options.pop("lora", False):
-            extra["peft_config"] = LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
-        out = Path(folder) / name
-        trainer = toy_trainer(model, out, **(options | common), **extra)
-        assert (trainer.is_fsdp_enabled, trainer._dist.is_zero3) == (sharded == "fsdp2", sharded == "zero3")
-        with placed_sampling(trainer):
-            trainer.train(resume_from_checkpoint=None if resume is None else str(out / resume))
-        is_shard = [isinstance(p, DTensor) or hasattr(p, "ds_status") for p in trainer.model.parameters()]
-        assert all(is_shard) if sharded else not any(is_shard)
-        weights = {name: whole(p).detach() for name, p in trainer.model.named_parameters()}
-        if trainer.accelerator.is_main_process:
-            torch.save(weights, out / "weights.pt")
-        trainer.accelerator.wait_for_everyone()
+        try:
+            _train_case(model, Path(folder) / name, dict(options) | options_of(kind), kind, resume)
+        except BaseException as error:
+            error.add_note(f"in case {name!r} with weights sharded by {kind}")
+            raise
+
+
+def _train_case(model, out, options, kind, resume) -> None:
+    extra = {}
+    if "task" in options:
+        module, attribute = options.pop("task").split(":")
+        extra["task"] = getattr(importlib.import_module(module), attribute)()
+    if options.pop("lora", False):
+        extra["peft_config"] = LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = toy_trainer(model, out, **options, **extra)
+    assert (trainer.is_fsdp_enabled, trainer._dist.is_zero3) == (kind == "fsdp2", kind == "zero3")
+    with placed_sampling(trainer):
+        trainer.train(resume_from_checkpoint=None if resume is None else str(out / resume))
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    reshard(trained)  # an evaluation leaves some weights whole
+    is_shard = [isinstance(p, DTensor) or hasattr(p, "ds_status") for p in trained.parameters()]
+    assert all(is_shard) if kind else not any(is_shard)
+    weights = {name: whole(p).detach() for name, p in trained.named_parameters()}
+    rows, executor = trainer.task.dataset("test", 3, 0), RewardExecutor(trainer.task, workers=0)
+    greedy = {"temperature": 0.0, "max_completion_length": 5, "constraint": trainer._constraint}
+    made = evaluate("after", trained, trainer.processing_class, trainer.task, rows, executor=executor,
+                    num_samples=1, batch_size=2, **greedy)  # fmt: skip
+    trainer.save_model(str(out))
+    if trainer.accelerator.is_main_process:
+        torch.save(weights, out / "weights.pt")
+        (out / "completions.json").write_text(json.dumps([sample.completion for sample in made.samples]))
+        saved = dict(load_model(str(out), dtype="float32").named_parameters())
+        for name, value in saved.items():
+            torch.testing.assert_close(value, weights[name], atol=0, rtol=0, msg=f"{name} of the saved model")
+    trainer.accelerator.wait_for_everyone()
+
+
+def warm_up(model, folder, kind, batch_size, lora) -> None:
+    """A cold start of three steps, which saves a model."""
+    adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
+    task = ToyTask()
+    cold_start(model, task, task.dataset("train", 24, 0), folder, steps=3, learning_rate=1e-2, batch_size=batch_size,
+               peft_config=adapter, bf16=False, seed=0, **options_of(kind))  # fmt: skip
+
+
+def run_command(words, keep, status=0) -> None:
+    """`trl-grpo-tasks train` with these words; keep the saved model under this name."""
+    assert command.main(words) == status, "the exit status"
+    folder = Path(words[words.index("--output_dir") + 1])
+    if status == 0 and PartialState().is_main_process:
+        shutil.copy(folder / "model.safetensors", keep)
+    PartialState().wait_for_everyone()
+
+
+def copy_checkpoints(folder, to, cases, checkpoint) -> None:
+    """Copy a checkpoint of these cases to another folder, with the metrics that it continues."""
+    for case in cases if PartialState().is_main_process else ():
+        shutil.copytree(Path(folder) / case / checkpoint, Path(to) / case / checkpoint)
+        shutil.copy(Path(folder) / case / "training_metrics.jsonl", Path(to) / case)
+    PartialState().wait_for_everyone()
+
+
+def check_parts() -> None:
+    """Weights of FSDP2 that are gathered, differentiated and written in parts equal whole ones."""
+    torch.manual_seed(0)
+    plain, sharded = nn.Linear(3, 5), nn.Linear(3, 5)
+    sharded.load_state_dict(plain.state_dict())
+    fully_shard(sharded)
+    rows = torch.arange(6.0).view(2, 3)
+    for layer in (plain, sharded):
+        weight, bias = (whole(p) for p in (layer.weight, layer.bias))
+        torch.testing.assert_close(weight, plain.weight)
+        # One process has only the first row, the other only the second: the gradient is the mean of both.
+        mine = rows if layer is plain else rows[dist.get_rank()][None]
+        (mine @ weight.T + bias).square().sum(1).mean().backward()
+    for ours, expected in zip(sharded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), expected.grad)
+    with torch.no_grad():
+        put_part(sharded.weight, part_of(sharded.weight, plain.weight + 1))
+        torch.testing.assert_close(gathered(sharded.weight, part(sharded.weight)), plain.weight + 1)
 
 
 @contextmanager
@@ -106,3 +254,7 @@ def placed_sampling(trainer):
         yield
     finally:
         torch.multinomial = original
+
+
+if __name__ == "__main__":
+    fork_groups(json.loads(sys.argv[1]))

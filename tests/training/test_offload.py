@@ -119,11 +119,3 @@ def test_an_adapter_has_no_reference_to_offload(tiny_path, tmp_path, capsys):
 def test_refusals(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, offload_reference=True, **options)
-
-
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_sharded_weights_are_refused(tmp_path, monkeypatch, version):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", version)
-    with pytest.raises(ValueError, match="offloaded references"):
-        config(tmp_path, beta=0.1, offload_reference=True)

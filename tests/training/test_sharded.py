@@ -1,18 +1,23 @@
-"""FSDP2 in several processes (gloo) trains as one process does, with everything that this package adds to TRL."""
+"""FSDP2 and ZeRO-3 in several processes (gloo) train as one process does, with everything this package adds to TRL.
 
+Starting processes takes most of the time. So two processes do all of the work, one job after another, and tests look
+at what they left; a job that fails names its case. ZeRO-3 needs DeepSpeed.
+"""
+
+import importlib.util
 import json
-import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from tests.support.training import launch
+from tests.commands.test_train import metrics, results, words
+from tests.support import sharded
 
-SCRIPT = """
-import json, sys
-from tests.support.sharded import train_cases
-train_cases(**json.loads(sys.argv[1]))
-"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+ZERO3 = pytest.param("zero3", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed is not installed"))
 FORCED = "tests.training.test_forced_distributed:HalfForced"
 EMA = {"reference_mode": "ema", "ema_alpha": 0.7}
 CASES = {
@@ -27,127 +32,140 @@ CASES = {
     "ema": {"constrain": True, "eval_strategy": "steps", "eval_steps": 1, **EMA},
     "lora-ema": {"constrain": True, "lora": True, **EMA},
     "periodic": {"reference_mode": "periodic", "reference_update_freq": 1},
+    "lora-periodic": {"reference_mode": "periodic", "reference_update_freq": 1, "lora": True},
 }
-METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
-METRICS |= {
-    "constraint/forced_fraction",
-    "constraint/allowed_tokens",
-    "sampling/allowed_tokens",
-    "eval_kl",
-    "eval_reward",
-}
-
-
-def train(folder, model, processes, cases, sharded, batch=8, resume=None):
-    """Train all cases in these processes, with `batch` completions per step in total; return weights and metrics."""
-    common = {"max_steps": 3, "beta": 0.1, "per_device_train_batch_size": batch // processes}
-    common["per_device_eval_batch_size"] = batch // processes
-    cases = {name: common | options for name, options in cases.items()}
-    argument = {"model": model, "folder": str(folder), "cases": cases, "sharded": sharded, "resume": resume}
-    launch(SCRIPT, processes, argument, folder, timeout=400)
-    return {name: _outcome(folder / name) for name in cases}
-
-
-def _outcome(folder):
-    lines = (folder / "training_metrics.jsonl").read_text().splitlines()
-    return torch.load(folder / "weights.pt"), [json.loads(line) for line in lines]
-
-
-def assert_equal(ours, theirs):
-    for name, value in theirs[0].items():
-        torch.testing.assert_close(ours[0][name], value, atol=1e-5, rtol=1e-5, msg=name)
-    for a, b in zip(ours[1], theirs[1], strict=True):
-        assert a.keys() & METRICS == b.keys() & METRICS
-        for key in a.keys() & METRICS:
-            assert a[key] == pytest.approx(b[key], abs=1e-5), key
-
-
-@pytest.fixture(scope="module")
-def runs(tiny_path, tmp_path_factory):
-    """All cases, in one process and in two sharded ones. Starting processes takes longer than training."""
-    folder = tmp_path_factory.mktemp("sharded")
-    return [train(folder / "one", tiny_path, 1, CASES, None), train(folder / "two", tiny_path, 2, CASES, "fsdp2")]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
-def test_two_sharded_processes_equal_one(runs, case):
-    one, two = runs[0][case], runs[1][case]
-    assert_equal(two, one)
-    trained = [line for line in two[1] if "loss" in line]
-    assert len(trained) >= 3 and any(line["grad_norm"] > 0 for line in trained)
-    for line in trained:  # there is one where a rollout is used for the first time
-        assert line.get("sampling/logp_difference_max", 0) < 1e-5, "log-probs of generation and of training"
-
-
-# Cases that depend on the number of processes: each has its own buffer, and shuffles its own rollout.
-SAME_PROCESSES = {
+# Each process has its own replay buffer, and shuffles its own rollout: these are compared with DDP.
+DDP_CASES = {
     # One prompt gives no signal, so that in some steps only one process replays a group, which the reference scores.
     "replay": {"constrain": True, "replay_size": 4, "max_steps": 6, "task": FORCED},
     "lora-replay": {"constrain": True, "replay_size": 4, "max_steps": 6, "task": FORCED, "lora": True, **EMA},
     "batches": {"constrain": True, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
 }
+SAVED = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0.01, **EMA}
+SAVED |= {"save_strategy": "steps", "save_steps": 2}
+RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}}
+METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
+METRICS |= {"constraint/forced_fraction", "constraint/allowed_tokens", "sampling/allowed_tokens", "eval_kl"}
+METRICS |= {"eval_reward", "replay/size", "replay/replaced_groups", "replay/age"}
+# Batches of 4 for the 9 samples: in the last round, one process has a single row and the other none.
+RUN = {"cold_start_steps": 4, "constrain": True, "beta": 0.02, "reference_mode": "ema", "eval_rows": 3}
+RUN |= {"num_samples": 3, "per_device_eval_batch_size": 4, "per_device_train_batch_size": 4, "save_steps": 2}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_sharded_processes_equal_two_with_whole_weights(tiny_path, tmp_path):
-    whole = train(tmp_path / "ddp", tiny_path, 2, SAME_PROCESSES, None)
-    sharded = train(tmp_path / "fsdp", tiny_path, 2, SAME_PROCESSES, "fsdp2")
-    for name, expected in whole.items():
-        assert_equal(sharded[name], expected)
-    for name in ("replay", "lora-replay"):
-        assert 1 in [line.get("replay/replaced_groups") for line in whole[name][1]]
-        for a, b in zip(sharded[name][1], whole[name][1], strict=True):
-            replay = {key: value for key, value in a.items() if key.startswith("replay/")}
-            assert replay == {key: value for key, value in b.items() if key.startswith("replay/")}
+def job(model, folder, processes, cases, kind, batch=8, **extra):
+    """The job of training these cases, with `batch` completions per step in total."""
+    common = {"max_steps": 3, "beta": 0.1, "per_device_train_batch_size": batch // processes}
+    common["per_device_eval_batch_size"] = batch // processes
+    cases = {name: common | options for name, options in cases.items()}
+    return "train_cases", {"model": model, "folder": str(folder), "cases": cases, "kind": kind, **extra}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_sharded_checkpoint_is_resumed_by_another_number_of_processes(tiny_path, tmp_path):
-    """Two sharded processes write a checkpoint after two of four steps, which three resume: as one that trains on."""
-    options = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0.01, **EMA}
-    options |= {"save_strategy": "steps", "save_steps": 2}
-    cases = {"full": options, "lora": options | {"lora": True}}
-    one = train(tmp_path / "one", tiny_path, 1, cases, None, batch=12)
-    two = train(tmp_path / "two", tiny_path, 2, cases, "fsdp2", batch=12)
-    for name in cases:
-        shutil.copytree(tmp_path / "two" / name / "checkpoint-2", tmp_path / "three" / name / "checkpoint-2")
-        shutil.copy(tmp_path / "two" / name / "training_metrics.jsonl", tmp_path / "three" / name)
-    three = train(tmp_path / "three", tiny_path, 3, cases, "fsdp2", batch=12, resume="checkpoint-2")
-    for name in cases:
-        assert_equal(two[name], one[name])
-        assert_equal(three[name], one[name])
+@pytest.fixture(scope="module")
+def one(tiny_path, tmp_path_factory):
+    """All cases in this process, with whole weights."""
+    folder = tmp_path_factory.mktemp("one")
+    sharded.train_cases(**job(tiny_path, folder, 1, CASES, None)[1])
+    sharded.train_cases(**job(tiny_path, folder, 1, RESUMED, None, batch=12)[1])
+    sharded.warm_up(tiny_path, str(folder / "cold"), None, batch_size=8, lora=False)
+    sharded.warm_up(tiny_path, str(folder / "lora-cold"), None, batch_size=8, lora=True)
+    return folder
 
 
-GRADIENT = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from trl_grpo_tasks.constraints.sharding import copy_whole, whole
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-plain = nn.Linear(3, 5)
-sharded = nn.Linear(3, 5)
-sharded.load_state_dict(plain.state_dict())
-fully_shard(sharded)
-rows = torch.arange(6.0).view(2, 3)
-for layer in (plain, sharded):
-    weight, bias = (whole(p) for p in (layer.weight, layer.bias))
-    torch.testing.assert_close(weight, plain.weight)
-    # One process has only the first row, the other only the second: the gradient is the mean of both.
-    mine = rows if layer is plain else rows[dist.get_rank()][None]
-    (mine @ weight.T + bias).square().sum(1).mean().backward()
-for ours, expected in zip(sharded.parameters(), plain.parameters(), strict=True):
-    torch.testing.assert_close(ours.grad.full_tensor(), expected.grad)
-copy_whole(sharded.weight, plain.weight.detach() + 1)
-torch.testing.assert_close(sharded.weight.full_tensor(), plain.weight + 1)
-"""
+@pytest.fixture(scope="module", params=["fsdp2", ZERO3])
+def two(request, tiny_path, tmp_path_factory):
+    """The folder of what two sharded processes did, and what they printed."""
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    shard = ("shard_on_cpu", {"kind": kind})
+    cold = {"model": tiny_path, "kind": kind, "batch_size": 4}
+    copy = {"folder": str(folder), "to": str(folder / "again"), "cases": list(RESUMED), "checkpoint": "checkpoint-2"}
+    jobs = [
+        job(tiny_path, folder / "ddp", 2, DDP_CASES, None),
+        shard,
+        ("check_parts", {}),
+        job(tiny_path, folder, 2, CASES | DDP_CASES, kind),
+        job(tiny_path, folder, 2, RESUMED, kind, batch=12),
+        ("copy_checkpoints", copy),
+        ("warm_up", cold | {"folder": str(folder / "cold"), "lora": False}),
+        ("warm_up", cold | {"folder": str(folder / "lora-cold"), "lora": True}),
+    ]
+    for number, steps in enumerate((3, 5, 5)):
+        command = words(folder / "run", **RUN, max_steps=steps, **sharded.options_of(kind))
+        command += ["--resume_from_checkpoint"] * (number > 0)
+        status = 2 if (kind, number) == ("zero3", 2) else 0
+        jobs.append(("run_command", {"words": command, "keep": str(folder / f"model-{number}"), "status": status}))
+    processes = {"fsdp2": 3, "zero3": 2}[kind]  # DeepSpeed's checkpoints are bound to a number of processes
+    resume = job(tiny_path, folder / "again", processes, RESUMED, kind, batch=12, resume="checkpoint-2")
+    groups = [(2, jobs), (processes, [shard, resume])]
+    if kind == "zero3":
+        groups.append((3, [shard, job(tiny_path, folder / "three", 3, RESUMED, kind, batch=12)]))
+    printed = sharded.launch(groups, timeout=500)
+    return kind, folder, printed
 
 
-@pytest.mark.slow
-def test_the_gradient_of_a_gathered_weight_is_the_mean_over_processes(tmp_path):
-    launch(GRADIENT, 2, None, tmp_path / "run")
+def outcome(folder):
+    return torch.load(folder / "weights.pt"), json.loads((folder / "completions.json").read_text()), metrics(folder)
+
+
+def assert_equal(ours, theirs):
+    (weights, completions, log), (their_weights, their_completions, their_log) = outcome(ours), outcome(theirs)
+    for name, value in their_weights.items():
+        torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-5, msg=name)
+    assert completions == their_completions
+    for a, b in zip(log, their_log, strict=True):
+        assert a.keys() & METRICS == b.keys() & METRICS
+        for key in a.keys() & METRICS:
+            assert a[key] == pytest.approx(b[key], abs=1e-5), key
+
+
+@pytest.mark.parametrize("case", [*CASES, *RESUMED])
+def test_two_sharded_processes_equal_one(one, two, case):
+    assert_equal(two[1] / case, one / case)
+    trained = [line for line in metrics(two[1] / case) if "loss" in line]
+    assert len(trained) >= 3 and any(line["grad_norm"] > 0 for line in trained)
+    for line in trained:  # there is one where a rollout is used for the first time
+        assert line.get("sampling/logp_difference_max", 0) < 1e-5, "log-probs of generation and of training"
+
+
+@pytest.mark.parametrize("case", DDP_CASES)
+def test_two_sharded_processes_equal_two_with_whole_weights(two, case):
+    assert_equal(two[1] / case, two[1] / "ddp" / case)
+    if "replay" in case:
+        assert 1 in [line.get("replay/replaced_groups") for line in metrics(two[1] / case)]
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_equals_one_that_trains_on(one, two, case):
+    """Two processes wrote the checkpoint after two of four steps; under FSDP2, three resume it."""
+    kind, folder, _ = two
+    assert_equal(folder / "again" / case, one / case)
+    if kind == "zero3":  # three processes from the start
+        assert_equal(folder / "three" / case, one / case)
+
+
+@pytest.mark.parametrize("name", ["cold", "lora-cold"])
+def test_cold_start(one, two, name):
+    ours, theirs = (load_file(folder / name / "model.safetensors") for folder in (two[1], one))
+    assert ours.keys() == theirs.keys()
+    for weight, value in theirs.items():
+        torch.testing.assert_close(ours[weight], value, atol=1e-5, rtol=1e-5, msg=weight)
+
+
+def test_a_whole_run(two):
+    """The command line: cold start, evaluations before and after, checkpoints, saved model, resumed."""
+    kind, folder, printed = two
+    run, first, second = folder / "run", load_file(folder / "model-0"), load_file(folder / "model-1")
+    found = results(run)
+    assert list(found) == ["cold start", "GRPO"]
+    for evaluation in found.values():
+        assert len(evaluation["samples"]) == 9 and evaluation["metrics"]["valid"] == 1
+    started = load_file(run / "cold_start" / "model.safetensors")
+    for before, after in ((started, first), (first, second)):
+        assert any(not after[name].equal(value) for name, value in before.items())
+    saved = AutoModelForCausalLM.from_pretrained(run, dtype="float32").state_dict()
+    assert all(saved[name].equal(value) for name, value in second.items())
+    assert "resuming from" in printed
+    assert [line["step"] for line in metrics(run) if "loss" in line] == [1, 2, 3, 4, 5]
+    assert "is the end of the run" in printed
+    if kind == "fsdp2":
+        third = load_file(folder / "model-2")
+        assert all(third[name].equal(value) for name, value in second.items())

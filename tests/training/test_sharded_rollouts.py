@@ -1,6 +1,7 @@
 """Our rollouts under FSDP2 and ZeRO-3, in two processes (gloo): each generates from a whole copy of the weights."""
 
 import copy
+import importlib
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from tests.support.rollouts import EOS, MODELS, PROMPTS, Paged, dense_logps, tiny
-from tests.support.sharded import shard_on_cpu, zero3_on_cpu
+from tests.support.sharded import options_of, shard_on_cpu
 from tests.support.toy import ToyTask
 from tests.support.training import launch, toy_trainer
 from trl_grpo_tasks.constraints.sharding import reshard, whole
@@ -65,10 +66,12 @@ def train_cases(model, folder, sharded):
 
 
 def sharding_options(kind):
-    """Prepare this process for sharded trainers; return their options."""
-    if kind == "fsdp2":
-        shard_on_cpu()
-    return zero3_on_cpu() if kind == "zero3" else {}
+    """Prepare this process for sharded trainers; return the options of trainers."""
+    if kind == "zero3":
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # compiling it takes a minute
+    if kind is not None:
+        shard_on_cpu(kind)
+    return options_of(kind)
 
 
 @contextmanager

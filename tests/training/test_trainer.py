@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -428,40 +427,6 @@ def test_replay_needs_whole_groups_on_each_process(tmp_path):
     args.per_device_train_batch_size = 6  # as with two processes and a batch of 12, which TRL accepts
     with pytest.raises(ValueError, match=r"\(6\) must be a multiple of num_generations \(4\)"):
         args._check_replay()
-
-
-@pytest.mark.parametrize(
-    "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
-)
-def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_path, monkeypatch, option):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # which is the first version, unless FSDP_VERSION says otherwise
-    with pytest.raises(ValueError, match="use FSDP2"):
-        config(tmp_path, **option)
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    config(tmp_path, **option)
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    with pytest.raises(ValueError, match="use FSDP2"):
-        config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
-    config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
-    config(tmp_path, fsdp=True, **option)
-
-
-def test_zero3_is_refused_with_moving_references(tmp_path):
-    args = config(tmp_path, constrain=True, top_k=3, replay_size=4, beta=0.1)
-    args.deepspeed_plugin, args.reference_mode = SimpleNamespace(zero_stage=3), "ema"
-    with pytest.raises(ValueError, match="reference_mode='ema' does not work with ZeRO-3"):
-        args._check_sharding()
-    args.reference_mode = "static"
-    args._check_sharding()
-
-
-def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch):
-    """Otherwise the reference model of all processes but the first is empty."""
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")  # as `accelerate launch` sets it by default
-    config(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading: false"):
-        config(tmp_path)
 
 
 def test_rewards_are_begun_before_reference_log_probs(tiny_path, tmp_path, monkeypatch):

@@ -190,7 +190,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         processing_class=plan.model.tokenizer,
         task=task,
         # A vLLM server makes the task's constraint itself, so that it cannot sample under one that is given here.
-        constraint=None if args.use_vllm else plan.model.constraint,
+        constraint=None if args.use_vllm and args.vllm_mode == "server" else plan.model.constraint,
         peft_config=None if continues_adapter else plan.peft_config,
         quantization_config=None if continues_adapter else plan.quantization,
     )
@@ -268,9 +268,11 @@ class _Evaluations:
 
 
 def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
+    from accelerate.state import AcceleratorState
+
     from ..training.cold_start import cold_start
 
-    return cold_start(
+    folder = cold_start(
         plan.model.path,
         task,
         plan.rows[: run.cold_start_rows],
@@ -289,6 +291,10 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         model_init_kwargs=args.model_init_kwargs,
         quantization=plan.quantization,
     )
+    if args.deepspeed_plugin is not None:  # the next trainer would be refused, and its model not sharded when loaded
+        AcceleratorState._reset_state()
+        args.deepspeed_plugin.set_deepspeed_weakref()
+    return folder
 
 
 def _outline(run: RunArguments, args: Any, held_out: int) -> str:

@@ -1,4 +1,4 @@
-"""The masks of completions that another program sampled."""
+"""Completions that another program samples token by token, also where the constraint forces the token."""
 
 from __future__ import annotations
 
@@ -7,8 +7,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Constraint
+from .shared import Forced, SharedStates
 from .table import MaskTable
-from .workers import states_for
+from .workers import WorkerStates, states_for
+
+
+class ReplayedStates:
+    """States by slot that advance by one token at a time. The given states advance past forced tokens at once, so that
+    a forced token costs no work when it comes."""
+
+    def __init__(self, states: SharedStates | WorkerStates):
+        self._states = states
+        self._forced: dict[int, deque[tuple[int, int]]] = {}  # tokens that must follow, and their mask numbers
+
+    def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Start rows."""
+        for slot, forced in zip(slots, self._states.start(slots, rows), strict=True):
+            self._expect(slot, forced)
+
+    def restart(self, slot: int, tokens: Sequence[int]) -> None:
+        """Replace the completion of a slot by these tokens. Raises ValueError if a token is not allowed."""
+        self._expect(slot, self._states.restart(slot, tokens))
+
+    def numbers(self, slots: Sequence[int]) -> list[int]:
+        """Return the table number of the mask at each slot's next token."""
+        numbers = self._states.numbers(slots)
+        return [self._forced[slot][0][1] if self._forced[slot] else n for slot, n in zip(slots, numbers, strict=True)]
+
+    def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """Accept a token for each slot. Raises ValueError if it is not allowed."""
+        sampled: dict[int, int] = {}
+        for slot, token in zip(slots, tokens, strict=True):
+            if not self._forced[slot]:
+                sampled[slot] = token
+            elif token != (expected := self._forced[slot].popleft()[0]):
+                raise ValueError(f"token {token} is not allowed here: only {expected} is")
+        accepted = self._states.accept(list(sampled), list(sampled.values()))
+        for slot, forced in zip(sampled, accepted, strict=True):
+            self._expect(slot, forced)
+
+    def release(self, slot: int) -> None:
+        """Forget the row of a slot."""
+        self._forced.pop(slot, None)
+        self._states.release(slot)
+
+    def _expect(self, slot: int, forced: Forced) -> None:
+        self._forced[slot] = deque(zip(forced.tokens, forced.numbers, strict=True))
 
 
 def replay_all(
@@ -19,25 +63,12 @@ def replay_all(
     The completions advance together, so that those with equal beginnings share their states. Raises ValueError if a
     completion has a token that its constraint does not allow.
     """
-    states = states_for(constraint, table, len(rows))
-    slots = list(range(len(rows)))
+    states = ReplayedStates(states_for(constraint, table, len(rows)))
+    states.start(range(len(rows)), rows)
     masks: list[list[int]] = [[] for _ in rows]
-    forced = [deque(zip(*each, strict=True)) for each in states.start(slots, rows)]
     for position in range(max(map(len, completions), default=0)):
-        sampled = []
-        for slot in slots:
-            if position >= len(completions[slot]):
-                continue
-            if not forced[slot]:
-                sampled.append(slot)
-                continue
-            token, number = forced[slot].popleft()
-            if token != completions[slot][position]:
-                raise ValueError(f"token {completions[slot][position]} is not allowed here: only {token} is")
+        slots = [slot for slot, tokens in enumerate(completions) if position < len(tokens)]
+        for slot, number in zip(slots, states.numbers(slots), strict=True):
             masks[slot].append(number)
-        for slot, number in zip(sampled, states.numbers(sampled), strict=True):
-            masks[slot].append(number)
-        accepted = states.accept(sampled, [completions[slot][position] for slot in sampled])
-        for slot, each in zip(sampled, accepted, strict=True):
-            forced[slot].extend(zip(*each, strict=True))
+        states.accept(slots, [completions[slot][position] for slot in slots])
     return masks

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from torch.distributed.fsdp import FSDPModule
 from tqdm.auto import tqdm
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
+from ..constraints.sharding import is_sharded
 from ..files import write_atomically
 from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
@@ -78,8 +78,8 @@ def evaluate(
     model.eval()
     at_a_time = rollout_batch_size or batch_size
     sampler = CompletionSampler(model, tokenizer, temperature, max_completion_length, constraint, filters, at_a_time)
-    is_sharded = isinstance(model, FSDPModule)
-    rows_per_device = PLAIN_BATCH if is_sharded else ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
+    sharded = is_sharded(model)
+    rows_per_device = PLAIN_BATCH if sharded else ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
     batch_size = batch_size or rows_per_device
     devices = [model.device] if model.device.type == "cuda" else []
     judges = frozen_of(task.judges())
@@ -95,7 +95,7 @@ def evaluate(
             completions: list[tuple[str, int]] = []
             counts: list[dict[str, int]] = []
             # Every forward pass of a sharded model needs all processes, so all sample the same number of rows.
-            sampled = batch + repeated[:1] * (batch_size - len(batch)) if is_sharded else batch
+            sampled = batch + repeated[:1] * (batch_size - len(batch)) if sharded else batch
             if sampled:
                 torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
                 edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, sampler)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.sharding import is_sharded, output_size
 from ..constraints.table import MaskTable
 from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
@@ -46,13 +46,13 @@ class CompletionSampler:
         check_output_head(model)
         self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
         if constraint is not None:
-            check_outputs(tokenizer, model.get_output_embeddings().weight.shape[0])
+            check_outputs(tokenizer, output_size(model))
         self._temperature, self._max_length, self._batch_size = temperature, max_length, batch_size
         self._filters = filters if temperature > 0 else NO_FILTERS
         # Why `sample` cannot take an editor: only our own rollouts support editors. None: it can.
         self.no_editor_reason = unsupported_reason(without_adapter(model))
-        if isinstance(model, FSDPModule):
-            self.no_editor_reason = "weights sharded by FSDP are only supported by transformers' generate"
+        if is_sharded(model):
+            self.no_editor_reason = "sharded weights are only supported by transformers' generate"
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
         self._warned_of_length = False
         self._policy: MaskedPolicy | None = None
@@ -95,7 +95,7 @@ class CompletionSampler:
 
     def _sampling(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What the tokens of these rows are sampled under: filters, constraint, and a table for their masks."""
-        table = MaskTable(self._model.get_output_embeddings().weight.shape[0])
+        table = MaskTable(output_size(self._model))
         return {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
 
     def _is_length_supported(self, ids: Sequence[Sequence[int]], editor: Editor | None) -> bool:
@@ -134,4 +134,5 @@ class CompletionSampler:
                 do_sample=self._temperature > 0,
                 temperature=temperature,
                 top_k=0,
+                synced_gpus=is_sharded(self._model),
             )[:, width:].tolist()

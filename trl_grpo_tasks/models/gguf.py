@@ -17,9 +17,12 @@ def convert_gguf(file: Path, folder: str | Path) -> None:
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from ..constraints.sharding import loading_whole_models
+
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        with loading_whole_models():
+            loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         config = AutoConfig.from_pretrained(**source)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except ImportError:

@@ -35,7 +35,7 @@ def prepare_model(
     if name is None or name == TINY:
         spec = task.tiny()
         if spec is None:
-            raise ValueError(f"task {task.name!r} has no embedded tiny model; give --model")
+            raise ValueError(f"task {task.name!r} has no embedded tiny model with these options; give --model")
         origin = {"task": task.name, "seed": seed, **asdict(spec), "tokens": list(spec.tokens)}
         if not is_made_from(folder, origin):
             with building(folder, origin):
@@ -116,6 +116,8 @@ def load_model(
 
     `trainable` makes the adapter trainable. `kwargs` are passed to from_pretrained.
     """
+    from ..constraints.sharding import loading_whole_models
+
     if quantization_config is not None:  # given as None, it would hide that stored weights are quantised
         kwargs["quantization_config"] = quantization_config
     if is_adapter(path) and policy == "masked":
@@ -123,19 +125,22 @@ def load_model(
 
         base = load_model(_base_model_of(path), policy=policy, **kwargs)
         return PeftModel.from_pretrained(base, path, is_trainable=trainable)
-    if is_adapter(path):
-        from peft import AutoPeftModelForCausalLM
+    with loading_whole_models():
+        if is_adapter(path):
+            from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-    else:
-        model = _auto_class(policy).from_pretrained(path, **kwargs)
+            model = AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
+        else:
+            model = _auto_class(policy).from_pretrained(path, **kwargs)
     keep_weights_unpacked(model)
     return model
 
 
 def empty_model(config: Any, policy: str) -> Any:
     """Return a model of this configuration on the meta device, which allocates no memory for weights."""
-    with torch.device("meta"):
+    from ..constraints.sharding import loading_whole_models
+
+    with torch.device("meta"), loading_whole_models():
         return _auto_class(policy).from_config(config)
 
 

@@ -131,8 +131,11 @@ def load_judge(source: str) -> tuple[Any, Any]:
     """Load a judge's model, frozen and on the accelerator if there is one, and its tokenizer."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    from ..constraints.sharding import loading_whole_models
+
     check_judge(source)
-    model = AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32)
+    with loading_whole_models():
+        model = AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="right")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -75,18 +75,12 @@ def unsupported_reason_in(trainer: Any) -> str | None:
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         return "weights sharded by the first version of FSDP are only supported by TRL's generation"
     model = without_adapter(trainer.accelerator.unwrap_model(trainer.model))
-    if is_sharded_in(trainer) and getattr(model.config, "quantization_config", None) is not None:
+    if trainer._is_sharded and getattr(model.config, "quantization_config", None) is not None:
         return "quantised weights that are sharded are only supported by TRL's generation"
     reason = unsupported_reason(model)
     if reason is None and (limit := length_limit(model)) is not None and trainer.max_completion_length >= limit:
         reason = f"the rotary embeddings of this model depend on the length beyond {limit} tokens"
     return reason
-
-
-def is_sharded_in(trainer: Any) -> bool:
-    """Whether each process of this trainer holds only a shard of the weights."""
-    is_zero3 = trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
-    return trainer.is_fsdp_enabled or is_zero3
 
 
 def unsupported_length(model: Any, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int) -> str | None:

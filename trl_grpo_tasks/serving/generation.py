@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from ..constraints.base import Constraint
 from ..task import Task
 from . import ServerError
-from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask, served_task_of
+from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask
 
 # vLLM's server writes this for -inf, which JSON does not have.
 _LEAST_LOGP = -9998.0
@@ -166,13 +166,14 @@ def _server_problem(client: Any, task: Task | None, tokenizer: Any, length: int)
     """Return why a server does not sample as this run needs it, and the way out; None if it does."""
     if task is None:
         return "a server takes the constraint of a task, but this one was given in Python; set vllm_mode='colocate'"
-    served = served_task_of(client)
+    info = client.get_server_info()
+    served = ServedTask.from_config(info.get("additional_config"))
     if served is None:
         return "the server samples without a constraint; start it with `trl-grpo-tasks serve`"
     difference = served.difference(ServedTask.of(task, tokenizer))
     if difference is not None:
         return f"{difference}; start the server with the task, options and model of this run"
-    config = client.get_server_info()["model_config"]
+    config = info["model_config"]
     if config["logprobs_mode"] != "processed_logprobs":
         return f"the server's --logprobs-mode is {config['logprobs_mode']}; start it with `trl-grpo-tasks serve`"
     if length >= config["max_model_len"]:

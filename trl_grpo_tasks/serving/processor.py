@@ -22,7 +22,6 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as ProcessorV1
 from vllm.v1.sample.logits_processor import MoveDirectionality
 
 from ..constraints.base import Constraint
-from ..models.loading import load_tokenizer
 from .served_task import CONFIG_KEY, ROW, ServedTask, check_row
 from .states import Request, RequestStates
 
@@ -99,7 +98,8 @@ class Processor(ProcessorV1, ProcessorV2):
         else:
             served = ServedTask.from_config(self._vllm_config.additional_config)
             assert served is not None
-            sampling = Sampling(served.constraint(), load_tokenizer(served.tokenizer).eos_token_id)
+            constraint, tokenizer = served.build()
+            sampling = Sampling(constraint, tokenizer.eos_token_id)
         vocab_size = self._vllm_config.model_config.get_vocab_size()
         most = self._vllm_config.scheduler_config.max_num_seqs
         self._states = RequestStates(*sampling, vocab_size, most)
@@ -156,6 +156,8 @@ class Processor(ProcessorV1, ProcessorV2):
             live = self._live
         else:
             live = self._runner_v2.update(self._live, logits, context)
+        if not live:  # V2 keeps requests that have ended
+            return logits
         requests = {row: each.present() for row, each in live.items()}
         # Under asynchronous scheduling, the latest output id of V1 is a placeholder until now.
         self._states.advance([(requests[row], each.take_new()) for row, each in live.items()])

@@ -85,7 +85,10 @@ class ServedTask:
         return cls(**entry)
 
     def constraint(self) -> Constraint:
-        """Build the constraint: load the tokenizer, and create the task with its options."""
+        return self.build()[0]
+
+    def build(self) -> tuple[Constraint, Any]:
+        """Load the tokenizer, create the task with its options, and return its constraint and the tokenizer."""
         from ..models.loading import load_tokenizer
 
         try:
@@ -95,7 +98,7 @@ class ServedTask:
         tokenizer = load_tokenizer(self.tokenizer)
         if fingerprint_of(tokenizer) != self.fingerprint:
             raise ValueError(f"the tokenizer of {self.tokenizer} has changed since the server was started; restart it")
-        return constraint_of(task, tokenizer)
+        return constraint_of(task, tokenizer), tokenizer
 
     def difference(self, own: ServedTask) -> str | None:
         """Name the first difference between this server and a run's `own` task; None if they agree.
@@ -182,11 +185,6 @@ def check_row(params: Any) -> None:
                 f"the constraint cannot start on this row ({type(error).__name__}: {error}); rows must be those of "
                 "the task that the server was started with"
             ) from error
-
-
-def served_task_of(client: Any) -> ServedTask | None:
-    """Ask a server what it samples under; None if it has no constraint of ours. `client` is TRL's VLLMClient."""
-    return ServedTask.from_config(client.get_server_info().get("additional_config"))
 
 
 def _name_of(task: str) -> str:

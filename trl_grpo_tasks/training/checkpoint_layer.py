@@ -30,6 +30,11 @@ class CheckpointLayer(GRPOTrainer):
         self._train_sampler: Any = None  # None for streaming data sets, which have no sampler
         self.add_callback(_RestoreCounters(self))
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether processes hold parts of the weights, so that all of them must take part in each forward pass."""
+        return self.is_fsdp_enabled or self._dist.is_zero3
+
     def _parts(self) -> dict[str, Any]:
         """Further state of this process that changes during training: name -> object with state_dict and
         load_state_dict."""
@@ -45,6 +50,8 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
+        if resume_from_checkpoint and self.is_deepspeed_enabled:
+            self._check_deepspeed(resume_from_checkpoint, step)
         if 0 < self.args.max_steps <= step:
             self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
             self._load_from_checkpoint(resume_from_checkpoint)  # transformers would take one more step
@@ -52,6 +59,22 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint:
             self._invalidate_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _check_deepspeed(self, checkpoint: str, step: int) -> None:
+        """Raise CheckpointError where DeepSpeed cannot load a checkpoint."""
+        if 0 < self.args.max_steps <= step:
+            raise checkpoints.CheckpointError(
+                f"{checkpoint} is the end of the run; DeepSpeed loads weights only to train further: raise max_steps, "
+                "or evaluate the saved model with `trl-grpo-tasks eval`"
+            )
+        processes, wrote = self.accelerator.num_processes, None
+        if _state_file(checkpoint, 0).is_file():
+            wrote = _load(_state_file(checkpoint, 0)).get("processes", processes)
+        if wrote not in (None, processes):
+            raise checkpoints.CheckpointError(
+                f"{checkpoint} was written by {wrote} processes, and DeepSpeed resumes with the same number only, but "
+                f"there are {processes}: use {wrote} processes, or start a new run from its weights"
+            )
 
     def _newest_checkpoint(self) -> str:
         found, skipped = checkpoints.newest_complete(self.args.output_dir)
@@ -84,7 +107,7 @@ class CheckpointLayer(GRPOTrainer):
         finally:
             self.args.save_total_limit = limit
         torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
-        if self.args.should_save or self.is_fsdp_enabled:  # all processes are needed to gather sharded weights
+        if self.args.should_save or self._is_sharded:  # all processes are needed to gather weights
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
         if self.args.should_save:
             torch.save(common, _state_file(folder, "common"))
@@ -104,7 +127,7 @@ class CheckpointLayer(GRPOTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         # If there is an adapter in a sub-folder (TRL's "ref"), transformers loads that one instead of the trained one.
         model = self.model if model is None else model
-        if is_peft_model(model) and len(model.peft_config) > 1 and not self.is_fsdp_enabled:
+        if is_peft_model(model) and len(model.peft_config) > 1 and not self._is_sharded:
             model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

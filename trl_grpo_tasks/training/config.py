@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..constraints.filters import SamplingFilters
 from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
+from .sharded_options import check_sharding
 
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
@@ -249,9 +249,13 @@ class TaskGRPOConfig(GRPOConfig):
                 f"curriculum_advance={self.curriculum_advance}, or the level would alternate"
             )
         self._check_reference()
-        self._check_sharding()
+        check_sharding(self)
         self._check_replay()
         self._check_sampling()
+        if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError(
+                "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The options as trackers log them, without secrets in nested options."""
@@ -284,33 +288,6 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(
                 "TRL's sync_ref_model updates a reference on the GPU, so that it cannot be offloaded; use "
                 "reference_mode 'ema' or 'periodic' instead"
-            )
-
-    def _check_sharding(self) -> None:
-        moving = self.reference_mode != "static"
-        zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
-        fsdp = 0
-        if self.fsdp_plugin_args:
-            fsdp = self.fsdp_plugin_args["fsdp_version"]
-        elif os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
-            fsdp = int(os.environ.get("FSDP_VERSION", "1"))
-        if (moving or self.replay_size or self.constrain or self.sampling_filters) and fsdp == 1:
-            raise ValueError(
-                "moving references, replay, constraints and sampling filters do not work with the first version of "
-                "FSDP; use FSDP2 (fsdp_version: 2), DDP, ZeRO-2 or, without moving references, ZeRO-3"
-            )
-        if moving and zero3:
-            raise ValueError(f"reference_mode={self.reference_mode!r} does not work with ZeRO-3; use FSDP2 or ZeRO-2")
-        if fsdp and os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true"):
-            raise ValueError(
-                "fsdp_cpu_ram_efficient_loading, which `accelerate launch` turns on by default, loads weights in the "
-                "first process only; reference models and models that are evaluated would be empty in the others. Set "
-                "fsdp_cpu_ram_efficient_loading: false in the fsdp_config"
-            )
-        if self.offload_reference and (zero3 or fsdp):
-            raise ValueError(
-                "offloaded references must be whole on each process; leave offload_reference out, or use DDP or "
-                "ZeRO-2 instead of ZeRO-3 or FSDP"
             )
 
     def _check_replay(self) -> None:
@@ -353,10 +330,6 @@ class TaskGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"{filters} with use_transformers_continuous_batching: it does not return which tokens the filters "
                 "kept, so exact log-probs cannot be computed; set top_k=0, top_p=1 and min_p=0, or turn it off"
-            )
-        if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
-            raise ValueError(
-                "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
             )
         if self.use_vllm and filters and not filters.top_k:
             raise ValueError(

@@ -22,6 +22,7 @@ from ..constraints.base import Constraint, pack_ids
 from ..constraints.filters import NEUTRAL
 from ..constraints.replayed import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.sharding import output_size
 from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
@@ -30,7 +31,7 @@ from ..models.quantised import check_output_head, is_quantised_model, keep_weigh
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.gathered import GatheredCopy, reason_of_any
-from ..rollout.support import is_sharded_in, unsupported_length, without_adapter
+from ..rollout.support import unsupported_length, without_adapter
 from ..serving.generation import VLLMRequests, engine_options
 from ..task import Task
 from .checkpoint_layer import CheckpointLayer
@@ -151,7 +152,7 @@ class GenerationLayer(CheckpointLayer):
         if reason is not None:
             self.accelerator.print(f"TRL generates the completions, because {reason}")
         self._uses_engine = self.args.rollout != "trl" and reason is None
-        if self._uses_engine and is_sharded_in(self):
+        if self._uses_engine and self._is_sharded:
             policy = self.accelerator.state.fsdp_plugin.mixed_precision_policy if self.is_fsdp_enabled else None
             dtype = None if policy is None else policy.param_dtype
             self._gathered = GatheredCopy(self._plain_models()[0], dtype, self.accelerator.device)
@@ -171,8 +172,7 @@ class GenerationLayer(CheckpointLayer):
 
     def _output_size(self) -> int:
         """Number of outputs of the model, which is often larger than the tokenizer's vocabulary."""
-        weight = self.accelerator.unwrap_model(self.model_wrapped).get_output_embeddings().weight
-        return getattr(weight, "ds_shape", weight.shape)[0]  # under ZeRO-3, the weight itself is empty
+        return output_size(self.accelerator.unwrap_model(self.model_wrapped))
 
     @contextmanager
     def _vllm_options(self, apply: bool) -> Iterator[None]:

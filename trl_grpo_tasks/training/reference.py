@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..constraints.sharding import copy_whole, reshard, whole
+from ..constraints.sharding import gathered, part, part_of, put_part, reshard
 
 ADAPTER = "ref"
 FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -33,64 +33,75 @@ class MovingReference:
         self._mode, self._alpha, self._update_freq = mode, alpha, update_freq
         self._model, self._ref_model = model, ref_model
         self._iterations = 0
-        self._average: dict[str, torch.Tensor] = {}  # of weights in half precision, by name
+        self._average: dict[str, torch.Tensor] = {}  # of weights in half precision, by name: the part of this process
         if ref_model is None:
             self._move(keep=0.0)  # TRL's copy of the adapter leaves out embeddings
-        if mode == "ema":
-            halves = {name: p for name, p in self._weights().items() if p.dtype in (torch.bfloat16, torch.float16)}
-            self._average = {name: p.detach().float() for name, p in halves.items()}
-            if any(p.is_pinned() for p in halves.values()):  # the reference is offloaded
-                self._average = {name: value.pin_memory() for name, value in self._average.items()}
 
     def update(self) -> None:
         """Update the reference; called after each rollout iteration."""
         self._iterations += 1
         if self._mode == "ema":
+            self._start_average()
             self._move(self._alpha)
         elif self._iterations % self._update_freq == 0:
             self._move(keep=0.0)
+
+    def _start_average(self) -> None:
+        """Copy half-precision weights in float32, once: not before training has started, which may shard them."""
+        halves = {name: part(p) for name, p in self._weights().items()} if not self._average else {}
+        for name, p in halves.items():
+            if p.dtype in (torch.bfloat16, torch.float16):
+                value = p.detach().float()
+                self._average[name] = value.pin_memory() if p.is_pinned() else value  # pinned if it is offloaded
 
     @torch.no_grad()
     def _move(self, keep: float) -> None:
         weights = self._weights()
         reshard(self._model)
-        if self._ref_model is not None:  # shards of the same elements
-            average = weights | self._average
-            for ref, policy in zip(average.values(), self._model.parameters(), strict=True):
-                _blend(ref, policy, keep)
+        if self._ref_model is not None:  # the parts of reference and policy are of the same elements
+            for (name, ref), policy in zip(weights.items(), self._model.parameters(), strict=True):
+                average = self._average.get(name, part(ref))
+                _blend(average, part(policy), keep)
+                put_part(ref, average)
         else:  # the average of products needs whole adapters
-            average = {name: whole(p) for name, p in weights.items()} | self._average
-            policy = {name: whole(p) for name, p in _adapter_parameters(self._model, "default").items()}
+            average = self._whole_weights()
+            policy = {name: gathered(p, part(p)) for name, p in _adapter_parameters(self._model, "default").items()}
             _blend_adapters(average, policy, keep)
-        for name, value in average.items():
-            if value is not weights[name]:
-                copy_whole(weights[name], value)
+            self._put(average)
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """The reference's own parameters by name: where they are sharded, the shards."""
+        """The reference's own parameters by name."""
         reshard(self._model if self._ref_model is None else self._ref_model)
         if self._ref_model is not None:
             return dict(self._ref_model.named_parameters())
         return _adapter_parameters(self._model, ADAPTER)
 
+    def _whole_weights(self) -> dict[str, torch.Tensor]:
+        """The reference's weights, in the precision that the next update needs."""
+        return {name: gathered(p, self._average.get(name, part(p))) for name, p in self._weights().items()}
+
+    def _put(self, values: dict[str, torch.Tensor]) -> None:
+        """Replace the weights, and the average of those in half precision, by these, which are whole."""
+        weights = self._weights()
+        for name, value in values.items():
+            own = part_of(weights[name], value)
+            put_part(weights[name], own)
+            if name in self._average:
+                self._average[name].copy_(own)
+
     def state_dict(self) -> dict[str, Any]:
         """Weights in the precision that the next update needs; rounding them gives the reference's weights exactly.
 
         All processes must call this where weights are sharded."""
-        weights = self._weights() | self._average
-        return {
-            "iterations": self._iterations,
-            "weights": {name: whole(p.detach()).to("cpu", copy=True) for name, p in weights.items()},
-        }
+        weights = {name: value.detach().to("cpu", copy=True) for name, value in self._whole_weights().items()}
+        return {"iterations": self._iterations, "weights": weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._iterations = state["iterations"]
-        weights = self._weights()
-        for name, value in state["weights"].items():
-            copy_whole(weights[name], value)
-            if name in self._average:
-                copy_whole(self._average[name], value)
+        if self._mode == "ema":
+            self._start_average()
+        self._put(state["weights"])
 
 
 class Offloaded:

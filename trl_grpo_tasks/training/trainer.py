@@ -193,7 +193,7 @@ class TaskGRPOTrainer(RewardLayer):
         for group in groups_of(output, rows, [g for g in range(groups) if not is_empty[g]], size, step, table):
             buffer.add(group)
         replaced_rows = len(chosen) * size
-        if self.is_fsdp_enabled or self._dist.is_zero3:  # each forward pass of a sharded model needs all processes
+        if self._is_sharded:
             replaced_rows = max(gather_object([replaced_rows]))
         if replaced_rows:
             self._put_groups(output, chosen, replaced_rows)

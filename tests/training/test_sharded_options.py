@@ -1,0 +1,97 @@
+"""What does not work with sharded weights is refused, with a way out, before anything is loaded or trained."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.training import config, toy_trainer
+from trl_grpo_tasks.models.checkpoints import CheckpointError
+from trl_grpo_tasks.training.sharded_options import check_sharding
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Sets the variables that `accelerate launch` sets for FSDP."""
+
+    def launch(version="2", checkpoints="FULL_STATE_DICT", efficient="false"):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("FSDP_VERSION", version)
+        monkeypatch.setenv("FSDP_STATE_DICT_TYPE", checkpoints)
+        monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", efficient)
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
+)
+def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_path, monkeypatch, launched, option):
+    launched("1")
+    with pytest.raises(ValueError, match="use FSDP2"):
+        config(tmp_path, **option)
+    launched("2")
+    config(tmp_path, **option)
+    monkeypatch.delenv("FSDP_VERSION")  # accelerate then takes the first version
+    with pytest.raises(ValueError, match="use FSDP2"):
+        config(tmp_path, **option)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    with pytest.raises(ValueError, match="use FSDP2"):
+        config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
+    config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
+    config(tmp_path, fsdp=True, **option)
+
+
+def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch, launched):
+    """Otherwise the reference model of all processes but the first is empty."""
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")  # as `accelerate launch` sets it by default
+    config(tmp_path)
+    launched(efficient="true")
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading: false"):
+        config(tmp_path)
+
+
+def test_fsdp_must_save_whole_weights(tmp_path, monkeypatch, launched):
+    """Otherwise transformers saves no model at the end of the training."""
+    launched(checkpoints="SHARDED_STATE_DICT")
+    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
+        config(tmp_path)
+    monkeypatch.delenv("FSDP_STATE_DICT_TYPE")  # accelerate then saves shards
+    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
+        config(tmp_path)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
+        config(tmp_path, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"})
+
+
+def test_zero3_must_save_whole_weights(tmp_path):
+    args = config(tmp_path, constrain=True, top_k=3, replay_size=4, beta=0.1, reference_mode="ema")
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=3, zero3_save_16bit_model=False)
+    with pytest.raises(ValueError, match="zero3_save_16bit_model: true"):
+        check_sharding(args)
+    args.deepspeed_plugin.zero3_save_16bit_model = True
+    check_sharding(args)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=2, zero3_save_16bit_model=False)
+    check_sharding(args)
+
+
+@pytest.mark.parametrize("kind", ["1", "2", "zero3"])
+def test_offloaded_references_are_refused(tmp_path, launched, kind):
+    args = config(tmp_path, beta=0.1, offload_reference=True)
+    if kind == "zero3":
+        args.deepspeed_plugin = SimpleNamespace(zero_stage=3, zero3_save_16bit_model=True)
+    else:
+        launched(kind)
+    with pytest.raises(ValueError, match="offloaded references"):
+        check_sharding(args)
+
+
+def test_checkpoints_that_deepspeed_cannot_load_are_refused(tiny_path, tmp_path):
+    toy_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    for steps, processes, message in ((1, 1, "is the end of the run; .* raise max_steps"), (2, 3, "use 3 processes")):
+        trainer = toy_trainer(tiny_path, tmp_path, max_steps=steps)
+        trainer.is_deepspeed_enabled = True
+        file = tmp_path / "checkpoint-1" / "task_state_0.pt"
+        torch.save(torch.load(file) | {"processes": processes}, file)
+        with pytest.raises(CheckpointError, match=message):
+            trainer.train(resume_from_checkpoint=True)
