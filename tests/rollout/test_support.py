@@ -23,7 +23,8 @@ from tests.support.rollouts import MODELS, tiny
 from trl_grpo_tasks.rollout import unsupported_reason, unsupported_reason_in
 from trl_grpo_tasks.rollout.support import unsupported_reason_for_sharing
 
-ZERO3_OR_FSDP = "weights sharded by FSDP or ZeRO stage 3 are only supported by TRL's generation"
+FIRST_FSDP = "weights sharded by the first version of FSDP are only supported by TRL's generation"
+QUANTISED = "quantised weights that are sharded are only supported by TRL's generation"
 
 
 def model_with(config, attention="sdpa", quantization=None):
@@ -73,16 +74,18 @@ def test_reasons_of_models(model, reason):
     assert unsupported_reason(model) == reason
 
 
-def trainer_with(model=None, stage=None, fsdp=False, max_completion_length=16):
+def trainer_with(model=None, stage=None, fsdp=None, max_completion_length=16):
     options = {"use_vllm": False, "use_transformers_continuous_batching": False, "generation_kwargs": None,
                "cache_implementation": None}  # fmt: skip
-    plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
-    accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin), unwrap_model=lambda model: model)
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=fsdp == 2)
     return SimpleNamespace(
-        args=SimpleNamespace(**options), tools=None, rollout_func=None, _is_vlm=False, is_fsdp_enabled=fsdp,
-        is_deepspeed_enabled=stage is not None, accelerator=accelerator, model=model or MODELS["llama"],
-        max_completion_length=max_completion_length,
+        args=SimpleNamespace(**options), tools=None, rollout_func=None, _is_vlm=False,
+        is_fsdp_enabled=fsdp is not None, _is_sharded=fsdp is not None or stage == 3, accelerator=accelerator,
+        model=model or MODELS["llama"], max_completion_length=max_completion_length,
     )  # fmt: skip
+
+
+QUANTISED_MODEL = model_with(Qwen3Config(), quantization=BitsAndBytesConfig(load_in_4bit=True))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +95,16 @@ def trainer_with(model=None, stage=None, fsdp=False, max_completion_length=16):
         ({"stage": 0}, None),
         ({"stage": 1}, None),
         ({"stage": 2}, None),
-        ({"stage": 3}, ZERO3_OR_FSDP),
-        ({"fsdp": True}, ZERO3_OR_FSDP),
+        ({"stage": 3}, None),
+        ({"fsdp": 2}, None),
+        ({"fsdp": 1}, FIRST_FSDP),
+        ({"stage": 2, "model": QUANTISED_MODEL}, None),
+        ({"stage": 3, "model": QUANTISED_MODEL}, QUANTISED),
+        ({"fsdp": 2, "model": QUANTISED_MODEL}, QUANTISED),
     ],
     ids=str,
 )
-def test_whole_weights_are_needed(options, reason):
+def test_weights_that_can_be_gathered(options, reason):
     assert unsupported_reason_in(trainer_with(**options)) == reason
 
 
@@ -126,7 +133,7 @@ def test_guide_quotes_the_reasons_of_the_code():
     code = (ROOT / "trl_grpo_tasks/rollout/support.py").read_text()
     found = re.findall(r'(?:return|reason =) f?"(.*?)"(?:  #.*)?$', code, re.MULTILINE)
     reasons = {re.sub(r"\{[^}]*\}", "...", reason) for reason in found}
-    assert len(reasons) == 15
+    assert len(reasons) == 16
     assert [reason for reason in reasons if f"`{reason}`" not in guide] == []
     table = guide.partition("| reason | what to do | |---|---| ")[2].partition("LongRoPE and dynamic")[0]
     assert set(re.findall(r"\| `([^|]*)` \|", table)) < reasons

@@ -149,7 +149,8 @@ def run_training(
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would push the model now
     if run.eval_before_and_after:
-        evaluations.add("GRPO", trainer.accelerator.unwrap_model(trainer.model))
+        with trainer.policy_for_evaluation() as policy:
+            evaluations.add("GRPO", policy)
         evaluations.save()
         evaluations.show()
     if state.is_main_process:

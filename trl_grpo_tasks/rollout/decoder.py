@@ -23,12 +23,11 @@ from .graphs import PADDING, STEPS, TOKEN_BUCKETS, Graphs
 from .rotary import constant_frequencies
 from .sampling import copy_to_cpu_async
 from .support import EXPERT_FAMILIES, text_backbone, without_adapter
-from .weights import RolloutWeights
+from .weights import RolloutWeights, is_freed_between_rollouts
 
 MAX_PREFILL_TOKENS = 8192  # tokens per pass that reads prompts
 MAX_MASKED_PREFILL_TOKENS = 2048  # the same without our kernels, where a pass needs a mask over all positions
 CACHE_SHARE = 0.8  # of the free memory, the part that the KV cache may take
-KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
 
 class Decoder:
@@ -329,10 +328,7 @@ class Decoder:
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def _frees_copies(self, weights: RolloutWeights) -> bool:
-        if self.device.type != "cuda":
-            return True
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        return weights.copied_bytes > KEPT_COPIES_SHARE * total
+        return is_freed_between_rollouts(weights.copied_bytes, self.device)
 
     @contextmanager
     def _prepared_weights(self) -> Iterator[None]:

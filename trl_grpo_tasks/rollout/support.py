@@ -72,10 +72,11 @@ def unsupported_reason_in(trainer: Any) -> str | None:
         return "generation_kwargs and cache_implementation are options of transformers' generate"
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         return "tools, rollout_func and vision-language models are only supported by TRL's generation"
-    is_zero3 = trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
-    if trainer.is_fsdp_enabled or is_zero3:
-        return "weights sharded by FSDP or ZeRO stage 3 are only supported by TRL's generation"
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        return "weights sharded by the first version of FSDP are only supported by TRL's generation"
     model = without_adapter(trainer.accelerator.unwrap_model(trainer.model))
+    if trainer._is_sharded and getattr(model.config, "quantization_config", None) is not None:
+        return "quantised weights that are sharded are only supported by TRL's generation"
     reason = unsupported_reason(model)
     if reason is None and (limit := length_limit(model)) is not None and trainer.max_completion_length >= limit:
         reason = f"the rotary embeddings of this model depend on the length beyond {limit} tokens"

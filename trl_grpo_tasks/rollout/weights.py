@@ -21,6 +21,7 @@ from torch import nn
 from .quantised import activation_threshold, dense_weight, is_quantised, round_activations
 
 FUSED_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+KEPT_COPIES_SHARE = 1 / 16  # copies of weights above this share of a GPU's memory are freed between rollouts
 
 
 class RolloutWeights:
@@ -212,6 +213,13 @@ class _Output(nn.Module):
         if self.is_last:
             self.fused.latest = None
         return out
+
+
+def is_freed_between_rollouts(size: int, device: torch.device) -> bool:
+    """Whether copies of weights of this size in bytes are freed after a rollout."""
+    if device.type != "cuda":
+        return True
+    return size > KEPT_COPIES_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 def is_plain_lora(part: nn.Module) -> bool:

@@ -30,6 +30,7 @@ from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
 from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
+from ..rollout.gathered import GatheredCopy, reason_of_any
 from ..rollout.support import unsupported_length, without_adapter
 from ..serving.generation import VLLMRequests, engine_options
 from ..task import Task
@@ -90,7 +91,8 @@ class GenerationLayer(CheckpointLayer):
             self._vllm.sample_under(self._constraint, self._tokenizer, task if constraint is None else None)
         self._policy: MaskedPolicy | None = None
         self._uses_engine = False
-        self._warned_of_length = False
+        self._gathered: GatheredCopy | None = None  # what our rollouts generate from if weights are sharded
+        self._has_printed_reason = False
         self._decoder: Decoder | None = None
         if is_masked:
             self._policy = MaskedPolicy(self._tokenizer, self.model.config, self.temperature, self._filters)
@@ -150,6 +152,10 @@ class GenerationLayer(CheckpointLayer):
         if reason is not None:
             self.accelerator.print(f"TRL generates the completions, because {reason}")
         self._uses_engine = self.args.rollout != "trl" and reason is None
+        if self._uses_engine and self._is_sharded:
+            policy = self.accelerator.state.fsdp_plugin.mixed_precision_policy if self.is_fsdp_enabled else None
+            dtype = None if policy is None else policy.param_dtype
+            self._gathered = GatheredCopy(self._plain_models()[0], dtype, self.accelerator.device)
 
     def _plain_models(self) -> list[Any]:
         """The policy, and the reference model where there is one, without wrappers and adapters."""
@@ -210,7 +216,7 @@ class GenerationLayer(CheckpointLayer):
                 generated = self._fill(self._policy, prompt_ids, recording)
             elif self._vllm is not None:
                 generated = self._sample_with_vllm(self._vllm, generate, recording)
-            elif self._uses_engine and self._is_length_supported(prompt_ids):
+            elif self._uses_engine and self._can_roll_out(prompt_ids):
                 generated = self._roll_out(prompt_ids, recording)
             else:
                 generated = self._generate_recorded(generate, recording)
@@ -223,25 +229,43 @@ class GenerationLayer(CheckpointLayer):
             fills = policy.fill(self.accelerator.unwrap_model(self.model_wrapped), prompt_ids, **recording)
         return Generated(fills.ids, fills.masks, fills.logps)
 
-    def _is_length_supported(self, prompt_ids: Any) -> bool:
-        """Whether our rollouts support these prompts. Otherwise the reason is printed, once per process."""
+    def _can_roll_out(self, prompt_ids: Any) -> bool:
+        """Whether our rollouts support these prompts. Otherwise the reason is printed, once per process.
+
+        If weights are sharded, all processes decide alike, because TRL's generation needs all of them.
+        """
         model = self.accelerator.unwrap_model(self.model_wrapped)
         reason = unsupported_length(model, prompt_ids, self.max_completion_length)
-        if reason is not None and not self._warned_of_length:
-            print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)
-            self._warned_of_length = True
+        if self._gathered is not None:
+            longest = max(map(len, prompt_ids)) + self.max_completion_length
+            reason = reason_of_any(reason or self._gathered.unsupported_memory(self.num_generations, longest))
+        if reason is not None and not self._has_printed_reason:
+            if self._gathered is None or self.accelerator.is_main_process:
+                print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)
+            self._has_printed_reason = True
         return reason is None
+
+    @contextmanager
+    def policy_for_evaluation(self) -> Iterator[Any]:
+        """The policy without wrappers. If its weights are sharded and a whole copy fits, the copy, which has weights
+        within this context. All processes must call this."""
+        gathered = self._gathered
+        if gathered is None or reason_of_any(gathered.unsupported_memory(1, self.max_completion_length)):
+            yield self.accelerator.unwrap_model(self.model)
+            return
+        with gathered.loaded() as model:
+            yield model
 
     def _roll_out(self, prompt_ids: Any, recording: dict[str, Any]) -> Generated:
         """Completions from our rollout engine."""
         checkpointing = self.args.gradient_checkpointing_kwargs
-        with (
-            profiling_context(self, "rollout"),
-            unwrap_model_for_generation(
+        if self._gathered is None:
+            whole_model = unwrap_model_for_generation(
                 self.model_wrapped, self.accelerator, gradient_checkpointing_kwargs=checkpointing
-            ) as model,
-            self.accelerator.autocast(),
-        ):
+            )
+        else:
+            whole_model = self._gathered.loaded()
+        with profiling_context(self, "rollout"), whole_model as model, self.accelerator.autocast():
             if self._decoder is None:
                 self._decoder = Decoder(model, head_in_fp32=self.args.cast_lm_head_to_fp32)
             done = rollout(
