@@ -10,6 +10,7 @@ TRAINING = {
     "0. At 1 nothing is learned: use easier prompts, more generations, a cold start, or graded rewards.",
     "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
+    "pass_k": "Current k of the estimator. Logged if `pass_k_final` is set, towards which it moves.",
     "pg_loss": "Policy-gradient loss before clipping: the mean over tokens of minus the ratio times the advantage.",
     "logp_mean": "Mean log-probability of the sampled tokens under the policy.",
     "kl_penalty": "The KL term of the loss: `beta` times `kl`. Logged if `beta` is above 0.",
