@@ -182,8 +182,8 @@ def test_metrics_of_an_evaluation_have_a_meaning(meanings):
 # ---- numbers
 
 
-def test_kv_cache_sizes_of_the_scaling_page_are_those_of_the_cache():
-    page = (DOCS / "scaling.md").read_text().replace(",", "")
+def test_kv_cache_sizes_of_the_memory_page_are_those_of_the_cache():
+    page = (DOCS / "memory.md").read_text().replace(",", "")
     sizes = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     per_token = {}
     for model, layers, heads, width, size in sizes:
