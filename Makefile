@@ -59,7 +59,8 @@ docs: $(STAMP)
 	@echo "documentation: docs/_build/html/index.html"
 
 bench: $(STAMP)
-	for file in benchmarks/*.py; do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
+	@# these two take long and are run alone
+	for file in $(filter-out benchmarks/soak.py benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(VLLM) outputs build dist docs/_build *.egg-info

@@ -1,0 +1,217 @@
+"""Learning over several seeds: settings x seeds from shared cold starts, compared on held-out rows in one table.
+
+    python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
+                                  [--settings NAME ...] [--seeds 1 2 3] [--rows choose]
+
+A grid names a recipe, options for all runs, seeds, settings (options of train) and the baseline among them. Each seed
+has one cold start, from which all settings train with this seed. Then the cold start and all models of a seed are
+evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows choose) and reported
+on the other half (--rows report, the default). The same command resumes a grid that was stopped, and finished runs are
+not repeated. --parallel runs that many processes at a time; on one GPU, as many as its memory holds.
+
+Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
+baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
+and learning.md into --output_dir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.files import write_atomically
+from trl_grpo_tasks.training.advantages import expected_best
+
+KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options"}
+START = "cold start"
+EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
+RESAMPLES = 2000
+DONE_FILE = "finished.json"  # of a run: written last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", type=Path)
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--settings", nargs="+", help="only these settings, and the baseline")
+    parser.add_argument("--seeds", nargs="+", type=int, help="instead of the seeds of the grid")
+    parser.add_argument("--rows", choices=["choose", "report"], default="report")
+    options = parser.parse_args()
+    grid = read_grid(options.grid, options.settings, options.seeds)
+    folder = options.output_dir / options.grid.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(options.parallel) as pool:
+        list(pool.map(lambda seed: cold_start(grid, folder, seed), grid["seeds"]))
+        runs = [(name, seed) for seed in grid["seeds"] for name in grid["settings"]]
+        list(pool.map(lambda run: train(grid, folder, *run), runs))
+        found = list(pool.map(lambda seed: evaluate(grid, folder, seed), grid["seeds"]))
+    half = slice(0, grid["rows"]) if options.rows == "choose" else slice(grid["rows"], None)
+    rows = {name: [values_of(of_seed[name][half]) for of_seed in found] for name in (START, *grid["settings"])}
+    minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
+    text = table(rows, grid["baseline"], minutes)
+    content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
+    write_atomically(folder / "learning.json", json.dumps(content))
+    write_atomically(folder / "learning.md", text + "\n")
+    print(f"\n{grid['rows']} held-out rows ({options.rows}), {grid['samples']} samples each\n\n{text}")
+
+
+def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] | None) -> dict[str, Any]:
+    """Read a grid; ValueError for what is missing or unknown."""
+    grid = yaml.safe_load(path.read_text())
+    if unknown := set(grid) - KEYS or KEYS - {"options"} - set(grid):
+        raise ValueError(f"{path}: {', '.join(sorted(unknown))} unknown or missing; the keys are {sorted(KEYS)}")
+    wanted = [grid["baseline"], *(settings or grid["settings"])]
+    if missing := [name for name in wanted if name not in grid["settings"]]:
+        raise ValueError(f"{path} has no setting {missing[0]!r}; its settings are: {', '.join(grid['settings'])}")
+    chosen = {name: options for name, options in grid["settings"].items() if name in wanted}
+    return {"options": {}} | grid | {"settings": chosen, "seeds": list(seeds or grid["seeds"])}
+
+
+def cold_start(grid: dict[str, Any], folder: Path, seed: int) -> None:
+    """Train the cold start of a seed, unless it is there."""
+    if not (run_folder(folder, START, seed) / DONE_FILE).is_file():
+        run(grid, folder, START, seed, {"steps": 1})
+
+
+def train(grid: dict[str, Any], folder: Path, name: str, seed: int) -> None:
+    """Train a setting from the cold start of its seed, unless it has finished."""
+    if not (run_folder(folder, name, seed) / DONE_FILE).is_file():
+        start = {"model": model_folder(folder, START, seed), "cold_start_steps": 0}
+        run(grid, folder, name, seed, grid["settings"][name] | start)
+
+
+def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[str, Any]) -> None:
+    """Train with the command line, in a process of its own; an interrupted run resumes."""
+    out = run_folder(folder, name, seed)
+    fixed = {"seed": seed, "eval_before_and_after": "false", "report_to": "none", "output_dir": out}
+    begin = time.monotonic()
+    command(["train", "--config", grid["recipe"], *flags(grid["options"] | options | fixed),
+             "--resume_from_checkpoint", "auto"], out.with_suffix(".log"))  # fmt: skip
+    minutes = (time.monotonic() - begin) / 60
+    write_atomically(out / DONE_FILE, json.dumps({"minutes": minutes}))
+    print(f"{name}, seed {seed}: {minutes:.1f} minutes", flush=True)
+
+
+def evaluate(grid: dict[str, Any], folder: Path, seed: int) -> dict[str, list[list[Sample]]]:
+    """Evaluate the cold start and the models of a seed. Returns {name: samples of each row}."""
+    out = folder / f"evaluation-{seed}"
+    models = {name: model_folder(folder, name, seed) for name in (START, *grid["settings"])}
+    sampling = {"eval_rows": 2 * grid["rows"], "num_samples": grid["samples"], "seed": EVALUATION_SEED}
+    asked = ["eval", "--config", grid["recipe"], *flags(grid["options"] | sampling | {"output_dir": out}), "--models"]
+    command([*asked, *(f"{slug(name)}={path}" for name, path in models.items())], out.with_suffix(".log"))
+    evaluations = json.loads((out / "evaluation.json").read_text())["evaluations"]
+    found = {}
+    for name, evaluation in zip(models, evaluations, strict=True):
+        samples, size = [Sample(**one) for one in evaluation["samples"]], grid["samples"]
+        found[name] = [samples[first : first + size] for first in range(0, len(samples), size)]
+    return found
+
+
+def command(words: Sequence[str], log: Path) -> None:
+    """Run trl-grpo-tasks; its output is in `log`, whose last lines are in the error if it fails."""
+    with open(log, "a") as said:
+        code = subprocess.run(
+            [sys.executable, "-m", "trl_grpo_tasks.commands.main", *words], stdout=said, stderr=said
+        ).returncode
+    if code:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        raise RuntimeError(f"trl-grpo-tasks {' '.join(words)} failed with exit status {code}; {log} ends with\n{last}")
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    return [
+        word
+        for name, value in options.items()
+        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def run_folder(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{slug(name)}-{seed}"
+
+
+def model_folder(folder: Path, name: str, seed: int) -> Path:
+    return run_folder(folder, name, seed) / ("cold_start" if name == START else "")
+
+
+def finished(folder: Path, name: str, seed: int) -> dict[str, float]:
+    return json.loads((run_folder(folder, name, seed) / DONE_FILE).read_text())
+
+
+def values_of(rows: Sequence[Sequence[Sample]]) -> dict[str, list[float]]:
+    """Compute the metrics of each row; a sample that could not be scored counts as a failure with reward 0."""
+    import torch
+
+    success = [[float(bool(s.score and s.score["success"])) for s in row] for row in rows]
+    reward = [[float(s.score["total"]) if s.score else 0.0 for s in row] for row in rows]
+    half, whole = max(len(rows[0]) // 2, 1), len(rows[0])
+    forms = [{s.form or s.completion for s in row if s.score and s.score["valid"]} for row in rows]
+    return {
+        "success": [statistics.fmean(row) for row in success],
+        f"pass@{half}": [expected_best(torch.tensor(row), half).item() for row in success],
+        f"pass@{whole}": [max(row) for row in success],
+        "reward": [statistics.fmean(row) for row in reward],
+        f"best of {whole}": [max(row) for row in reward],
+        "distinct answers": [len(forms_of_row) / whole for forms_of_row in forms],
+    }
+
+
+def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes: dict[str, list[float]]) -> str:
+    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}."""
+    metrics = list(rows[baseline][0])
+    lines = ["| setting | " + " | ".join(metrics) + " | minutes |", "|---" * (len(metrics) + 2) + "|"]
+    for name, seeds in rows.items():
+        cells = [spread([statistics.fmean(seed[metric]) for seed in seeds]) for metric in metrics]
+        if name not in (START, baseline):
+            pairs = [
+                gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]]) for metric in metrics
+            ]
+            cells = [f"{cell}; gain {low:+.3f} to {high:+.3f}" for cell, (low, high) in zip(cells, pairs, strict=True)]
+        lines.append(
+            f"| {name} | " + " | ".join(cells) + f" | {spread(minutes[name], 1) if name in minutes else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    low, mean, high = (f"{value:.{digits}f}" for value in (min(values), statistics.fmean(values), max(values)))
+    return f"{mean} ({low}-{high})"
+
+
+def gain(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The 95% interval of the mean difference, from a bootstrap over seeds and, within a seed, over rows."""
+    differences = [np.subtract(a, b) for a, b in zip(ours, theirs, strict=True)]
+    random, seeds = np.random.default_rng(0), len(differences)
+
+    def resampled(values: np.ndarray) -> np.ndarray:
+        rows = len(values)
+        return random.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES) @ values / rows
+
+    drawn = [
+        np.choose(random.integers(seeds, size=RESAMPLES), list(map(resampled, differences))) for _ in range(seeds)
+    ]
+    means = np.mean(drawn, axis=0)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The benchmark of learning over several seeds: statistics, grids, and a small grid from start to end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import learning  # noqa: E402
+
+from trl_grpo_tasks.evaluation.samples import Sample  # noqa: E402
+
+
+def sample(success, total, form, valid=True):
+    return Sample({}, form, 1, {"success": success, "total": total, "valid": valid}, form=form)
+
+
+def test_values_of_rows():
+    unscored = Sample({}, "?", 1, None)
+    rows = [
+        [
+            sample(True, 2.0, "a"),
+            sample(False, 1.0, "b"),
+            sample(False, 0.0, "a"),
+            sample(False, 0.0, "x", valid=False),
+        ],
+        [sample(True, 1.0, "c"), sample(True, 3.0, "c"), unscored, sample(False, 0.0, "d")],
+    ]
+    assert learning.values_of(rows) == {
+        "success": [0.25, 0.5],
+        "pass@2": [pytest.approx(3 / 6), pytest.approx(5 / 6)],  # pairs with a success, of six
+        "pass@4": [1, 1],
+        "reward": [0.75, 1.0],
+        "best of 4": [2, 3],
+        "distinct answers": [0.5, 0.5],
+    }
+
+
+def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
+    """Many small experiments with a known difference. Three seeds are few, so that fewer than 95% are covered."""
+    random = np.random.default_rng(1)
+    covered = 0
+    for _ in range(60):
+        seeds = random.normal(0.1, 0.05, size=3)
+        ours = [random.normal(0.5 + effect, 0.2, size=60) for effect in seeds]
+        theirs = [random.normal(0.5, 0.2, size=60) for _ in seeds]
+        low, high = learning.gain(ours, theirs)
+        covered += low <= 0.1 <= high
+    assert 45 <= covered <= 60
+    shifted = [list(np.arange(20.0) + seed) for seed in range(3)]
+    assert learning.gain([[x + 0.25 for x in row] for row in shifted], shifted) == pytest.approx((0.25, 0.25))
+
+
+def grid_file(folder, **changes):
+    grid = {
+        "recipe": "brick/demo",
+        "seeds": [1],
+        "rows": 2,
+        "samples": 2,
+        "baseline": "grpo",
+        "settings": {"grpo": {}},
+    }
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump(grid | changes))
+    return path
+
+
+def test_grids_with_mistakes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="stepz unknown or missing"):
+        learning.read_grid(grid_file(tmp_path, stepz=3), None, None)
+    with pytest.raises(ValueError, match="has no setting 'passk'; its settings are: grpo"):
+        learning.read_grid(grid_file(tmp_path), ["passk"], None)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/grids").glob("*.yaml")), ids=lambda path: path.stem)
+def test_grids_name_options_that_exist(path):
+    from trl_grpo_tasks.commands.arguments import parse
+
+    grid = learning.read_grid(path, None, None)
+    for options in grid["settings"].values():
+        parse(["--config", grid["recipe"], *learning.flags(grid["options"] | options)])
+
+
+@pytest.mark.slow
+def test_a_small_grid_from_start_to_end(tmp_path):
+    recipe = tmp_path / "toy.yaml"
+    options = {"task": str(ROOT / "tests/support/toy.py"), "cold_start_steps": 2, "max_steps": 2, "num_generations": 4,
+               "per_device_train_batch_size": 8, "max_completion_length": 4, "use_cpu": True}  # fmt: skip
+    recipe.write_text(yaml.safe_dump(options))
+    path = grid_file(tmp_path, recipe=str(recipe), rows=2, samples=4)
+    program = [sys.executable, str(ROOT / "benchmarks/learning.py"), str(path), "--output_dir", str(tmp_path / "out")]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert "| cold start |" in printed and "| grpo |" in printed
+    content = json.loads((tmp_path / "out/grid/learning.json").read_text())
+    evaluated = json.loads((tmp_path / "out/grid/evaluation-1/evaluation.json").read_text())["evaluations"]
+    reported = evaluated[1]["samples"][2 * 4 :]  # the second half of four rows
+    successes = [one["score"]["success"] for one in reported]
+    assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(np.mean(successes))
+    finished = tmp_path / "out/grid/grpo-1/finished.json"
+    before = finished.stat().st_mtime_ns
+    subprocess.run([*program, "--rows", "choose"], capture_output=True, check=True)
+    assert finished.stat().st_mtime_ns == before, "a finished run is not repeated"
