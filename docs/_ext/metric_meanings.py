@@ -28,6 +28,11 @@ TRAINING = {
     "sampled and those that training computes for them. Only rounding should remain; a hint is printed if it is "
     "larger than the precision explains.",
     "sampling/logp_difference_max": "The largest such difference.",
+    "resample/sampled_groups": "Groups sampled in addition, to replace those without signal. Logged with "
+    "`resample_rounds`, which leaves all other metrics as they are: they describe the first rollout.",
+    "resample/replaced_groups": "How many groups without signal were replaced by them.",
+    "resample/dropped_solved": "Share of the replaced groups in which every completion had succeeded. The others had "
+    "equal rewards for another reason, usually because every completion had failed.",
     "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",

@@ -30,6 +30,7 @@ ALL_ON = {
     "kl_target": 0.01,
     "kl_horizon": 50,
     "replay_size": 6,
+    "resample_rounds": 1,
     "curriculum": True,
     "curriculum_window": 32,
     "curriculum_advance": 0.02,

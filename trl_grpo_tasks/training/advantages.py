@@ -108,11 +108,11 @@ def check_estimator(estimator: str, k: int | None, group_size: int) -> None:
 
 
 def without_signal(rewards_P_G: torch.Tensor, advantages_P_G: torch.Tensor) -> torch.Tensor:
-    """True for groups without a learning signal: all advantages are 0, or all rewards are equal up to rounding."""
+    """True for groups without a learning signal: all advantages are 0, or all rewards are equal."""
     unscored = rewards_P_G.isnan()
     highest = rewards_P_G.masked_fill(unscored, -torch.inf).amax(1)
     lowest = rewards_P_G.masked_fill(unscored, torch.inf).amin(1)
-    return (advantages_P_G == 0).all(1) | ~(highest - lowest > 1e-6)
+    return (advantages_P_G == 0).all(1) | ~(highest > lowest)
 
 
 def expected_best(rewards: torch.Tensor, k: int) -> torch.Tensor:

@@ -191,6 +191,11 @@ class TaskGRPOConfig(GRPOConfig):
     )
 
     # Replay
+    resample_rounds: int = option(
+        0,
+        "At most this many more rollouts after each, in which groups without signal are replaced by new groups of "
+        "other prompts. 0: none.",
+    )
     replay_size: int = option(0, "Number of groups stored to replace groups without signal. 0: no replay.")
     replay_max_age: int = option(50, "Optimizer steps after which a stored group is dropped.")
     replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, on average.")
@@ -251,6 +256,7 @@ class TaskGRPOConfig(GRPOConfig):
         _check_range("kl_target", self.kl_target, above=0)
         _check_range("kl_horizon", self.kl_horizon, above=0)
         _check_range("replay_size", self.replay_size, least=0)
+        _check_range("resample_rounds", self.resample_rounds, least=0)
         _check_range("replay_max_age", self.replay_max_age, least=1)
         for name in ("replay_fraction", "curriculum_advance", "curriculum_fall_back", "curriculum_review"):
             _check_range(name, getattr(self, name), least=0, most=1)
@@ -303,8 +309,9 @@ class TaskGRPOConfig(GRPOConfig):
             )
 
     def _check_replay(self) -> None:
-        if self.replay_size and self.use_vllm:
-            raise ValueError("replay_size does not work with use_vllm; set one of them to 0 or False")
+        for name in ("replay_size", "resample_rounds"):
+            if getattr(self, name) and self.use_vllm:
+                raise ValueError(f"{name} does not work with use_vllm; set one of them to 0 or False")
         local_batch = self.per_device_train_batch_size * self.steps_per_generation
         if self.replay_size and local_batch % self.num_generations:
             raise ValueError(

@@ -146,14 +146,15 @@ def groups_of(
     step: int,
     table: MaskTable | None = None,
 ) -> list[StoredGroup]:
-    """The given groups of a rollout, ready to be stored. The rollout's `old_per_token_logps` must be those of the
-    policy that sampled it. `table` is the table of its `mask_numbers`, where it has them."""
+    """The given groups of a rollout, ready to be stored. The rollout's log-probs must be those of the policy that
+    sampled it; it may have none if the groups are used at once. `table` is the table of its `mask_numbers`, where it
+    has them."""
     prompts, completions = unpadded(rollout)
     stored = []
     for group in groups:
         members = range(group * group_size, (group + 1) * group_size)
         advantages = rollout["advantages"][list(members)].cpu()
-        logps = rollout["old_per_token_logps"]
+        logps = rollout.get("old_per_token_logps", rollout.get("sampling_per_token_logps"))
         numbers: list[list[int]] = []
         if table is not None:
             numbers = [rollout["mask_numbers"][i, : len(completions[i])].tolist() for i in members]
@@ -163,7 +164,9 @@ def groups_of(
                 row=rows[members[0]],
                 prompt_ids=prompts[members[0]].cpu(),
                 completion_ids=[completions[i].cpu() for i in members],
-                behaviour_logps=[logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
+                behaviour_logps=[]
+                if logps is None
+                else [logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
                 advantages=advantages,
                 priority=advantages.abs().mean().item() + 0.01,
                 step=step,
