@@ -32,8 +32,8 @@ def convert(checkpoint: str) -> None:
             ds_to_universal.main(Namespace(**folders, **workers, **checks))
         except KeyError as error:
             raise CheckpointError(
-                f"DeepSpeed cannot convert {checkpoint} for other numbers of processes: its optimizer has no {error}, "
-                "and only Adam's states can be converted; use the same number of processes"
+                f"DeepSpeed converts the optimizer states of Adam only, and {checkpoint} has others ({error} is "
+                "missing); use the number of processes that wrote it"
             ) from error
 
 
