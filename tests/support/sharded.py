@@ -117,6 +117,7 @@ def shard_on_cpu(kind) -> None:
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.pop("ACCELERATE_USE_CPU", None)
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # compiling it takes a minute
         PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
         DeepSpeedPlugin.__post_init__ = _with_small_parts
     AcceleratorState._reset_state(reset_partial_state=True)

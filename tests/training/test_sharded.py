@@ -42,7 +42,7 @@ DDP_CASES = {
     "batches": {"constrain": True, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
 }
 SAVED = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0.01, **EMA}
-SAVED |= {"save_strategy": "steps", "save_steps": 2}
+SAVED |= {"save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
 RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}}
 METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
 METRICS |= {"constraint/forced_fraction", "constraint/allowed_tokens", "sampling/allowed_tokens", "eval_kl"}
@@ -86,6 +86,7 @@ def two(request, tiny_path, tmp_path_factory):
         ("check_average", {"kind": kind}),
         job(tiny_path, folder, 2, RESUMED, kind, batch=12),
         ("copy_checkpoints", copy),
+        ("copy_checkpoints", copy | {"to": str(folder / "same")}),
         ("warm_up", cold | {"folder": str(folder / "cold"), "lora": False}),
         ("warm_up", cold | {"folder": str(folder / "lora-cold"), "lora": True}),
     ]
@@ -94,11 +95,17 @@ def two(request, tiny_path, tmp_path_factory):
         command += ["--resume_from_checkpoint"] * (number > 0)
         status = 2 if (kind, number) == ("zero3", 2) else 0
         jobs.append(("run_command", {"words": command, "keep": str(folder / f"model-{number}"), "status": status}))
-    processes = {"fsdp2": 3, "zero3": 2}[kind]  # DeepSpeed's checkpoints are bound to a number of processes
-    resume = job(tiny_path, folder / "again", processes, RESUMED, kind, batch=12, resume="checkpoint-2")
-    groups = [(2, jobs), (processes, [shard, resume])]
+    resume = job(tiny_path, folder / "again", 3, RESUMED, kind, batch=12, resume="checkpoint-2")
+    groups = [(2, jobs), (3, [shard, resume])]
     if kind == "zero3":
-        groups.append((3, [shard, job(tiny_path, folder / "three", 3, RESUMED, kind, batch=12)]))
+        back = copy | {"folder": str(folder / "three"), "to": str(folder / "back")}
+        three = job(tiny_path, folder / "three", 3, RESUMED, kind, batch=12)
+        groups[1][1].extend([three, ("copy_checkpoints", back)])
+        resumes = [
+            job(tiny_path, folder / name, 2, RESUMED, kind, batch=12, resume="checkpoint-2")
+            for name in ("back", "same")
+        ]
+        groups.append((2, [shard, *resumes]))
     printed = sharded.launch(groups, timeout=500)
     return kind, folder, printed
 
@@ -136,11 +143,14 @@ def test_two_sharded_processes_equal_two_with_whole_weights(two, case):
 
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_equals_one_that_trains_on(one, two, case):
-    """Two processes wrote the checkpoint after two of four steps; under FSDP2, three resume it."""
+    """Two processes wrote the checkpoint after two of four steps, and three resume it."""
     kind, folder, _ = two
     assert_equal(folder / "again" / case, one / case)
-    if kind == "zero3":  # three processes from the start
-        assert_equal(folder / "three" / case, one / case)
+    if kind == "zero3":  # three processes from the start; two resume their checkpoint, and that of two processes
+        for name in ("three", "back", "same"):
+            assert_equal(folder / name / case, one / case)
+        for name in ("again", "back"):
+            assert not list((folder / name / case / "checkpoint-2").glob("*universal"))
 
 
 @pytest.mark.parametrize("name", ["cold", "lora-cold"])

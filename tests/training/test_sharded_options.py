@@ -1,5 +1,7 @@
 """What does not work with sharded weights is refused, with a way out, before anything is loaded or trained."""
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.models.checkpoints import CheckpointError
+from trl_grpo_tasks.training import universal
 from trl_grpo_tasks.training.sharded_options import check_sharding
 
 
@@ -99,8 +102,33 @@ def test_checkpoints_that_deepspeed_cannot_load_are_refused(tiny_path, tmp_path)
     toy_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     for steps, processes, message in ((1, 1, "is the end of the run; .* raise max_steps"), (2, 3, "use 3 processes")):
         trainer = toy_trainer(tiny_path, tmp_path, max_steps=steps)
-        trainer.is_deepspeed_enabled = True
+        trainer.is_deepspeed_enabled = trainer.args.load_best_model_at_end = True
         file = tmp_path / "checkpoint-1" / "task_state_0.pt"
         torch.save(torch.load(file) | {"processes": processes}, file)
         with pytest.raises(CheckpointError, match=message):
             trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_conversion_starts_anew_and_names_optimizers_that_cannot_be_converted(tmp_path, monkeypatch):
+    """A conversion that ended early leaves nothing that the next one takes for its own. DeepSpeed is not needed."""
+    converted = []
+
+    def main(args):
+        folder = Path(args.output_folder)
+        assert not folder.exists() and not (tmp_path / "latest_universal").exists()
+        folder.mkdir()
+        (tmp_path / "latest_universal").write_text(folder.name)
+        converted.append(args.input_folder)
+        if len(converted) == 1:
+            raise KeyError("exp_avg")
+
+    module = SimpleNamespace(ds_to_universal=SimpleNamespace(main=main))
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(checkpoint=module))
+    monkeypatch.setitem(sys.modules, "deepspeed.checkpoint", module)
+    (tmp_path / "latest").write_text("global_step2\n")
+    with pytest.raises(CheckpointError, match=r"of Adam only, .* \('exp_avg' is missing"):
+        universal.convert(str(tmp_path))
+    universal.convert(str(tmp_path))
+    assert converted == [str(tmp_path / "global_step2")] * 2
+    universal.remove(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]

@@ -23,6 +23,7 @@ from trl import GRPOTrainer
 
 from ..failures import FailureNotice, first_line, is_write_failure
 from ..models import checkpoints
+from . import universal
 
 
 class CheckpointLayer(GRPOTrainer):
@@ -31,6 +32,7 @@ class CheckpointLayer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._resumed: dict[str, Any] | None = None
+        self._is_converted = False  # whether DeepSpeed loads the converted form of the checkpoint
         self._epochs_done = 0  # before the resumed step
         self._train_sampler: Any = None  # None for streaming data sets, which have no sampler
         self.checkpoint_failure: Exception | None = None  # why the latest checkpoint could not be written
@@ -58,7 +60,7 @@ class CheckpointLayer(GRPOTrainer):
             resume_from_checkpoint = self._newest_checkpoint()
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
         if resume_from_checkpoint and self.is_deepspeed_enabled:
-            self._check_deepspeed(resume_from_checkpoint, step)
+            self._prepare_deepspeed(resume_from_checkpoint, step)
         if 0 < self.args.max_steps <= step:
             self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
             self._load_from_checkpoint(resume_from_checkpoint)  # transformers would take one more step
@@ -67,21 +69,40 @@ class CheckpointLayer(GRPOTrainer):
             self._invalidate_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _check_deepspeed(self, checkpoint: str, step: int) -> None:
-        """Raise CheckpointError where DeepSpeed cannot load a checkpoint."""
+    def _prepare_deepspeed(self, checkpoint: str, step: int) -> None:
+        """Convert a checkpoint that another number of processes wrote, which DeepSpeed could not load. Raise
+        CheckpointError where this does not help."""
         if 0 < self.args.max_steps <= step:
             raise checkpoints.CheckpointError(
                 f"{checkpoint} is the end of the run; DeepSpeed loads weights only to train further: raise max_steps, "
                 "or evaluate the saved model with `trl-grpo-tasks eval`"
             )
-        processes, wrote = self.accelerator.num_processes, None
-        if _state_file(checkpoint, 0).is_file():
-            wrote = _load(_state_file(checkpoint, 0)).get("processes", processes)
-        if wrote not in (None, processes):
+        if not _state_file(checkpoint, 0).is_file():  # a checkpoint of plain TRL
+            return
+        wrote, processes = _load(_state_file(checkpoint, 0)).get("processes"), self.accelerator.num_processes
+        if wrote in (None, processes):
+            return
+        if self.args.load_best_model_at_end:
             raise checkpoints.CheckpointError(
-                f"{checkpoint} was written by {wrote} processes, and DeepSpeed resumes with the same number only, but "
-                f"there are {processes}: use {wrote} processes, or start a new run from its weights"
+                f"{checkpoint} was written by {wrote} processes. {processes} processes can resume it with DeepSpeed, "
+                "but they could not load an earlier best model at the end: leave load_best_model_at_end out, or use "
+                f"{wrote} processes"
             )
+        self.accelerator.print(f"converting {checkpoint} from {wrote} to {processes} processes")
+        if self.accelerator.is_main_process:
+            universal.convert(checkpoint)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.state.deepspeed_plugin.deepspeed_config.setdefault("checkpoint", {})["load_universal"] = True
+        self._is_converted = True
+
+    def _finish_deepspeed(self, checkpoint: str) -> None:
+        """Correct the optimizer after DeepSpeed has loaded a converted checkpoint, and remove the converted form."""
+        universal.correct_optimizer(self.model_wrapped.optimizer.optimizer, checkpoint)
+        del self.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"]["load_universal"]
+        self._is_converted = False
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            universal.remove(checkpoint)
 
     def _newest_checkpoint(self) -> str:
         found, skipped = checkpoints.newest_complete(self.args.output_dir)
@@ -196,6 +217,8 @@ class CheckpointLayer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self._is_converted:
+            self._finish_deepspeed(checkpoint)
         if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # checkpoints of plain TRL have none
             self._resumed = self._read_state(checkpoint)
             common = _load(_state_file(checkpoint, "common"), mmap=True)  # all processes read the same pages
