@@ -124,7 +124,7 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
     import torch
 
     from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer, get_task
-    from trl_grpo_tasks.training.checkpoint_layer import packed
+    from trl_grpo_tasks.training.state_files import packed
 
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"all": [], "process": []}

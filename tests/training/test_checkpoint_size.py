@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.training import parameters, run_processes, toy_trainer
-from trl_grpo_tasks.training.checkpoint_layer import packed, unpacked
+from trl_grpo_tasks.training.state_files import packed, unpacked
 
 MOVING = {"beta": 0.1, "reference_mode": "ema", "ema_alpha": 0.7, "kl_target": 0.01, "constrain": True}
 SAVING = {"save_strategy": "steps", "save_steps": 1, "replay_size": 4}

@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 from ..failures import FailureNotice, first_line, is_write_failure
 from ..models import checkpoints
 from . import universal
+from .state_files import load_state, packed, state_file
 
 
 class CheckpointLayer(GRPOTrainer):
@@ -77,9 +78,9 @@ class CheckpointLayer(GRPOTrainer):
                 f"{checkpoint} is the end of the run; DeepSpeed loads weights only to train further: raise max_steps, "
                 "or evaluate the saved model with `trl-grpo-tasks eval`"
             )
-        if not _state_file(checkpoint, 0).is_file():  # a checkpoint of plain TRL
+        if not state_file(checkpoint, 0).is_file():  # a checkpoint of plain TRL
             return
-        wrote, processes = _load(_state_file(checkpoint, 0)).get("processes"), self.accelerator.num_processes
+        wrote, processes = load_state(state_file(checkpoint, 0)).get("processes"), self.accelerator.num_processes
         if wrote in (None, processes):
             return
         if self.args.load_best_model_at_end:
@@ -168,11 +169,11 @@ class CheckpointLayer(GRPOTrainer):
         if self.args.should_save:
             checkpoints.mark_incomplete(folder)
         save()
-        torch.save(packed(self._state_dict()), _state_file(folder, self.accelerator.process_index))
+        torch.save(packed(self._state_dict()), state_file(folder, self.accelerator.process_index))
         if self.args.should_save or self._is_sharded:  # all processes are needed to gather weights
             common = {name: part.state_dict() for name, part in self._common_parts().items()}
         if self.args.should_save:
-            torch.save(common, _state_file(folder, "common"))
+            torch.save(common, state_file(folder, "common"))
 
     def _finish_checkpoint(self, folder: Path, limit: int | None) -> None:
         checkpoints.mark_complete(folder)
@@ -219,9 +220,9 @@ class CheckpointLayer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self._is_converted:
             self._finish_deepspeed(checkpoint)
-        if checkpoint is not None and _state_file(checkpoint, 0).is_file():  # checkpoints of plain TRL have none
+        if checkpoint is not None and state_file(checkpoint, 0).is_file():  # checkpoints of plain TRL have none
             self._resumed = self._read_state(checkpoint)
-            common = _load(_state_file(checkpoint, "common"), mmap=True)  # all processes read the same pages
+            common = load_state(state_file(checkpoint, "common"), mmap=True)  # all processes read the same pages
             for name, part in self._common_parts().items():
                 if name in common:
                     part.load_state_dict(common[name])
@@ -231,8 +232,8 @@ class CheckpointLayer(GRPOTrainer):
         """The state of this process in a checkpoint. If another number of processes wrote it, replay groups are
         redistributed, and rollouts are dropped."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
-        is_there = _state_file(checkpoint, index).is_file()
-        state = _load(_state_file(checkpoint, index if is_there else 0))
+        is_there = state_file(checkpoint, index).is_file()
+        state = load_state(state_file(checkpoint, index if is_there else 0))
         wrote = state.get("processes", processes)
         if is_there and wrote == processes:
             return state
@@ -240,7 +241,7 @@ class CheckpointLayer(GRPOTrainer):
         theirs: dict[str, list[Any]] = {name: [] for name in shared if name in state["parts"]}
         losses = []
         for number in range(wrote):
-            other = _load(_state_file(checkpoint, number))
+            other = load_state(state_file(checkpoint, number))
             losses.append(other["loss_since_log"])
             for name, states in theirs.items():
                 states.append(other["parts"][name])
@@ -308,47 +309,11 @@ class CheckpointLayer(GRPOTrainer):
         return done
 
 
-def _state_file(checkpoint: str | Path, process: int | str) -> Path:
-    """The file with the state of one process, or with that of all ("common")."""
-    return Path(checkpoint) / f"task_state_{process}.pt"
-
-
-def _load(path: Path, mmap: bool = False) -> dict[str, Any]:
-    if not path.is_file():
-        raise checkpoints.CheckpointError(
-            f"{path} does not exist, so the checkpoint is incomplete on this machine; all machines of a run must "
-            "share --output_dir"
-        )
-    return unpacked(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
-
-
 def _push_failure(error: BaseException) -> str:
     return (
         f"a push to the Hub failed ({first_line(error)}); training continues, everything is saved on this machine, "
         "and the next save pushes again"
     )
-
-
-def packed(state: Any) -> Any:
-    """Nested state in which lists of vectors, such as the masks of a rollout, are one tensor each. Per tensor,
-    torch.save takes about 0.1 ms and 200 bytes, and torch.load 0.3 ms."""
-    if isinstance(state, dict):
-        return {name: packed(value) for name, value in state.items()}
-    if not isinstance(state, list):
-        return state
-    kinds = {(x.dtype, x.device) if isinstance(x, torch.Tensor) and x.ndim == 1 else None for x in state}
-    if len(kinds) == 1 and kinds != {None}:
-        return {"vectors": torch.cat(state), "sizes": [len(vector) for vector in state]}
-    return [packed(value) for value in state]
-
-
-def unpacked(state: Any) -> Any:
-    """The state that `packed` was given."""
-    if isinstance(state, dict) and state.keys() == {"vectors", "sizes"}:
-        return [vector.clone() for vector in state["vectors"].split(state["sizes"])]
-    if isinstance(state, dict):
-        return {name: unpacked(value) for name, value in state.items()}
-    return [unpacked(value) for value in state] if isinstance(state, list) else state
 
 
 class _RestoreCounters(TrainerCallback):
