@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,30 +19,17 @@ import rollouts  # noqa: E402
 import workloads  # noqa: E402
 
 
-def measure(report, kind):
-    """What a cell of these tests does."""
-    report({"first": 1})
-    if kind == "raises":
-        raise RuntimeError("no room\nfor it")
-    if kind == "dies":
-        os._exit(7)
-    if kind == "sleeps":
-        time.sleep(60)
-    print(f"output of {kind}")
-    report({"second": 2})
-
-
 @pytest.mark.slow
 def test_cells_that_fail_keep_what_they_reported_and_the_next_cells_run(tmp_path):
     kinds = ["works", "raises", "dies", "sleeps", "works"]
     log = tmp_path / "results" / "cells.log"
-    rows = list(harness.run_cells(measure.__module__, [{"kind": kind} for kind in kinds], 20, log))
+    rows = list(harness.run_cells("tests.support.cells", [{"kind": kind} for kind in kinds], 10, log))
     whole = {"kind": "works", "first": 1, "second": 2}
     assert rows == [
         whole,
         {"kind": "raises", "first": 1, "error": "RuntimeError: no room for it"},
         {"kind": "dies", "first": 1, "error": "the process ended with exit code 7"},
-        {"kind": "sleeps", "first": 1, "error": "stopped after 20 s"},
+        {"kind": "sleeps", "first": 1, "error": "stopped after 10 s"},
         whole,
     ]
     assert log.read_text().count("output of works") == 2
