@@ -110,15 +110,24 @@ def evaluate(grid: dict[str, Any], folder: Path, seed: int) -> dict[str, list[li
     """Evaluate the cold start and the models of a seed. Returns {name: samples of each row}."""
     out = folder / f"evaluation-{seed}"
     models = {name: model_folder(folder, name, seed) for name in (START, *grid["settings"])}
-    sampling = {"eval_rows": 2 * grid["rows"], "num_samples": grid["samples"], "seed": EVALUATION_SEED}
-    asked = ["eval", "--config", grid["recipe"], *flags(grid["options"] | sampling | {"output_dir": out}), "--models"]
-    command([*asked, *(f"{slug(name)}={path}" for name, path in models.items())], out.with_suffix(".log"))
-    evaluations = json.loads((out / "evaluation.json").read_text())["evaluations"]
+    wanted = [(str(path), 2 * grid["rows"] * grid["samples"]) for path in models.values()]
+    evaluations = evaluations_in(out)
+    if [(one["model"], len(one["samples"])) for one in evaluations] != wanted:
+        sampling = {"eval_rows": 2 * grid["rows"], "num_samples": grid["samples"], "seed": EVALUATION_SEED}
+        options = flags(grid["options"] | sampling | {"output_dir": out})
+        named = [f"{slug(name)}={path}" for name, path in models.items()]
+        command(["eval", "--config", grid["recipe"], *options, "--models", *named], out.with_suffix(".log"))
+        evaluations = evaluations_in(out)
     found = {}
     for name, evaluation in zip(models, evaluations, strict=True):
         samples, size = [Sample(**one) for one in evaluation["samples"]], grid["samples"]
         found[name] = [samples[first : first + size] for first in range(0, len(samples), size)]
     return found
+
+
+def evaluations_in(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "evaluation.json"
+    return json.loads(file.read_text())["evaluations"] if file.is_file() else []
 
 
 def command(words: Sequence[str], log: Path) -> None:
