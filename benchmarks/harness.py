@@ -234,6 +234,15 @@ def table_parser(description: str | None, file: str, limit: float = 240) -> argp
     return parser
 
 
+def flags(options: dict[str, Any]) -> list[str]:
+    """Options as words of a command line; a list has several values."""
+    return [
+        word
+        for name, value in options.items()
+        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
+
+
 def run_table(
     module: str,
     cells: Sequence[dict[str, Any]],

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from harness import flags
 
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
@@ -139,14 +140,6 @@ def command(words: Sequence[str], log: Path) -> None:
     if code:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         raise RuntimeError(f"trl-grpo-tasks {' '.join(words)} failed with exit status {code}; {log} ends with\n{last}")
-
-
-def flags(options: dict[str, Any]) -> list[str]:
-    return [
-        word
-        for name, value in options.items()
-        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
-    ]
 
 
 def slug(name: str) -> str:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import table_line, write_results
+from harness import flags, table_line, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.1, 0.25, 0.5, 1.0)
@@ -50,8 +50,8 @@ GRADED = {
 }
 TASKS: dict[str, dict[str, Any]] = {
     "brick": {
-        "brick_levels": "stack small", "max_bricks": 8, "success_iou": 0.2, "max_completion_length": 32, "top_k": 20,
-        "eval_rows": 8, "num_samples": 2, "per_device_eval_batch_size": 8,
+        "brick_levels": ["stack", "small"], "max_bricks": 8, "success_iou": 0.2, "max_completion_length": 32,
+        "top_k": 20, "eval_rows": 8, "num_samples": 2, "per_device_eval_batch_size": 8,
     },
     "tests.support.toy": {
         "max_completion_length": 5, "top_k": 4, "eval_rows": 2, "num_samples": 4, "per_device_eval_batch_size": 4,
@@ -95,12 +95,11 @@ def train(folder: Path, task: str, steps: int, every: int) -> list[dict[str, Any
     weights = json.dumps(dict.fromkeys(GRADED[task], 0.0) | {"success": 1.0})
     options = OPTIONS | TASKS[task] | {"task": task, "component_weights": weights}
     options |= {"max_steps": steps, "output_dir": folder}
-    words = [word for name, value in options.items() for word in (f"--{name}", *_words(value))]
     environment = os.environ | {"TRACKIO_DIR": str(folder / "tracker"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     with open(folder / "console.txt", "w") as console:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trl_grpo_tasks.commands.main", "train", *words],
+            [sys.executable, "-m", "trl_grpo_tasks.commands.main", "train", *flags(options)],
             stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment,
         )  # fmt: skip
         try:
@@ -116,10 +115,6 @@ def train(folder: Path, task: str, steps: int, every: int) -> list[dict[str, Any
     if process.returncode != 0:
         raise SystemExit(f"exit status {process.returncode}: see {folder / 'console.txt'}")
     return samples
-
-
-def _words(value: Any) -> list[str]:
-    return [value] if str(value).startswith("{") else str(value).split(" ")
 
 
 def _step(folder: Path) -> int:

@@ -24,8 +24,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 def output_size(model: Any) -> int:
     """Number of outputs of a language model, which is often larger than the tokenizer's vocabulary."""
-    weight = model.get_output_embeddings().weight
-    return getattr(weight, "ds_shape", weight.shape)[0]
+    return shape_of(model.get_output_embeddings().weight)[0]
+
+
+def shape_of(weight: torch.Tensor) -> torch.Size:
+    """The shape of all of a weight; a weight of ZeRO-3 is itself empty."""
+    return getattr(weight, "ds_shape", weight.shape)
 
 
 def whole(weight: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..constraints.sharding import reshard, whole
+from ..constraints.sharding import reshard, shape_of, whole
 from .cache import CacheShape, free_memory
 from .decoder import CACHE_SHARE
 from .support import text_backbone
@@ -84,7 +84,7 @@ class GatheredCopy:
         for weight, shard in zip(self._copy.parameters(), self._model.parameters(), strict=True):
             if not weight.numel():
                 options: dict[str, Any] = {"dtype": self._dtype or shard.dtype, "device": self._device}
-                weight.data = torch.empty(_shape(shard), **options)
+                weight.data = torch.empty(shape_of(shard), **options)
             if isinstance(shard, DTensor):  # rounded before it is gathered, so that less is sent
                 shard = shard.to(weight.device, weight.dtype)
             weight.copy_(whole(shard))
@@ -106,9 +106,5 @@ def reason_of_any(reason: str | None) -> str | None:
     return next((one for one in gather_object([reason]) if one is not None), None)
 
 
-def _shape(weight: torch.Tensor) -> torch.Size:
-    return getattr(weight, "ds_shape", weight.shape)  # under ZeRO-3, the weight itself is empty
-
-
 def _bytes(weight: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-    return math.prod(_shape(weight)) * (dtype or weight.dtype).itemsize
+    return math.prod(shape_of(weight)) * (dtype or weight.dtype).itemsize
