@@ -7,7 +7,7 @@ The workloads are 1,024 rows of 2,048 tokens; 64 rows of 16k tokens, of which 15
 10 to 4,000 tokens (log-uniform); 4,096 prompts of 20 tokens with 32 new tokens each; one 16k-token prompt with 64
 completions of 256 tokens. --scale multiplies their numbers of rows and tokens. A sweep starts from 64 rows of 256
 tokens after prompts of 100 tokens and changes one number. Weights are random, and completions have full length.
-The warm-up is a rollout of the same prompts with at most 16 new tokens; its time is the start-up. Prints a Markdown
+The warm-up is the same rollout once; its time is the start-up. Prints a Markdown
 table and writes benchmarks/results/workloads.json after each row.
 """
 
@@ -107,16 +107,16 @@ def measure(
     decoder = Decoder(model)
     kind = model.device.type
 
-    def seconds(new_tokens: int) -> tuple[float, Any]:
+    def seconds() -> tuple[float, Any]:
         start = now()
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):  # as the trainer does
-            done = rollout(model, prompts, max_new_tokens=new_tokens, eos_token_ids=[], decoder=decoder)
+            done = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[], decoder=decoder)
         return now() - start, done
 
-    report({"start_up_s": seconds(min(16, length))[0], **memory()})
+    report({"start_up_s": seconds()[0], **memory()})  # a whole rollout, because each new size records a CUDA graph
     taken = []
     for _ in range(options.repeats):
-        took, done = seconds(length)
+        took, done = seconds()
         taken.append(took)
         report(
             {
