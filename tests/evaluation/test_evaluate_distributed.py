@@ -7,7 +7,7 @@ import pytest
 
 from tests.commands.test_train import results, words
 from tests.evaluation.test_evaluate import ROWS, TASK
-from tests.support.training import launch
+from tests.support.forked import launch
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer

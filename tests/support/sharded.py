@@ -10,12 +10,7 @@ import importlib
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
-import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,9 +26,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from tests.support import forked
 from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
-from tests.support.training import ENVIRONMENT, toy_trainer
+from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import train as command
 from trl_grpo_tasks.constraints.sharding import gathered, part, part_of, put_part, reshard, whole
 from trl_grpo_tasks.evaluation.evaluate import evaluate
@@ -43,58 +39,20 @@ from trl_grpo_tasks.training.cold_start import cold_start
 from trl_grpo_tasks.training.reference import MovingReference
 
 
-def launch(groups, timeout) -> str:
+def launch(groups, folder, timeout) -> str:
     """Run groups of processes (gloo), one group after another, and return what they print. A group is a number of
-    processes and their jobs: names of functions of this file, with options. The processes are forked from one that
-    has imported everything, because imports take longer than jobs."""
-    command = [sys.executable, "-m", "tests.support.sharded", json.dumps(groups)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, start_new_session=True, **streams)
-    try:
-        printed, _ = running.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGKILL)
-        printed, _ = running.communicate()
-        raise AssertionError(f"still running after {timeout} s\n{printed[-6000:]}") from None
-    assert running.returncode == 0, printed[-6000:]
-    return printed
+    processes and their jobs: names of functions of this file, with options."""
+    script = "import json, sys\nfrom tests.support.sharded import work\nwork(json.loads(sys.argv[1]))\n"
+    return "".join(forked.launch(script, processes, jobs, folder, timeout)[0] for processes, jobs in groups)
 
 
-def fork_groups(groups) -> None:
-    for processes, jobs in groups:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        os.environ |= address | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        started = []
-        for rank in range(processes):
-            started.append(os.fork())
-            if started[-1] == 0:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                _work(jobs)
-        for _ in started:
-            child, status = os.wait()
-            if status != 0:
-                print(f"process {started.index(child)} failed", flush=True)
-                os.killpg(0, signal.SIGKILL)  # the others would wait for it
-
-
-def _work(jobs) -> None:
-    """Do these jobs and end this process."""
-    status = 1
-    try:
-        for name, options in jobs:
-            start = time.monotonic()
-            globals()[name](**options)
-            print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
-        dist.destroy_process_group()
-        status = 0
-    finally:
-        if status:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def work(jobs) -> None:
+    """Do these jobs in this process."""
+    for name, options in jobs:
+        start = time.monotonic()
+        globals()[name](**options)
+        print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+    dist.destroy_process_group()
 
 
 def launch_environment(kind, precision) -> None:
@@ -291,7 +249,3 @@ def placed_sampling(trainer):
         yield
     finally:
         torch.multinomial = original
-
-
-if __name__ == "__main__":
-    fork_groups(json.loads(sys.argv[1]))

@@ -1,14 +1,13 @@
 """Helpers that build small trainers on the CPU for tests and run them in several processes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-from tests.support.paths import ROOT
+from tests.support import forked
 from tests.support.toy import ToyTask
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 
@@ -59,15 +58,15 @@ if trainer.accelerator.is_main_process:
 
 def run_processes(script, model, output_dir, processes, options, resume=False, timeout=300):
     """Train the trainer that `script` creates in several processes (gloo); return its weights and metrics."""
-    launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
+    forked.launch(BEFORE + script + AFTER, processes, [model, str(output_dir), options, resume], output_dir, timeout)
     lines = (Path(output_dir) / "training_metrics.jsonl").read_text().splitlines()
     return torch.load(Path(output_dir) / "weights.pt"), [json.loads(line) for line in lines]
 
 
 def launch(script, processes, argument, output_dir, timeout=300, status=0):
-    """Run `script` in several processes (gloo) with `argument` as JSON in sys.argv[1]; return stdout and stderr.
+    """Run `script` with torch's launcher and `argument` as JSON in sys.argv[1]; return stdout and stderr.
 
-    The processes are killed after `timeout` seconds.
+    The processes are killed after `timeout` seconds. Tests that do not depend on the launcher use `forked.launch`.
     """
     file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
     file.write_text(script)
@@ -89,9 +88,4 @@ def launcher(processes):
     return [sys.executable, *(words if processes > 1 else [])]
 
 
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "ACCELERATE_USE_CPU": "true",
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",  # seconds from SIGTERM to SIGKILL
-}
+ENVIRONMENT = forked.ENVIRONMENT | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}  # seconds from SIGTERM to SIGKILL

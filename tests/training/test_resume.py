@@ -1,10 +1,6 @@
 """A run killed with SIGKILL and resumed is, bit for bit, the run that was not killed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from tests.support.paths import ROOT
+from tests.support.forked import Processes
 from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -60,19 +56,15 @@ trainer.save_model(output_dir + "/final")
 
 def run(model, output_dir, options, resume=False, peft=False, kill_at=None):
     """Train in a process of its own; `kill_at` is a file whose appearance means: SIGKILL now."""
-    argument = json.dumps([model, str(output_dir), options, resume, peft])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    log = Path(output_dir).parent / f"{Path(output_dir).name}.log"
-    with open(log, "a") as file:
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, argument], env=environment, stdout=file, stderr=file)
+    file = Path(output_dir).parent / f"{Path(output_dir).name}.py"
+    file.write_text(SCRIPT)
+    process = Processes(file, [model, str(output_dir), options, resume, peft])
     deadline = time.monotonic() + 240
     while kill_at is not None and not kill_at() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
-    if kill_at is not None:
-        process.send_signal(signal.SIGKILL)
-    code = process.wait(240)
     if kill_at is None:
-        assert code == 0, log.read_text()[-3000:]
+        assert process.wait(240) == 0, process.err.read_text()[-3000:]
+    process.kill()
 
 
 def lines_written(output_dir, count):

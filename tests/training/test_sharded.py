@@ -106,7 +106,7 @@ def two(request, tiny_path, tmp_path_factory):
             for name in ("back", "same")
         ]
         groups.append((2, [shard, *resumes]))
-    printed = sharded.launch(groups, timeout=500)
+    printed = sharded.launch(groups, folder / "jobs", timeout=500)
     return kind, folder, printed
 
 

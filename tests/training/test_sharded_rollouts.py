@@ -13,10 +13,11 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
+from tests.support.forked import launch
 from tests.support.rollouts import EOS, MODELS, PROMPTS, Paged, dense_logps, tiny
 from tests.support.sharded import options_of, shard_on_cpu
 from tests.support.toy import ToyTask
-from tests.support.training import launch, toy_trainer
+from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.sharding import reshard, whole
 from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.rewards.executor import RewardExecutor

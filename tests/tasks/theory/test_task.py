@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import pickle
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections import Counter
 from fractions import Fraction
@@ -14,7 +12,8 @@ from fractions import Fraction
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.paths import RECIPES, ROOT
+from tests.support.forked import Processes
+from tests.support.paths import RECIPES
 from tests.training.test_resume import lines_written
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
@@ -387,19 +386,14 @@ def test_a_killed_and_resumed_run_matches_bit_for_bit(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run.main(words_of(settings | {"output_dir": whole})) == 0
     words = words_of(settings | {"output_dir": killed})
-    root = ROOT
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(root / "train.py"), *words],
-            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
+    file = tmp_path / "killed.py"
+    file.write_text("import json, sys\nfrom trl_grpo_tasks.commands import train\ntrain.main(json.loads(sys.argv[1]))")
+    process = Processes(file, words)
     has_begun = lines_written(killed, 5)
     while not has_begun() and process.poll() is None:
         time.sleep(0.01)
     process.kill()
-    assert process.wait() < 0, (tmp_path / "log").read_text()[-3000:]
+    assert process.poll() == -signal.SIGKILL, process.err.read_text()[-3000:]
     assert run.main([*words, "--resume_from_checkpoint"]) == 0
 
     weights, wanted = (load_file(folder / "model.safetensors") for folder in (killed, whole))
