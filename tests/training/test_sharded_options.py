@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.toy import ToyTask
+from tests.support.toy_fill import FillTask
 from tests.support.training import config, toy_trainer
+from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.models.checkpoints import CheckpointError
 from trl_grpo_tasks.training import universal
@@ -44,6 +47,15 @@ def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_pa
         config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
     config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
     config(tmp_path, fsdp=True, **option)
+
+
+def test_models_that_cannot_be_sharded_are_refused(tmp_path, launched, tiny_path, bert_path):
+    quantised = {"quantization_config": object()}
+    for model, more, kind in ((bert_path, {"task": FillTask()}, "masked"), (tiny_path, quantised, "quantised")):
+        launched()
+        with pytest.raises(ValueError, match=f"{kind}.* cannot be sharded; use DDP"):
+            TaskGRPOTrainer(model, args=config(tmp_path), **({"task": ToyTask()} | more))
+    assert train.main(["infill", "--output_dir", str(tmp_path), "--use_cpu", "true"]) == 2
 
 
 def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch, launched):

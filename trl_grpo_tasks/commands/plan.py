@@ -137,7 +137,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
-    from ..training.sharded_options import shards_weights
+    from ..training.sharded_options import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
@@ -151,6 +151,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
             raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")
     if task.policy == "masked":
         check_settings(args)
+    check_model(args, task.policy == "masked", model_args.load_in_4bit or model_args.load_in_8bit)
     check_editor(task, run.editor, args.constrain)
     if run.editor is not None and shards_weights(args):
         raise ValueError(

@@ -75,8 +75,6 @@ def unsupported_reason_in(trainer: Any) -> str | None:
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         return "weights sharded by the first version of FSDP are only supported by TRL's generation"
     model = without_adapter(trainer.accelerator.unwrap_model(trainer.model))
-    if trainer._is_sharded and getattr(model.config, "quantization_config", None) is not None:
-        return "quantised weights that are sharded are only supported by TRL's generation"
     reason = unsupported_reason(model)
     if reason is None and (limit := length_limit(model)) is not None and trainer.max_completion_length >= limit:
         reason = f"the rotary embeddings of this model depend on the length beyond {limit} tokens"

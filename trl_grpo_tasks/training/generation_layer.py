@@ -38,6 +38,7 @@ from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig, check_sampling
 from .record import RolloutRecord
 from .reference import created, with_adapter
+from .sharded_options import check_model
 
 
 class Generated(NamedTuple):
@@ -67,6 +68,8 @@ class GenerationLayer(CheckpointLayer):
         **kwargs: Any,
     ):
         is_masked = is_masked_lm(model) if task is None else task.policy == "masked"
+        is_quantised = is_quantised_model(model) or kwargs.get("quantization_config") is not None
+        check_model(args, is_masked, is_quantised)
         if is_masked:
             model = created(model, args, kwargs.pop("quantization_config", None))
             model, peft_config = prepare_for_trl(model, args, peft_config)

@@ -45,6 +45,15 @@ def check_sharding(args: Any) -> None:
         )
 
 
+def check_model(args: Any, masked: bool, quantised: bool) -> None:
+    """Raise ValueError for a kind of model whose weights cannot be sharded."""
+    if (masked or quantised) and shards_weights(args):
+        kind = "masked language models" if masked else "quantised weights"
+        raise ValueError(
+            f"{kind} cannot be sharded; use DDP (accelerate_configs/multi_gpu.yaml) instead of FSDP or ZeRO-3"
+        )
+
+
 def _fsdp(args: Any) -> tuple[int, str]:
     """The version of FSDP, 0 for none, and the kind of its checkpoints: by options or by `accelerate launch`."""
     options = args.fsdp_plugin_args or {}
