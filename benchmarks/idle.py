@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 from trl_grpo_tasks.constraints.sampling import DeviceMasks
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.constraints.workers import WorkerStates
+from trl_grpo_tasks.constraints.workers import _WORKERS, WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
 from trl_grpo_tasks.models.tiny import PLAIN_CHAT_TEMPLATE
 from trl_grpo_tasks.rollout import Decoder, rollout
@@ -94,6 +94,9 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
 
     short, long = sorted(options.new_tokens)
     report({"start_up_s": run(long, 0)[0]})
+    deadline = now() + 60
+    while (workers := _WORKERS.get(constraint)) is not None and not workers.ready and now() < deadline:
+        time.sleep(0.1)  # the first rollout has started them, and does not wait
     per_pass = []
     values: dict[str, list[float]] = {"pass_ms": [], "masks_ms": []}
     for repeat in range(options.repeats):
