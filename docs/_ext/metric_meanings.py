@@ -7,7 +7,8 @@ TRAINING = {
     "max@k": "Expected best reward among k completions of a prompt, estimated in the same way. `max@1` is the mean "
     "reward.",
     "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal or all advantages are "
-    "0. A group with step credit has a signal. At 1 nothing is learned: use easier prompts, more generations, a cold start, or graded rewards.",
+    "0. A group with step credit has a signal. At 1 nothing is learned: use easier prompts, more generations, a cold "
+    "start, or graded rewards.",
     "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
     "pass_k": "Current k of the estimator. Logged if `pass_k_final` is set, towards which it moves.",

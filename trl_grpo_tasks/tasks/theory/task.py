@@ -145,9 +145,10 @@ class TheoryTask(Task):
         """Return the anomalies of the fields so far, after each field, and of the whole theory: 1 if they cancel, 0 at
         the minimum of the component and for a text that is not a theory."""
         before = f"{row['prompt']} "
-        fields, whole = parse_growing(before + completion)
+        text = before + completion
+        fields, whole = parse_growing(text)
         # A word is complete when a space follows it.
-        word_ends = [match.end() for match in re.finditer(r"\S+\s", before + completion)]
+        word_ends = [match.end() + 1 for match in re.finditer(r"\S+", text) if match.end() < len(text)]
         places = [(word_ends[words - 1] - len(before), theory) for words, theory in fields if words <= len(word_ends)]
         pairs = [(place, _anomaly_score(theory)) for place, theory in places if place > 0]
         return [*pairs, (len(completion), 0.0 if whole is None else _anomaly_score(whole))]
