@@ -84,11 +84,13 @@ def prefixes(steps):
 
 
 BROKEN = {
-    "prefix_scores raised ValueError": {"prefix_scores": lambda self, row, completion: [int(completion)]},
+    "prefix_scores raised UnicodeEncodeError": {
+        "prefix_scores": lambda self, row, completion: [(len(completion), float(len(completion.encode()) > 0))]
+    },
     "must be at the end": {"prefix_scores": lambda self, row, completion: [(0, 1.0)]},
     "from 0 to 1, got 2.0": {"prefix_scores": prefixes(lambda text: [(0, 2.0)])},
     "only on the text up to each place": {"prefix_scores": prefixes(lambda text: [(0, min(len(text), 9) / 9)])},
-    "but [] if the text ends there": {"prefix_scores": prefixes(lambda text: [(1, 0.5)] if len(text) > 1 else [])},
+    r"but \[\] if the text ends there": {"prefix_scores": prefixes(lambda text: [(1, 0.5)] if len(text) > 1 else [])},
     "needs a version": {"version": ""},
     "description must be one line": {"description": "two\nlines"},
     "weights must name": {"weights": {}},

@@ -7,5 +7,9 @@ class SteppedTask(ToyTask):
     spec = None
 
     def prefix_scores(self, row, completion):
-        places = [*range(2, len(completion) + 1, 2), len(completion)]
-        return [(place, completion[:place].count(row["letter"]) / max(place, 1)) for place in places]
+        pairs, right = [], 0
+        for place, letter in enumerate(completion, 1):
+            right += letter == row["letter"]
+            if place % 2 == 0:
+                pairs.append((place, right / place))
+        return [*pairs, (len(completion), right / max(len(completion), 1))]
