@@ -35,7 +35,8 @@ TRAINING = {
     "resample/dropped_solved": "Share of the replaced groups in which every completion had succeeded. The others had "
     "equal rewards for another reason, usually because every completion had failed.",
     "step_credit/mean_abs": "Mean absolute credit per token, including its weight, `step_credit`. Compare it with the "
-    "absolute advantages of completions, which are a little below 1 with the estimator `grpo`. Logged with `step_credit`.",
+    "absolute advantages of completions, which are a little below 1 with the estimator `grpo`. Logged with "
+    "`step_credit`.",
     "step_credit/steps": "Mean number of steps per completion, including the end of the answer.",
     "step_credit/unscored": "Share of completions without prefix scores. Their tokens get no credit.",
     "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
