@@ -7,7 +7,8 @@ TRAINING = {
     "max@k": "Expected best reward among k completions of a prompt, estimated in the same way. `max@1` is the mean "
     "reward.",
     "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal or all advantages are "
-    "0. At 1 nothing is learned: use easier prompts, more generations, a cold start, or graded rewards.",
+    "0. A group with step credit has a signal. At 1 nothing is learned: use easier prompts, more generations, a cold "
+    "start, or graded rewards.",
     "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
     "pass_k": "Current k of the estimator. Logged if `pass_k_final` is set, towards which it moves.",
@@ -33,6 +34,11 @@ TRAINING = {
     "resample/replaced_groups": "How many groups without signal were replaced by them.",
     "resample/dropped_solved": "Share of the replaced groups in which every completion had succeeded. The others had "
     "equal rewards for another reason, usually because every completion had failed.",
+    "step_credit/mean_abs": "Mean absolute credit per token, including its weight, `step_credit`. Compare it with the "
+    "absolute advantages of completions, which are a little below 1 with the estimator `grpo`. Logged with "
+    "`step_credit`.",
+    "step_credit/steps": "Mean number of steps per completion, including the end of the answer.",
+    "step_credit/unscored": "Share of completions without prefix scores. Their tokens get no credit.",
     "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",

@@ -137,11 +137,13 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
+    from ..training.credit import check_credit_task
     from ..training.sharded_options import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
     component_weights(task, args.component_weights)
+    check_credit_task(args, task)
     if args.temperature == 0:
         raise ValueError(
             "--temperature 0 gives the same completion each time, and GRPO learns from differences; only eval takes 0"

@@ -35,6 +35,7 @@ class TaskRewards:
             timeout=args.reward_timeout,
             memory_mb=args.reward_memory_mb,
             backend=args.reward_backend,
+            with_prefixes=args.step_credit > 0,
         )
         self._pending: Pending | None = None
         self.outcomes: list[Outcome] = []

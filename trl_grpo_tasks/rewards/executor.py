@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task
 from .pool import InlinePool, Job, ProcessPool, RewardWorkerError
-from .worker import Reply, TaskRecipe
+from .worker import PrefixScores, Reply, TaskRecipe
 
 if TYPE_CHECKING:
     from .ray_backend import RayPool
@@ -40,6 +40,7 @@ class Outcome:
     reason: str
     seconds: float  # spent on scoring this completion; 0 if cached
     cached: bool  # the score was already known, or is shared with an equal completion
+    prefix_scores: PrefixScores | None = None  # with `with_prefixes`, where the task could compute them
 
 
 @dataclass
@@ -88,6 +89,8 @@ class RewardExecutor:
     needs more than `memory_mb` on top of the loaded task gets None with a reason, and its worker is replaced; other
     completions are not affected. On Ray, a completion whose worker or node dies is scored once more first.
 
+    With `with_prefixes`, outcomes also have the task's prefix scores, which count towards the same time limit.
+
     Equal (row, completion) pairs are scored once. Up to `cache_size` scores are cached; failures are not cached.
     """
 
@@ -99,6 +102,7 @@ class RewardExecutor:
         memory_mb: int | None = None,
         backend: str = "process",
         cache_size: int = 100_000,
+        with_prefixes: bool = False,
     ):
         if backend not in BACKENDS:
             raise ValueError(f"unknown reward backend {backend!r}; backends are: {', '.join(BACKENDS)}")
@@ -113,19 +117,19 @@ class RewardExecutor:
         self.task = task
         self.stats = RewardStats()
         self._lock = threading.Lock()
-        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # pickled scores, which take a sixth of the memory
+        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # pickled replies, which take a sixth of the memory
         self._cache_size = cache_size
         self._in_progress: dict[bytes, Future[Outcome]] = {}
         self._identity = repr((task.name, task.version, task.options))
         self._pool: InlinePool | ProcessPool | RayPool
         if workers == 0:
-            self._pool = InlinePool(task)
+            self._pool = InlinePool(task, with_prefixes)
         elif backend == "process":
-            self._pool = ProcessPool(TaskRecipe.of(task), workers, timeout, memory_mb)
+            self._pool = ProcessPool(TaskRecipe.of(task, with_prefixes), workers, timeout, memory_mb)
         else:
             from .ray_backend import RayPool
 
-            self._pool = RayPool(TaskRecipe.of(task), workers, timeout, memory_mb)
+            self._pool = RayPool(TaskRecipe.of(task, with_prefixes), workers, timeout, memory_mb)
         # Runs on close, on garbage collection or at interpreter exit, whichever comes first.
         self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -162,7 +166,8 @@ class RewardExecutor:
             if known is not None:
                 self._cache.move_to_end(key)
                 self.stats.hits += 1
-                return Outcome(pickle.loads(known), "", 0.0, cached=True)
+                score, reason, prefix_scores = pickle.loads(known)
+                return Outcome(score, reason, 0.0, cached=True, prefix_scores=prefix_scores)
             original = self._in_progress.get(key)
             if original is not None:
                 self.stats.hits += 1
@@ -183,11 +188,12 @@ class RewardExecutor:
                 if reply.score is None:
                     self.stats.failures += 1
                 else:
-                    self._cache[key] = pickle.dumps(reply.score)
+                    self._cache[key] = pickle.dumps((reply.score, reply.reason, reply.prefix_scores))
                     while len(self._cache) > self._cache_size:
                         self._cache.popitem(last=False)
         if isinstance(reply, Reply):
-            future.set_result(Outcome(reply.score, reply.reason, reply.seconds, cached=False))
+            found = Outcome(reply.score, reply.reason, reply.seconds, cached=False, prefix_scores=reply.prefix_scores)
+            future.set_result(found)
         else:
             future.set_exception(reply)
 

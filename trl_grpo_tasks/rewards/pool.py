@@ -44,8 +44,8 @@ class Job:
 class InlinePool:
     """A pool without workers: jobs are scored in the thread that requests a result."""
 
-    def __init__(self, task: Task):
-        self._task = task
+    def __init__(self, task: Task, with_prefixes: bool = False):
+        self._task, self._with_prefixes = task, with_prefixes
         self._queue: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
@@ -54,7 +54,7 @@ class InlinePool:
     def drain(self) -> None:
         while self._queue:
             job = self._queue.popleft()
-            job.done(score_one(self._task, job.row, job.completion))
+            job.done(score_one(self._task, job.row, job.completion, self._with_prefixes))
 
     def close(self) -> None:
         while self._queue:

@@ -261,6 +261,7 @@ class _Scorer:
         import traceback
 
         self._problem: str | None = None
+        self._with_prefixes = recipe.with_prefixes
         try:
             self._task = recipe.build()
             limit_memory(memory_mb)
@@ -274,7 +275,7 @@ class _Scorer:
         return self._problem, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def score(self, row: str, completion: str) -> Reply:
-        return score_one(self._task, row, completion)
+        return score_one(self._task, row, completion, self._with_prefixes)
 
 
 def _import_ray() -> Any:

@@ -13,6 +13,7 @@ from ..constraints.filters import SamplingFilters
 from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
+from .credit import check_credit
 from .sharded_options import check_sharding
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -132,6 +133,14 @@ class TaskGRPOConfig(GRPOConfig):
     )
     advantage_clip: float | None = option(
         None, "Clamp advantages to [-x, x] after normalisation. The clip of the PPO ratio is epsilon."
+    )
+    step_credit: float = option(
+        0.0,
+        "Weight of token-level advantages from the task's prefix scores, which credit the steps of a completion, "
+        "for example single bricks. They are added to the advantage of the completion. 0: none.",
+    )
+    gamma: float = option(
+        1.0, "Discount per step of step_credit: below 1, its objective prefers answers in fewer steps."
     )
 
     # Constraint
@@ -268,6 +277,7 @@ class TaskGRPOConfig(GRPOConfig):
             )
         self._check_reference()
         check_sharding(self)
+        check_credit(self)
         self._check_replay()
         self._check_sampling()
         if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):

@@ -14,8 +14,9 @@ from trl.trainer.utils import pad
 
 from ..constraints.table import MaskTable
 
-# Per-token entries of a rollout; in sequence mode the last has one value per row.
+# Per-token entries of a rollout. One value per row have: advantages without step_credit; the last in sequence mode.
 PER_TOKEN = (
+    "advantages",
     "old_per_token_logps",
     "ref_per_token_logps",
     "sampling_per_token_logps",
@@ -33,7 +34,7 @@ class StoredGroup:
     prompt_ids: torch.Tensor
     completion_ids: list[torch.Tensor]
     behaviour_logps: list[torch.Tensor]
-    advantages: torch.Tensor
+    advantages: torch.Tensor  # one value per completion, or with step_credit one per token, padded with 0
     priority: float
     step: int
     # The distinct masks that the completions were sampled under (MaskTable.export), and the index of each token's
@@ -154,6 +155,11 @@ def groups_of(
     for group in groups:
         members = range(group * group_size, (group + 1) * group_size)
         advantages = rollout["advantages"][list(members)].cpu()
+        used = advantages
+        if advantages.ndim == 2:
+            lengths = [len(completions[i]) for i in members]
+            advantages = advantages[:, : max(lengths)]
+            used = torch.cat([row[:length] for row, length in zip(advantages, lengths, strict=True)])
         logps = rollout.get("old_per_token_logps", rollout.get("sampling_per_token_logps"))
         numbers: list[list[int]] = []
         if table is not None:
@@ -168,7 +174,7 @@ def groups_of(
                 if logps is None
                 else [logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
                 advantages=advantages,
-                priority=advantages.abs().mean().item() + 0.01,
+                priority=used.abs().mean().item() + 0.01,
                 step=step,
                 masks=[] if table is None else table.export(index_of),
                 mask_of_token=[torch.tensor([index_of[n] for n in row], dtype=torch.int32) for row in numbers],
@@ -192,7 +198,7 @@ def put_groups(
     per_token = {
         name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
         for name, values in rollout.items()
-        if name in PER_TOKEN and values.shape[1] == rollout["completion_ids"].shape[1]
+        if name in PER_TOKEN and values.ndim == 2 and values.shape[1] == rollout["completion_ids"].shape[1]
     }
     replaced = []
     for group, stored, weight in chosen:
@@ -213,7 +219,11 @@ def put_groups(
             if table is not None:
                 renumbered = [numbers[index] for index in stored.mask_of_token[j].tolist()]
                 per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
-            rollout["advantages"][i] = weight * stored.advantages[j].to(device)
+            advantages = weight * stored.advantages[j].to(device)
+            if "advantages" in per_token:
+                per_token["advantages"][i] = advantages[: len(completions[i])]
+            else:
+                rollout["advantages"][i] = advantages
     for name, tensors, value, side in (
         ("prompt", prompts, pad_id, "left"),
         ("completion", completions, pad_id, "right"),

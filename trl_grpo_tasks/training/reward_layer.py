@@ -14,6 +14,7 @@ from ..rewards.judge import text_of
 from ..task import Task
 from .advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
 from .config import TaskGRPOConfig
+from .credit import StepFinder, check_credit_task, step_credits, token_credits
 from .dataset import task_dataset
 from .scoring_layer import ScoringLayer
 
@@ -32,6 +33,7 @@ class RewardLayer(ScoringLayer):
         task: Task | None,
         **kwargs: Any,
     ):
+        check_credit_task(args, task)
         self._rewards: TaskRewards | None = None
         if task is not None:
             if reward_funcs is not None or args.reward_weights is not None:
@@ -48,6 +50,9 @@ class RewardLayer(ScoringLayer):
             self.reward_weights = torch.tensor(self._rewards.weights, dtype=torch.float32)
             if self._tokenizer.chat_template is None:
                 self._tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+        if args.step_credit and self.tools:
+            raise ValueError("step_credit does not work with tools, whose results are in the text; set step_credit=0")
+        self._steps = StepFinder(self._tokenizer)
 
     @property
     def _group_size(self) -> int:
@@ -127,6 +132,14 @@ class RewardLayer(ScoringLayer):
             metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
             advantages_N = clipped
         without_signal_P = without_signal(totals_P_G, advantages_N.view(-1, size))
+        credits_N: list[list[float]] = []
+        if args.step_credit and self.model.training:  # in evaluation only the loss would show it
+            scores_N = gather_object([outcome.prefix_scores for outcome in self.latest_rollout.outcomes])
+            credits_N = step_credits(scores_N, size, args.gamma)
+            has_credit_N = torch.tensor([any(credits) for credits in credits_N], device=without_signal_P.device)
+            without_signal_P &= ~has_credit_N.view(-1, size).any(1)
+            metrics["step_credit/steps"].append(sum(map(len, credits_N)) / len(credits_N))
+            metrics["step_credit/unscored"].append(scores_N.count(None) / len(scores_N))
         self.latest_rollout.without_signal_P = without_signal_P
         metrics["groups_without_signal"].append(without_signal_P.float().mean().item())
         if self._rewards is not None:
@@ -135,6 +148,8 @@ class RewardLayer(ScoringLayer):
                     metrics[f"{name}@{k}"].append(value)
         if args.advantage_estimator != "grpo" or args.advantage_clip is not None:
             self._put_advantages(output, advantages_N)
+        if credits_N:
+            self._add_credit(output, credits_N)
 
     def _put_advantages(self, output: dict[str, Any], advantages_N: torch.Tensor) -> None:
         """Replace TRL's advantages in a rollout and in the table of logged completions."""
@@ -145,6 +160,21 @@ class RewardLayer(ScoringLayer):
         for _ in range(min(len(logged), len(advantages_N))):
             logged.pop()
         logged.extend(advantages_N.tolist())
+
+    def _add_credit(self, output: dict[str, Any], credits_N: list[list[float]]) -> None:
+        """Give every token the advantage of its completion plus the weighted credit of its step."""
+        record, local = self.latest_rollout, len(output["advantages"])
+        first = self.accelerator.process_index * local
+        scores_B = [outcome.prefix_scores for outcome in record.outcomes]
+        credits_B = credits_N[first : first + local]
+        mask_B_T, advantages_B = output["completion_mask"], output["advantages"]
+        credits_B_T = self.args.step_credit * token_credits(
+            self._steps, record.completion_ids, record.completions, scores_B, credits_B, mask_B_T.shape[1]
+        ).to(advantages_B)
+        output["advantages"] = (advantages_B[:, None] + credits_B_T) * mask_B_T
+        sums = torch.stack([(credits_B_T * mask_B_T).abs().sum(), mask_B_T.sum().to(advantages_B)])
+        credit, tokens = gather(sums).view(-1, 2).sum(0).tolist()
+        self._metrics[self._mode]["step_credit/mean_abs"].append(credit / max(tokens, 1))
 
     # ---- checkpoints
 

@@ -171,8 +171,11 @@ class ScoringLayer(GenerationLayer):
     def _log_loss_parts(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> None:
         """Token means of the policy-gradient loss before clipping and of the log-probs; the KL penalty."""
         mask_B_T, advantages_B, metrics = self._loss_mask(inputs), inputs["advantages"], self._metrics[self._mode]
+        advantages_B_T = advantages_B if advantages_B.ndim == 2 else advantages_B[:, None]
+        if advantages_B.ndim == 2:  # with step_credit
+            advantages_B = (advantages_B_T * mask_B_T).sum(1) / mask_B_T.sum(1).clamp(min=1)
         ratios_B_T = (logps_B_T - inputs.get("old_per_token_logps", logps_B_T)).exp()
-        sums = [-(ratios_B_T * advantages_B[:, None] * mask_B_T).sum(), (logps_B_T * mask_B_T).sum(), mask_B_T.sum()]
+        sums = [-(ratios_B_T * advantages_B_T * mask_B_T).sum(), (logps_B_T * mask_B_T).sum(), mask_B_T.sum()]
         sums += [advantages_B.sum(), torch.tensor(len(advantages_B), device=mask_B_T.device)]
         pg, logp, tokens, advantage, rows = self.accelerator.reduce(torch.stack([x.float() for x in sums])).tolist()
         metrics["pg_loss"].append(pg / max(tokens, 1))

@@ -168,13 +168,18 @@ class Reading:
 
     structure: Structure
     problems: list[str] = field(default_factory=list)
-    lines: int = 0
+    is_brick: list[bool] = field(default_factory=list)  # of each line that is not empty: whether it is a brick
+
+    @property
+    def lines(self) -> int:
+        return len(self.is_brick)
 
 
 def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Reading:
     """Parse absolute or pivot text, which may be mixed. Any text gives a Reading; invalid lines become problems."""
     bricks: list[Brick] = []
     problems = []
+    is_brick = []
     lines = text.strip().split("\n", READ_LIMIT)
     if len(lines) > READ_LIMIT:
         problems.append(f"only the first {READ_LIMIT} lines are read")
@@ -182,11 +187,12 @@ def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Readin
     lines = [line for line in map(str.strip, lines) if line]
     for number, line in enumerate(lines, 1):
         brick = _brick_of(line, bricks, max_offset)
+        is_brick.append(isinstance(brick, Brick))
         if isinstance(brick, Brick):
             bricks.append(brick)
         else:
             problems.append(f"line {number}, {line[:40]!r}: {brick}")
-    return Reading(Structure(tuple(bricks), world), problems, len(lines))
+    return Reading(Structure(tuple(bricks), world), problems, is_brick)
 
 
 def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | str:

@@ -18,6 +18,7 @@ from .levels import LEVELS
 from .reward import Judgement, facts, judge, verdict
 from .solvers import BACKENDS
 from .stability import SolverError
+from .steps import prefix_scores
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
 
 if TYPE_CHECKING:
@@ -190,6 +191,19 @@ class BrickTask(Task):
         except SolverError:
             return None
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
+
+    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
+        given = self.options
+        try:
+            return prefix_scores(
+                completion,
+                row,
+                max_bricks=given.max_bricks,
+                backend=given.stability_backend,
+                max_offset=given.max_offset_distance,
+            )
+        except SolverError:
+            return None
 
     def judge(self, row: Row, completion: str) -> Judgement:
         given = self.options

@@ -12,6 +12,7 @@ from . import data
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import VARIANTS, manual, question
+from .reading import block_ends
 from .results import Result
 from .simulator import simulate
 from .tree import ROOT, Block, ConstructionTree, block_json
@@ -109,6 +110,21 @@ class MachineTask(Task):
         if problems:
             return self._failed("; ".join(problems), {"problems": problems[:20]})
         return self._scored(row, tree, self._run(row, tree))
+
+    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]]:
+        """Return 1 after each block with which the machine can be built so far, 0 from the first problem on.
+
+        The blocks are those of the first list. The last score is that of the whole answer, which may be another list.
+        """
+        pairs: list[tuple[int, float]] = []
+        sound = True
+        start, ends = block_ends(completion)
+        for count, end in enumerate(ends, 1):
+            if sound:
+                tree, problems = _read(row, completion[start:end] + "]")
+                sound = not problems if count > 1 else tree.blocks == (ROOT,)  # the start block alone is no machine
+            pairs.append((end, float(sound)))
+        return [*pairs, (len(completion), float(not _read(row, completion)[1]))]
 
     def _scored(self, row: Row, tree: ConstructionTree, result: Result) -> Score | None:
         if result.timed_out:

@@ -9,6 +9,7 @@ multiplet to the prompt.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -58,6 +59,13 @@ def square_threshold_reward(mass: float, threshold: float = THRESHOLD_GEV) -> fl
     return -(math.log10(threshold / max(mass, _LIGHTEST)) ** 2)
 
 
+def anomaly_reward(coefficients: Mapping[str, Fraction]) -> float:
+    """Return the component "anomalies": 1 if every coefficient is zero, at least WORST["anomalies"] otherwise."""
+    # The mean, not the sum: otherwise every additional group would earn a bonus.
+    cancelled = [1.0 if not value else log_reward(value) for value in coefficients.values()]
+    return _at_least("anomalies", sum(cancelled) / max(1, len(cancelled)))
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The result of judging a theory; `problems` has a message for each component that prevents success."""
@@ -77,9 +85,7 @@ def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHO
     broken = {name: value for name, value in coefficients.items() if value}
     if broken:
         problems["anomalies"] = "anomalies: " + ", ".join(f"{name} = {value}" for name, value in broken.items())
-    # The mean, not the sum: otherwise every additional group would earn a bonus.
-    cancelled = [1.0 if not value else log_reward(value) for value in coefficients.values()]
-    components = {"anomalies": _at_least("anomalies", sum(cancelled) / max(1, len(cancelled)))}
+    components = {"anomalies": anomaly_reward(coefficients)}
 
     too_strong = [
         y for term in theory.terms if isinstance(term, Yukawa) for y in term.values if abs(y) >= PERTURBATIVE
