@@ -8,7 +8,12 @@ from typing import Any
 
 def shards_weights(args: Any) -> bool:
     """Whether processes will hold parts of the weights: FSDP or ZeRO-3."""
-    return _fsdp(args)[0] > 0 or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3)
+    return _fsdp(args)[0] > 0 or is_zero3(args)
+
+
+def is_zero3(args: Any) -> bool:
+    """Whether DeepSpeed will shard the weights."""
+    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
 
 
 def check_sharding(args: Any) -> None:
@@ -16,10 +21,10 @@ def check_sharding(args: Any) -> None:
     fsdp, fsdp_checkpoints = _fsdp(args)
     if fsdp == 1:
         moving = args.reference_mode != "static"
-        if moving or args.replay_size or args.constrain or args.sampling_filters:
+        if moving or args.replay_size or args.own_successes or args.constrain or args.sampling_filters:
             raise ValueError(
-                "moving references, replay, constraints and sampling filters do not work with the first version of "
-                "FSDP; use FSDP2 (fsdp_version: 2), DDP or DeepSpeed"
+                "moving references, replay, own successes, constraints and sampling filters do not work with the "
+                "first version of FSDP; use FSDP2 (fsdp_version: 2), DDP or DeepSpeed"
             )
     if fsdp and fsdp_checkpoints.upper() not in ("FULL_STATE_DICT", "1"):
         raise ValueError(
