@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .sharded_options import is_zero3
-
 MOST_PER_ROW = 4  # different successes that are kept per row
 
 
@@ -27,11 +25,6 @@ def check_own_successes(args: Any) -> None:
         raise ValueError("relabel=True stores samples among the own successes; set own_successes, for example to 512")
     if args.own_successes and args.use_vllm:
         raise ValueError("own_successes does not work with use_vllm; set one of them to 0 or False")
-    if args.own_successes and is_zero3(args):
-        raise ValueError(
-            "own_successes adds a forward pass to each loss, which has not been tested with ZeRO-3; set it to 0, or "
-            "use FSDP2, DDP or ZeRO-2"
-        )
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,7 @@ from typing import Any
 
 def shards_weights(args: Any) -> bool:
     """Whether processes will hold parts of the weights: FSDP or ZeRO-3."""
-    return _fsdp(args)[0] > 0 or is_zero3(args)
-
-
-def is_zero3(args: Any) -> bool:
-    """Whether DeepSpeed will shard the weights."""
-    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+    return _fsdp(args)[0] > 0 or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3)
 
 
 def check_sharding(args: Any) -> None:

@@ -23,6 +23,7 @@ class _Target:
     """A shape that rows of a level ask for: with each of these weights, if `support` is thick enough for it."""
 
     level: str
+    category: str
     requests: tuple[Request, ...]
     support: int | None
 
@@ -30,7 +31,8 @@ class _Target:
 def rows_like(
     structure: Structure, row: Row, levels: Sequence[str], least_iou: float, prompt_style: str
 ) -> Iterator[dict[str, Any]]:
-    """Generate training rows of these levels whose target has at least this IoU with the structure, the best first.
+    """Generate training rows of these levels whose target has at least this IoU with the structure, the best first,
+    and the category of `row` first among equals.
 
     Of the weights that a support is meant for, those that `row` asks for come first, then the lightest. Rows with the
     gold answer and the weights of `row` are left out. The caption is as detailed as that of `row` where it can be.
@@ -41,9 +43,8 @@ def rows_like(
     shared_R = cells_R_C[:, structure.occupied.ravel()].sum(1)
     iou_R = shared_R / (cells_R_C.sum(1) + np.count_nonzero(structure.occupied) - shared_R)
     asked = tuple(load["grams"] for load in row["loads"])
-    for index in np.argsort(-iou_R, kind="stable"):
-        if iou_R[index] < least_iou:
-            return
+    like = np.flatnonzero(iou_R >= least_iou)
+    for index in sorted(like, key=lambda index: (-iou_R[index], targets[index].category != row["category"])):
         target = targets[index]
         for request in sorted(target.requests, key=lambda request: (request.grams != asked, request.grams)):
             if target.support is None or design(request, LEVELS[target.level].world).support == target.support:
@@ -70,7 +71,7 @@ def _targets(levels: tuple[str, ...], world: int) -> tuple[list[_Target], np.nda
                 if max(shape.shape) <= LEVELS[level].world:
                     voxels = np.zeros((world,) * 3, dtype=bool)
                     voxels[tuple(map(slice, shape.shape))] = shape
-                    targets.append(_Target(level, tuple(requests), support))
+                    targets.append(_Target(level, name, tuple(requests), support))
                     cells.append(voxels.ravel())
     return targets, np.stack(cells) if cells else np.empty((0, world**3), dtype=bool)
 
