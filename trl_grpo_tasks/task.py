@@ -199,6 +199,14 @@ class Task:
         """Return a normal form that is equal for equivalent completions; evaluations count distinct answers by it."""
         return completion.strip()
 
+    def relabel(self, row: Row, completion: str) -> Row | None:
+        """Return another training row that this completion, which fails for `row`, may solve; None if there is none.
+
+        `--relabel` scores the completion with the new row and stores it if it is a success. The row must be one that
+        `dataset` could return for the training split: a row of the test split would spoil evaluations.
+        """
+        return None
+
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         """Return the files to save with a completion, beside its text: file name -> content."""
         picture = self.render(row, completion)

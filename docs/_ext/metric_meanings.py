@@ -43,6 +43,11 @@ TRAINING = {
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",
     "replay/age": "Mean age of these stored groups in optimizer steps.",
+    "own_successes/size": "Successes in the store. Logged with `own_successes`.",
+    "own_successes/loss": "Negative log-likelihood per token of the imitated samples, before its weight. It falls as "
+    "the model repeats what it has found.",
+    "own_successes/relabelled": "Stored samples that failed for their own prompt and solve another. Logged with "
+    "`relabel`.",
     "perf/reward_seconds": "Mean seconds that the score of a completion took.",
     "perf/vllm_mask_ms": "Milliseconds per pass that the CPU spends on the masks of a colocated vLLM. On a GPU they "
     "pass while the model runs.",

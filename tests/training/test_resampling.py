@@ -32,8 +32,8 @@ class ScriptedTrainer(TaskGRPOTrainer):
         return ids, None
 
 
-def make(tiny_path, folder, script, **options):
-    trainer = ScriptedTrainer(tiny_path, args=config(folder, max_steps=1, **options), task=ToyTask())
+def make(tiny_path, folder, script, task=None, steps=1, **options):
+    trainer = ScriptedTrainer(tiny_path, args=config(folder, max_steps=steps, **options), task=task or ToyTask())
     trainer.script, trainer.current_gradient_accumulation_steps = list(script), 1
     trainer.model.train()
     return trainer

@@ -20,6 +20,13 @@ HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 ZERO3 = pytest.param("zero3", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed is not installed"))
 FORCED = "tests.training.test_forced_distributed:HalfForced"
 EMA = {"reference_mode": "ema", "ema_alpha": 0.7}
+OWN = {
+    "constrain": True,
+    "own_successes": 8,
+    "own_successes_fraction": 0.5,
+    "own_successes_weight": 1.0,
+    "max_steps": 4,
+}
 CASES = {
     "plain": {},
     "constraint": {"constrain": True, "kl_target": 0.01, "curriculum": True, "curriculum_window": 4},
@@ -32,6 +39,10 @@ CASES = {
     "ema": {"constrain": True, "eval_strategy": "steps", "eval_steps": 1, **EMA},
     "lora-ema": {"constrain": True, "lora": True, **EMA},
     "periodic": {"reference_mode": "periodic", "reference_update_freq": 1},
+    "own": OWN,
+    "lora-own": OWN | {"lora": True, "share_prompts": True},
+    # All tokens of the only success are forced.
+    "forced-own": OWN | {"gradient_checkpointing": True, "task": FORCED},
     "lora-periodic": {"reference_mode": "periodic", "reference_update_freq": 1, "lora": True},
 }
 # Each process has its own replay buffer, and shuffles its own rollout: these are compared with DDP.
@@ -47,6 +58,7 @@ RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}}
 METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
 METRICS |= {"constraint/forced_fraction", "constraint/allowed_tokens", "sampling/allowed_tokens", "eval_kl"}
 METRICS |= {"eval_reward", "replay/size", "replay/replaced_groups", "replay/age"}
+METRICS |= {"own_successes/size", "own_successes/loss"}
 # Batches of 4 for the 9 samples: in the last round, one process has a single row and the other none.
 RUN = {"cold_start_steps": 4, "constrain": True, "beta": 0.02, "reference_mode": "ema", "eval_rows": 3}
 RUN |= {"num_samples": 3, "per_device_eval_batch_size": 4, "per_device_train_batch_size": 4, "save_steps": 2}

@@ -27,6 +27,7 @@ FINGERPRINTS = {
     "GRPOTrainer._load_optimizer_and_scheduler": "5c1772becdfd7fdb",
     "GRPOTrainer._prepare_inputs": "f824e7fb07147956",
     "GRPOTrainer._save_checkpoint": "ec91bde123649111",
+    "GRPOTrainer._tokenize_prompts": "d2d27f7c9bfda85f",
     "GRPOTrainer.get_high_entropy_mask": "ce6e86287bac23d6",
     "GRPOTrainer.log": "1e7772819cc8cf09",
     "utils.add_fused_lm_head": "422d009f04b66659",
@@ -100,7 +101,7 @@ def test_every_override_calls_super():
     from trl_grpo_tasks import TaskGRPOTrainer
 
     layers = TaskGRPOTrainer.__mro__[: TaskGRPOTrainer.__mro__.index(GRPOTrainer)]
-    assert len(layers) == 6
+    assert len(layers) == 7
     for cls in layers:
         for name, method in vars(cls).items():
             if inspect.isfunction(method) and hasattr(GRPOTrainer, name):

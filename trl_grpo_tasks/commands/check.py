@@ -279,6 +279,11 @@ def _check_render(task: Task, label: str, row: Row) -> None:
             isinstance(form, str),
             f"canonical must return text; it returned {form!r} ({label}, completion {text[:80]!a})",
         )
+        new = task.relabel(row, text)
+        _require(
+            new is None or (isinstance(new, dict) and "prompt" in json.loads(json.dumps(new))),
+            f"relabel must return None or a row; it returned {new!r:.80} ({label}, completion {text[:80]!a})",
+        )
 
 
 def _check_group(task: Task, label: str, row: Row) -> None:

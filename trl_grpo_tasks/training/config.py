@@ -14,6 +14,7 @@ from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
 from .credit import check_credit
+from .own_successes import check_own_successes
 from .sharded_options import check_sharding
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -211,6 +212,22 @@ class TaskGRPOConfig(GRPOConfig):
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
     replay_beta: float = option(0.4, "How far importance weights correct for that preference. 1: fully.")
 
+    # Own successes
+    own_successes: int = option(
+        0,
+        "Number of verified successes of the model that are stored and imitated. 0: none. The store keeps the best of "
+        "each row, and prefers rows that are seldom solved.",
+    )
+    own_successes_fraction: float = option(
+        0.25, "Stored samples that each batch imitates, relative to per_device_train_batch_size; at least one."
+    )
+    own_successes_weight: float = option(
+        0.1, "Weight of the imitation in the loss: of the negative log-likelihood per token of the stored samples."
+    )
+    relabel: bool = option(
+        False, "Also store failed completions as successes of another row that they solve, where the task finds one."
+    )
+
     # Curriculum
     curriculum: bool = option(
         False, "Train on one level of the task at a time; the success rate decides when the level changes."
@@ -278,6 +295,7 @@ class TaskGRPOConfig(GRPOConfig):
         self._check_reference()
         check_sharding(self)
         check_credit(self)
+        check_own_successes(self)
         self._check_replay()
         self._check_sampling()
         if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):

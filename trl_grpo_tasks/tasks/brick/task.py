@@ -15,6 +15,7 @@ from .data import ALL, decode_voxels, loads_on, make_row, make_rows
 from .designs import encode_voxels
 from .editor import EDITORS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
 from .levels import LEVELS
+from .relabel import rows_like
 from .reward import Judgement, facts, judge, verdict
 from .solvers import BACKENDS
 from .stability import SolverError
@@ -231,6 +232,24 @@ class BrickTask(Task):
     def canonical(self, row: Row, completion: str) -> str:
         reading = parse(completion, row["world"], self.options.max_offset_distance)
         return super().canonical(row, completion) if reading.problems else reading.structure.canonical().text
+
+    def relabel(self, row: Row, completion: str) -> Row | None:
+        """Return the training row whose target is most like the structure, if it is like it enough for success.
+
+        Floating bricks are excluded here, and overloaded ones when the new row is scored.
+        """
+        given = self.options
+        reading = parse(completion, row["world"], given.max_offset_distance)
+        problems = reading.problems or reading.structure.problems(given.max_bricks) or reading.structure.floating
+        if row.get("voxels") is None or problems:
+            return None
+        levels = [
+            level
+            for level in self.levels
+            if level in LEVELS and row["world"] == (given.world_dim or LEVELS[level].world)
+        ]
+        made = next(rows_like(reading.structure, row, levels, given.success_iou, given.prompt_style), None)
+        return made if made is None or given.world_dim is None else self._in_world(made, given.world_dim)
 
     def constraint(self, tokenizer: Any) -> Constraint:
         from ...constraints import OneSpelling

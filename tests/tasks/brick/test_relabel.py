@@ -1,0 +1,96 @@
+"""A failed structure is the right answer to the row that it is relabelled with, a row of the training data."""
+
+import functools
+import json
+import random
+
+import pytest
+
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
+from trl_grpo_tasks.tasks.brick.structure import Structure, parse
+
+
+@functools.cache
+def task_and_rows(level, **options):
+    """The task, and all of its training rows and test rows."""
+    task = BrickTask(BrickOptions(brick_levels=[level], **options))
+    return task, task.dataset("train", None, 0), task.dataset("test", None, 0)
+
+
+def mutations(gold, rng):
+    """A gold structure with one layer twice, without one layer, without some bricks, and with a brick moved."""
+    top = max(brick.z for brick in gold.bricks)
+    layer, index = rng.randint(0, top), rng.randrange(len(gold))
+    bricks = gold.bricks
+    doubled = [b for b in bricks if b.z <= layer] + [b._replace(z=b.z + 1) for b in bricks if b.z >= layer]
+    cut = [b._replace(z=b.z - (b.z > layer)) for b in bricks if b.z != layer]
+    fewer = [b for b in bricks if rng.random() < 0.9]
+    moved = [b._replace(x=b.x + 1) if i == index else b for i, b in enumerate(bricks)]
+    return [Structure(tuple(made), gold.world).canonical().text for made in (doubled, cut, fewer, moved)]
+
+
+@pytest.mark.parametrize(("level", "least"), [("stack", 60), ("small", 40)])
+def test_mutated_golds_solve_the_row_that_they_are_relabelled_with(level, least):
+    task, train, test = task_and_rows(level, success_iou=0.95)  # so that most mutations fail
+    train_rows = {json.dumps(row) for row in train}
+    held_out = {row["caption"] for row in test}
+    rng, solved = random.Random(0), 0
+    for row in rng.sample(train, 120):
+        for text in mutations(parse(row["gold"], row["world"]).structure, rng):
+            new = None if task.score(row, text).success else task.relabel(row, text)
+            if new is None:
+                continue
+            assert json.dumps(new) in train_rows, "the generator makes this row, for training"
+            assert new["caption"] not in held_out and new["gold"] != row["gold"]
+            score = task.score(new, text)
+            assert score.info["iou"] >= task.options.success_iou
+            assert score.success == score.info["stable"], "what else can be wrong is its stability"
+            solved += score.success
+    assert solved >= least, solved
+
+
+def test_the_answer_to_another_row_is_recognised_with_its_weights():
+    task = BrickTask(BrickOptions(brick_levels=["carry"]))
+    rows = task.dataset("train", 150, 0)
+    rng, tried = random.Random(1), 0
+    for row in rows:
+        other = rng.choice(rows)
+        if not task.score(row, other["gold"]).success:
+            new, tried = task.relabel(row, other["gold"]), tried + 1
+            assert task.score(new, other["gold"]).success
+            assert new["voxels"] == other["voxels"]
+            assert task.row_of(new["caption"] + f", world {new['world']}") == new
+    assert tried > 120
+
+
+def test_an_overloaded_structure_is_right_for_a_smaller_weight():
+    task = BrickTask(BrickOptions(brick_levels=["carry"]))
+    thin = [row for row in task.dataset("train", 200, 0) if row["bad_label"] == "thin support"]
+    solved = 0
+    for row in thin:
+        new = task.relabel(row, row["bad"])
+        if new is not None and task.score(new, row["bad"]).success:
+            solved += 1
+            assert new["loads"][0]["grams"] < row["loads"][0]["grams"] or new["category"] != row["category"]
+    assert solved > len(thin) / 2 > 20
+
+
+@pytest.mark.parametrize("options", [{"world_dim": 12}, {"text_form": "pivot"}, {"prompt_style": "full"}])
+def test_rows_follow_the_options(options):
+    task = BrickTask(BrickOptions(brick_levels=["stack"], **options))
+    rows = task.dataset("train", 40, 0)
+    prompts = [row["prompt"] for row in task.dataset("train", None, 0)]
+    for row, other in zip(rows[:20], rows[20:], strict=True):
+        new = task.relabel(row, task.gold(other))
+        assert task.score(new, task.gold(other)).success and new["prompt"] in prompts and new["world"] == row["world"]
+
+
+def test_what_is_no_structure_or_has_no_target_is_not_relabelled():
+    task, rows, _ = task_and_rows("stack")
+    other = next(row for row in rows if row["gold"] != rows[0]["gold"])
+    for text in ("", "a tower", "2x4 (0,0,3)\n", other["gold"] + other["gold"]):
+        assert task.relabel(rows[0], text) is None
+    assert task.relabel(task.row_of("a cathedral, world 8"), other["gold"]) is None
+    published = BrickTask(BrickOptions(brick_data="tests/data/stabletext2brick.jsonl"))
+    row = published.dataset("train", 1, 0)[0]
+    assert published.relabel(row, row["gold"]) is None

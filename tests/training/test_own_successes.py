@@ -1,0 +1,260 @@
+"""Own successes are stored by a bounded policy, imitated with an exact gradient, and resumed bit for bit."""
+
+import json
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.toy import LETTERS, ToyTask
+from tests.support.training import config, parameters, run_processes, toy_trainer
+from tests.training.test_resampling import EQUAL, MIXED, make
+from tests.training.test_resume import ALL_ON
+from trl_grpo_tasks.training.own_successes import MOST_PER_ROW, Success, SuccessStore
+
+ON = {"own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 0.3}
+
+
+class RelabelTask(ToyTask):
+    """A completion of equal letters is the answer to the prompt with that letter. Of the other completions, it makes a
+    claim that is wrong."""
+
+    def relabel(self, row, completion):
+        letter = completion[:1]
+        return {"prompt": f"{letter}1x", "letter": letter, "level": "1"} if letter else None
+
+
+def success(row, answer, total, step=0):
+    return Success(row, answer, [1], [2, 3], total, step)
+
+
+def stored(store):
+    return [Success(**item) for kept in store.state_dict()["rows"] for item in kept]
+
+
+# ---- the store
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_store_is_bounded_and_keeps_the_best_of_each_row_and_rare_rows(seed):
+    rng = random.Random(seed)
+    capacity, rows = rng.randint(1, 12), [f"row {i}" for i in range(rng.randint(1, 10))]
+    store, seen = SuccessStore(capacity), defaultdict(dict)
+    for step in range(20):
+        batch = [success(rng.choice(rows), rng.choice("abcdefg"), rng.choice((1.0, 2.0, 3.0)), step) for _ in range(6)]
+        for s in batch:
+            seen[s.row][s.answer] = max(s.total, seen[s.row].get(s.answer, 0.0))
+        store.update(batch)
+        kept = stored(store)
+        assert len(kept) == len(store) <= capacity
+        assert len({(s.row, s.answer) for s in kept}) == len(kept), "answers of a row are distinct"
+        by_row = defaultdict(list)
+        for s in kept:
+            by_row[s.row].append(s.total)
+        assert all(len(totals) <= MOST_PER_ROW for totals in by_row.values())
+        if capacity >= len(rows):
+            assert by_row.keys() == seen.keys(), "no row that was ever solved is lost while rows fit"
+        if capacity >= len(rows) * MOST_PER_ROW:
+            for row, answers in seen.items():
+                assert sorted(by_row[row]) == sorted(answers.values())[-MOST_PER_ROW:], "the best are kept"
+
+
+def test_rows_that_are_often_solved_leave_first():
+    store = SuccessStore(2)
+    store.update([success("rare", "a", 1.0), *(success("common", "a", 1.0) for _ in range(5))])
+    store.update([success("new", "a", 0.5)])
+    assert {s.row for s in stored(store)} == {"rare", "new"}
+
+
+def test_draws_cover_all_rows_before_they_repeat_and_survive_a_checkpoint():
+    store = SuccessStore(10)
+    store.update(
+        [success(row, answer, 1.0) for row, answers in (("r", "abc"), ("s", "a"), ("t", "ab")) for answer in answers]
+    )
+    again = SuccessStore(10)
+    again.load_state_dict(json.loads(json.dumps(store.state_dict())))
+    orders = set()
+    for seed in range(20):
+        drawn = store.draw(14, random.Random(seed))
+        assert drawn == again.draw(14, random.Random(seed))
+        assert {s.row for s in drawn[:3]} == {"r", "s", "t"}
+        assert len({(s.row, s.answer) for s in drawn[:6]}) == 6
+        orders.add(tuple((s.row, s.answer) for s in drawn))
+    assert len(orders) > 5
+    assert SuccessStore(3).draw(4, random.Random(0)) == []
+
+
+# ---- the loss
+
+
+def hand_nll(model_path, trainer, answers, constrained):
+    """The negative log-likelihood per token of (prompt, letters) pairs, one at a time, by a dense softmax."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), trainer._tokenizer
+    letters, eos = tokenizer.convert_tokens_to_ids(list(LETTERS)), tokenizer.eos_token_id
+    total, tokens = 0.0, 0
+    for prompt, text in answers:
+        before = tokenizer(prompt)["input_ids"]
+        ids = [*tokenizer.convert_tokens_to_ids(list(text)), eos]
+        logits = model(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1] / trainer.temperature
+        for position, token in enumerate(ids):
+            row = logits[position]
+            if constrained:  # one to three letters, then the end
+                allowed = (letters if position < 3 else []) + ([eos] if position else [])
+                row = torch.full_like(row, -torch.inf).index_copy(0, torch.tensor(allowed), row[allowed])
+            total = total - row.log_softmax(0)[token]
+            tokens += 1
+    (total / tokens).backward()
+    return (total / tokens).item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
+def test_the_gradient_is_that_of_a_hand_computed_likelihood(tiny_path, tmp_path, constrain):
+    """Prompt a1x is solved by "a", "aa", "aaa", and by "aaa" again. With and without the feature, the gradients of the
+    loss differ by the weight times the gradient of the mean over tokens."""
+    script = ["a", "aa", "aaa", "bbb", *EQUAL]
+    options = {"constrain": constrain, "temperature": 0.7, "own_successes_fraction": 0.5}
+    gradients = []
+    for weight in (None, 0.3):
+        extra = {} if weight is None else {"own_successes": 8, "own_successes_weight": weight}
+        trainer = make(tiny_path, tmp_path / str(weight), script, **options, **extra)
+        output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+        trainer._compute_loss(trainer.model, output).backward()
+        gradients.append({name: p.grad for name, p in trainer.model.named_parameters()})
+    assert {s.answer for s in stored(trainer._successes)} == {"a", "aa", "aaa"}
+    prompt = trainer.train_dataset[0]["prompt"]
+    drawn = [(prompt, s.answer) for s in trainer._drawn(trainer._successes)]
+    assert len(drawn) == 4, "half of a batch of 8"
+    loss, expected = hand_nll(tiny_path, trainer, drawn, constrain)
+    assert trainer._metrics["train"]["own_successes/loss"] == [pytest.approx(loss, rel=1e-5)]
+    assert trainer._metrics["train"]["own_successes/size"] == [3]
+    for name, gradient in expected.items():
+        difference = gradients[1][name] - gradients[0][name]
+        torch.testing.assert_close(difference, 0.3 * gradient, atol=1e-6, rtol=1e-4, msg=name)
+        assert constrain or gradient.abs().sum() > 0
+
+
+def test_with_decisions_forced_tokens_do_not_count(tiny_path, tmp_path):
+    trainer = make(
+        tiny_path, tmp_path, ["aaa", "bbb", "bb", "b", *EQUAL], constrain=True, loss_tokens="decisions", **ON
+    )
+    trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8))
+    prompt = trainer.train_dataset[0]["prompt"]
+    loss, _ = hand_nll(tiny_path, trainer, [(prompt, "aaa")], True)  # the end after three letters is forced
+    assert trainer._metrics["train"]["own_successes/loss"] == [pytest.approx(loss * 4 / 3, rel=1e-5)]
+
+
+def test_nothing_is_imitated_before_the_first_success_or_in_evaluations(tiny_path, tmp_path):
+    trainer = make(tiny_path, tmp_path, [*EQUAL, *EQUAL, *MIXED, *MIXED], **ON)
+    trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8))
+    assert trainer._metrics["train"]["own_successes/size"] == [0]
+    assert "own_successes/loss" not in trainer._metrics["train"]
+    trainer.model.eval()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert len(trainer._successes) == 0
+
+
+def test_successes_of_new_groups_are_stored_too(tiny_path, tmp_path):
+    trainer = make(tiny_path, tmp_path, [*EQUAL, *EQUAL, *(c * 2 for c in "abcdabcd")], resample_rounds=1, **ON)
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert {s.row for s in stored(trainer._successes)} == {
+        trainer._train_example(trainer._draw(0, place))["row"] for place in range(2)
+    }
+
+
+# ---- relabelling
+
+
+@pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
+def test_failed_completions_are_stored_with_a_prompt_that_they_solve(tiny_path, tmp_path, constrain):
+    options = ON | {"relabel": True, "constrain": constrain}
+    trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=RelabelTask(), **options)
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    found = {(json.loads(s.row)["prompt"], s.answer, s.is_relabelled) for s in stored(trainer._successes)}
+    assert found == {("b1x", "bb", True), ("a1x", "a", False), ("c1x", "ccc", True), ("d1x", "dd", True)}
+    for s in stored(trainer._successes):
+        assert s.prompt_ids == trainer._tokenizer(json.loads(s.row)["prompt"])["input_ids"]
+    trainer._compute_loss(trainer.model, output)
+    assert trainer._metrics["train"]["own_successes/relabelled"] == [3]
+
+
+# ---- runs
+
+
+def test_resuming_at_every_step_is_bit_identical(tiny_path, tmp_path):
+    """With replay, dynamic sampling, a curriculum and a moving reference. A rollout lasts for four steps."""
+    options = ALL_ON | ON | {"own_successes": 3, "relabel": True, "max_steps": 6, "logging_steps": 1}
+    options |= {"save_steps": 1, "save_total_limit": None}
+    whole = toy_trainer(tiny_path, tmp_path, task=RelabelTask(), **options)
+    whole.train()
+    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
+    logged = [json.loads(line) for line in metrics.splitlines()]
+    assert all(0 < line["own_successes/size"] <= 3 for line in logged) and logged[-1]["own_successes/loss"] > 0
+    for step in (1, 3, 4, 5):
+        again = toy_trainer(tiny_path, tmp_path, task=RelabelTask(), **options)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        for name, p in again.model.named_parameters():
+            assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
+        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+        assert again._successes.state_dict() == whole._successes.state_dict()
+
+
+def test_imitation_raises_the_likelihood_of_a_rare_success(tiny_path, tmp_path):
+    """Without advantages, only the imitation moves the model."""
+    trainer = make(tiny_path, tmp_path, ["a", *["dd"] * 7] * 15, own_successes=8, own_successes_weight=1.0,
+                   component_weights={"match": 0.0, "short": 0.0}, steps=15)  # fmt: skip
+    trainer.train()
+    losses = [line["own_successes/loss"] for line in trainer.state.log_history if "own_successes/loss" in line]
+    assert len(losses) >= 10 and losses[-1] < losses[0] - 0.5
+
+
+SCRIPT = """
+from tests.training.test_own_successes import RelabelTask
+from tests.support.training import config
+from tests.training.test_resampling import ScriptedTrainer
+trainer = ScriptedTrainer(model, args=config(output_dir, **options), task=RelabelTask())
+texts = ["a", "aa", "bb", "ab", "dd", "dd", "dd", "dd", "c", "cc", "b", "bc", "x", "x", "x", "x"]
+rank, size = trainer.accelerator.process_index, len(texts) // trainer.accelerator.num_processes
+trainer.script = texts[rank * size : (rank + 1) * size] * 10
+trainer.args.remove_unused_columns = False
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tiny_path, tmp_path):
+    """With the same batch in total. One process has no success of its own in some steps."""
+    options = ON | {"max_steps": 3, "relabel": True, "gradient_accumulation_steps": 1, "own_successes": 6}
+    runs = [
+        run_processes(SCRIPT, tiny_path, tmp_path / f"run{n}", n, options | {"per_device_train_batch_size": 16 // n})
+        for n in (1, 2)
+    ]
+    (weights, log), (their_weights, their_log) = runs
+    for name, value in weights.items():
+        torch.testing.assert_close(value, their_weights[name], atol=1e-5, rtol=1e-4, msg=name)
+    names = ("own_successes/size", "own_successes/loss", "own_successes/relabelled")
+    for ours, theirs in zip(log, their_log, strict=True):
+        assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"own_successes": -1}, "own_successes=-1 must be at least 0"),
+        ({"own_successes_fraction": 0.0}, "own_successes_fraction=0.0"),
+        ({"own_successes_weight": 0.0}, "own_successes_weight=0.0"),
+        ({"relabel": True}, "set own_successes"),
+        ({"own_successes": 8, "use_vllm": True}, "own_successes does not work with use_vllm"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **options)
+
+
+def test_a_task_without_relabel_is_refused(tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="task 'toy' does not define relabel"):
+        toy_trainer(tiny_path, tmp_path, own_successes=8, relabel=True)

@@ -1,0 +1,85 @@
+"""Hindsight: the training row that asks for what a structure is, whatever was asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...task import Row
+from .captions import choices
+from .catalogue import CATEGORIES, Request
+from .data import make_row
+from .designs import design
+from .levels import LEVELS
+from .structure import Structure
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A shape that rows of a level ask for: with each of these weights, if `support` is thick enough for it."""
+
+    level: str
+    category: str
+    requests: tuple[Request, ...]
+    support: int | None
+
+
+def rows_like(
+    structure: Structure, row: Row, levels: Sequence[str], least_iou: float, prompt_style: str
+) -> Iterator[dict[str, Any]]:
+    """Generate training rows of these levels whose target has at least this IoU with the structure, the best first,
+    and the category of `row` first among equals.
+
+    Of the weights that a support is meant for, those that `row` asks for come first, then the lightest. Rows with the
+    gold answer and the weights of `row` are left out. The caption is as detailed as that of `row` where it can be.
+    """
+    targets, cells_R_C = _targets(tuple(levels), structure.world)
+    if not targets:
+        return
+    shared_R = cells_R_C[:, structure.occupied.ravel()].sum(1)
+    iou_R = shared_R / (cells_R_C.sum(1) + np.count_nonzero(structure.occupied) - shared_R)
+    asked = tuple(load["grams"] for load in row["loads"])
+    like = np.flatnonzero(iou_R >= least_iou)
+    for index in sorted(like, key=lambda index: (-iou_R[index], targets[index].category != row["category"])):
+        target = targets[index]
+        for request in sorted(target.requests, key=lambda request: (request.grams != asked, request.grams)):
+            if target.support is None or design(request, LEVELS[target.level].world).support == target.support:
+                details = _details(target.level)[request]
+                detail = row["detail"] if row["detail"] in details else max(details)
+                made = make_row(target.level, request, detail, prompt_style)
+                if (made["gold"], made["loads"]) != (row["gold"], row["loads"]):
+                    yield made
+
+
+@functools.cache
+def _targets(levels: tuple[str, ...], world: int) -> tuple[list[_Target], np.ndarray]:
+    """Return the shapes that training rows ask for, and the cells of each as a row, in a world of this size."""
+    targets, cells = [], []
+    for level in levels:
+        by_shape: dict[tuple[Any, ...], list[Request]] = {}
+        for request in LEVELS[level].requests():
+            if not request.is_held_out:
+                by_shape.setdefault((request.category, request.params), []).append(request)
+        for (name, params), requests in by_shape.items():
+            category = CATEGORIES[name]
+            for support in category.supports(dict(params)) if category.support else [None]:
+                shape = category.build(**dict(params), **({category.support: support} if category.support else {}))
+                if max(shape.shape) <= LEVELS[level].world:
+                    voxels = np.zeros((world,) * 3, dtype=bool)
+                    voxels[tuple(map(slice, shape.shape))] = shape
+                    targets.append(_Target(level, name, tuple(requests), support))
+                    cells.append(voxels.ravel())
+    return targets, np.stack(cells) if cells else np.empty((0, world**3), dtype=bool)
+
+
+@functools.cache
+def _details(level: str) -> dict[Request, set[int]]:
+    """Return the levels of detail at which the caption of each request is unambiguous."""
+    details: dict[Request, set[int]] = {}
+    for request, detail in choices(level):
+        details.setdefault(request, set()).add(detail)
+    return details
