@@ -15,6 +15,7 @@ from ..task import Task
 
 ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single sample
 MOST_BYTES = 4_500_000  # limit for all pictures of a page, as encoded in the page
+MOST_KEPT = 200  # pictures kept for the next version of a page; those used least recently are dropped
 LONGEST_HTML = 60_000  # characters; longer HTML pictures are replaced by a note
 Sample = dict[str, Any]
 
@@ -147,7 +148,10 @@ class Pictures:
             start = time.monotonic()
             self._drawn[key] = self._draw(sample)
             self._seconds += time.monotonic() - start
-        return self._drawn[key]
+            if len(self._drawn) > MOST_KEPT:
+                del self._drawn[next(iter(self._drawn))]
+        self._drawn[key] = picture = self._drawn.pop(key)  # the last in the order of use
+        return picture
 
     def _draw(self, sample: Sample) -> str | bytes | Note:
         try:

@@ -13,6 +13,7 @@ from ..constraints.filters import SamplingFilters
 from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
+from .archive import check_archive
 from .sharded_options import check_sharding
 
 REFERENCE_MODES = ("static", "ema", "periodic")
@@ -202,6 +203,18 @@ class TaskGRPOConfig(GRPOConfig):
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
     replay_beta: float = option(0.4, "How far importance weights correct for that preference. 1: fully.")
 
+    # Archive
+    archive: int = option(
+        0,
+        "Archive distinct successful answers of the rollouts: at most this many, those with the best scores, are "
+        "stored in archive.jsonl. 0: no archive.",
+    )
+    novelty_weight: float = option(
+        0.0,
+        "Weight of the reward component 'novelty', which is 1 / sqrt(1 + times that the archive has seen the answer "
+        "in earlier rollouts) for a success, and 0 for a failure.",
+    )
+
     # Curriculum
     curriculum: bool = option(
         False, "Train on one level of the task at a time; the success rate decides when the level changes."
@@ -268,6 +281,7 @@ class TaskGRPOConfig(GRPOConfig):
             )
         self._check_reference()
         check_sharding(self)
+        check_archive(self)
         self._check_replay()
         self._check_sampling()
         if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):

@@ -15,12 +15,12 @@ import torch
 from accelerate.utils import gather, gather_object
 from trl.trainer.utils import use_adapter
 
+from .archive_layer import ArchiveLayer
 from .reference import ADAPTER
 from .replay import ReplayBuffer, StoredGroup, groups_of, put_groups
-from .reward_layer import RewardLayer
 
 
-class GroupLayer(RewardLayer):
+class GroupLayer(ArchiveLayer):
     """Processes hold whole groups; all of them know which groups of a rollout have no signal."""
 
     def __init__(self, *args: Any, **kwargs: Any):
