@@ -144,7 +144,8 @@ class FaultyTask(ToyTask):
 def test_forms_that_fail_or_take_too_long_are_texts(monkeypatch, capsys):
     monkeypatch.setattr(module, "SECONDS_PER_FORM", 0.2)
     forms = CanonicalForms(FaultyTask())
-    assert [forms.of("{}", text) for text in (" a", "c", "d", "b", " a", "c")] == ["a", "same", "same", "b", "a", "same"]
+    texts = [" a", "c", "d", "b", " a", "c"]
+    assert [forms.of("{}", text) for text in texts] == ["a", "same", "same", "b", "a", "same"]
     assert FaultyTask.calls == 4, "forms are cached"
     said = capsys.readouterr()
     assert (said.out + said.err).count("canonical of task 'toy' failed (RuntimeError: no form)") == 1
@@ -212,7 +213,8 @@ def test_files_are_written_with_checkpoints_and_replace_older_ones(tiny_path, tm
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "archive": 100}
     trainer = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
     trainer.train()
-    assert len(written) == 4 and written[0] == 0 and written[-1] == trainer._archive.distinct == len(lines_of(tmp_path))
+    assert len(written) == 4 and written[0] == 0
+    assert written[-1] == trainer._archive.distinct == len(lines_of(tmp_path))
     monkeypatch.setattr(Archive, "write", lambda self, folder: (tmp_path / "none" / "x").read_text())
     toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options).train()  # a full disk does not end the run
 
