@@ -9,7 +9,7 @@ import pytest
 from tests.report.test_page import page_of
 from tests.support.run_folders import PngTask, before_and_after, rows, write_run
 from tests.support.toy import ToyTask
-from trl_grpo_tasks.report import gallery
+from trl_grpo_tasks.report import archive, gallery
 from trl_grpo_tasks.report.archive import ANSWERS_SHOWN, read_answers
 from trl_grpo_tasks.report.gallery import Pictures
 from trl_grpo_tasks.report.page import write_report
@@ -44,6 +44,16 @@ def test_distinct_successes_over_time_and_the_best_in_order(tmp_path):
     assert re.findall(r"reward ([\d.]+)<", section) == [f"{100 - i:.2f}" for i in range(ANSWERS_SHOWN)]
     page, parsed, _ = page_of(write_archive(write_run(tmp_path / "both", evaluations=before_and_after()), [answer(0)]))
     assert page.index("Before and after") < page.index("Discoveries") < page.index("Rewards during training")
+
+
+def test_the_answers_have_room_on_a_full_page_and_are_bounded(tmp_path, monkeypatch):
+    folder = write_archive(write_run(tmp_path, evaluations=before_and_after(PngTask())), [answer(i) for i in range(9)])
+    size = len(Pictures(PngTask()).of(archive.as_sample(answer(0))))
+    page = write_report(folder, PngTask(), pictures=Pictures(PngTask(), most_bytes=size // 2)).read_text()
+    before, _, after = page.partition("<h2>Discoveries")
+    assert "<img " not in before and before.count("picture omitted") > 8 and after.count("<img ") == ANSWERS_SHOWN
+    monkeypatch.setattr(archive, "MOST_BYTES", 3 * size + size // 2)
+    assert page_of(folder, PngTask())[0].partition("<h2>Discoveries")[2].count("<img ") == 3
 
 
 def test_hostile_answers_are_escaped(tmp_path):

@@ -13,8 +13,9 @@ from .run_folder import RunFolder, is_number
 from .sections import sample_grid
 
 ARCHIVE_FILE = "archive.jsonl"  # one answer per line, the best first
-ANSWERS_SHOWN = 12  # in the report
-CURVES = {"archive/distinct": "Distinct successes so far", "archive/new": "New successes since the last log"}
+ANSWERS_SHOWN = 8  # in the report
+MOST_BYTES = 1_800_000  # limit for their pictures
+CURVES = {"archive/distinct": "Distinct successes so far", "archive/new": "New since the last log"}
 
 
 def read_answers(run_dir: str | Path, most: int | None = None) -> list[dict[str, Any]]:
@@ -60,6 +61,7 @@ def archive_section(run: RunFolder, pictures: Pictures) -> str:
     distinct = int(points["archive/distinct"][-1][1])
     best = read_answers(run.path, ANSWERS_SHOWN)
     shown = ""
+    pictures.start_section(MOST_BYTES)
     if best:
         shown = (
             f"<p>The {len(best)} best by the task's score, then by the time of discovery. <code>trl-grpo-tasks archive"
