@@ -65,7 +65,7 @@ def archive_section(run: RunFolder, pictures: Pictures) -> str:
     if best:
         shown = (
             f"<p>The {len(best)} best by the task's score, then by the time of discovery. <code>trl-grpo-tasks archive"
-            f"</code> exports more.</p>{sample_grid([as_sample(answer) for answer in best], pictures)}"
+            f"</code> exports them.</p>{sample_grid([as_sample(answer) for answer in best], pictures)}"
         )
     return (
         f"<section><h2>Discoveries</h2><p>Training rollouts contained <b>{distinct:,}</b> distinct successful answers "
