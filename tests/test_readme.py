@@ -294,6 +294,7 @@ def known_options():
     known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
+    known |= {"--out", "--top", "--format"}  # of archive
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))

@@ -196,7 +196,8 @@ class Task:
         )
 
     def canonical(self, row: Row, completion: str) -> str:
-        """Return a normal form that is equal for equivalent completions; evaluations count distinct answers by it."""
+        """Return a normal form that is equal for equivalent completions; evaluations and archives count distinct
+        answers by it."""
         return completion.strip()
 
     def relabel(self, row: Row, completion: str) -> Row | None:

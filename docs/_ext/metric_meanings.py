@@ -39,6 +39,9 @@ TRAINING = {
     "`step_credit`.",
     "step_credit/steps": "Mean number of steps per completion, including the end of the answer.",
     "step_credit/unscored": "Share of completions without prefix scores. Their tokens get no credit.",
+    "archive/distinct": "Distinct successful answers of all rollouts so far, counted per prompt. Logged with "
+    "`archive`.",
+    "archive/new": "How many of them were found since the last log.",
     "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",

@@ -101,7 +101,7 @@ def test_every_override_calls_super():
     from trl_grpo_tasks import TaskGRPOTrainer
 
     layers = TaskGRPOTrainer.__mro__[: TaskGRPOTrainer.__mro__.index(GRPOTrainer)]
-    assert len(layers) == 7
+    assert len(layers) == 8
     for cls in layers:
         for name, method in vars(cls).items():
             if inspect.isfunction(method) and hasattr(GRPOTrainer, name):

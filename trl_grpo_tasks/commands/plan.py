@@ -142,7 +142,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
-    component_weights(task, args.component_weights)
+    component_weights(task, args.component_weights, args.novelty_weight)
     check_credit_task(args, task)
     if args.temperature == 0:
         raise ValueError(
@@ -181,14 +181,14 @@ def _has_adapter(model_args: Any) -> bool:
     return model_args.use_peft or is_adapter(Path(model_args.model_name_or_path or "tiny").expanduser())
 
 
-def check_writable(folder: str | Path) -> None:
-    """Raise ValueError if `folder` cannot be created or written to."""
+def check_writable(folder: str | Path, option: str = "--output_dir") -> None:
+    """Raise ValueError if `folder`, the value of `option`, cannot be created or written to."""
     if not str(folder):
-        raise ValueError("--output_dir is empty; give a folder for the results")
+        raise ValueError(f"{option} is empty; give a folder for the results")
     path = Path(folder).absolute()
     there = next(one for one in (path, *path.parents) if os.path.exists(one))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_dir {folder}: {there} is not a writable folder; choose another")
+        raise ValueError(f"{option} {folder}: {there} is not a writable folder; choose another")
 
 
 def _check_folder(args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Commands about runs: train, eval, sweep, report and generate."""
+"""Commands about runs: train, eval, sweep, report, archive and generate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..registry import TASKS
 from ..task import Task
+from .arguments import refuse_unknown
 from .command_parser import CommandParser, task_with_options, truth_value
 from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 from .task_commands import REWARD_TIMEOUT_HELP
@@ -66,6 +67,49 @@ def report(arguments: Sequence[str]) -> int:
         return 0
     quiet_third_party_logging()
     print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir, ["report", *arguments])))
+    return 0
+
+
+def archive(arguments: Sequence[str]) -> int:
+    """List and export the archive of a run."""
+    parser = CommandParser(
+        "archive",
+        "RUN_DIR [--out FOLDER] [--top N] [--format jsonl|csv] [--task TASK]",
+        "List the best distinct successful answers of a run that was trained with --archive. With --out, write them "
+        "into a folder: a table, and the text, picture and other files of each answer. The run may still be training; "
+        "its archive is that of the newest checkpoint.",
+        [
+            "trl-grpo-tasks archive outputs/demo",
+            "trl-grpo-tasks archive outputs/demo --out discoveries --top 100 --format csv",
+        ],
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the files (default: no files are written)")
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="number of answers (default: 20)")
+    parser.add_argument(
+        "--format", choices=("jsonl", "csv"), default="jsonl", metavar="FORMAT",
+        help="the table in --out: jsonl (default), or csv for spreadsheets",
+    )  # fmt: skip
+    parser.add_argument(
+        "--task", metavar="TASK",
+        help="the task, if it is not a built-in one; options of the task may follow; only needed for --out",
+    )  # fmt: skip
+    known, rest = parser.parse_known(arguments)
+    if rest and not known.task:
+        refuse_unknown(rest, parser)
+    from .archive import export, table
+    from .plan import check_writable
+
+    text, answers = table(known.run_dir, known.top)
+    if known.out is None:
+        print(text)
+        return 0
+    check_writable(known.out, "--out")
+    task = _task_of(known.task, rest, known.run_dir, ["archive", *arguments])
+    print(text)
+    for problem in export(task, answers, known.out, known.format):
+        print(problem)
+    print(f"files: {known.out}")
     return 0
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from ..task import Task
 
 ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single sample
-MOST_BYTES = 4_500_000  # limit for all pictures of a page, as encoded in the page
+MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page; the archive has its own
+MOST_KEPT = 200  # pictures kept for the next version of a page; those used least recently are dropped
 LONGEST_HTML = 60_000  # characters; longer HTML pictures are replaced by a note
 Sample = dict[str, Any]
 
@@ -123,19 +124,23 @@ class Pictures:
     def __init__(self, task: Task, most_bytes: int = MOST_BYTES):
         self._task, self._most_bytes, self._most_seconds = task, most_bytes, math.inf
         self._drawn: dict[str, str | bytes | Note] = {}
-        self._bytes, self._seconds = 0, 0.0
+        self._room, self._seconds = most_bytes, 0.0
 
     def start_page(self, most_seconds: float) -> None:
         """Start a new page, for which drawing stops after `most_seconds`."""
-        self._bytes, self._seconds, self._most_seconds = 0, 0.0, most_seconds
+        self._room, self._seconds, self._most_seconds = self._most_bytes, 0.0, most_seconds
+
+    def start_section(self, most_bytes: int) -> None:
+        """Start a section whose pictures have a limit of their own, whatever the sections before it took."""
+        self._room = most_bytes
 
     def of(self, sample: Sample) -> str:
         """Return the picture as HTML, or a note why there is none."""
         picture = self.drawn(sample)
         shown = _as_html(picture, prompt_of(sample))
-        if self._bytes + len(shown) > self._most_bytes:
+        if len(shown) > self._room:
             return _as_html(Note("picture omitted to limit the size of this page"))
-        self._bytes += len(shown)
+        self._room -= len(shown)
         return shown
 
     def drawn(self, sample: Sample) -> str | bytes | Note:
@@ -147,7 +152,10 @@ class Pictures:
             start = time.monotonic()
             self._drawn[key] = self._draw(sample)
             self._seconds += time.monotonic() - start
-        return self._drawn[key]
+            if len(self._drawn) > MOST_KEPT:
+                del self._drawn[next(iter(self._drawn))]
+        self._drawn[key] = picture = self._drawn.pop(key)  # the last in the order of use
+        return picture
 
     def _draw(self, sample: Sample) -> str | bytes | Note:
         try:

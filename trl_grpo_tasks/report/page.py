@@ -12,6 +12,7 @@ from typing import Any
 from ..files import write_atomically
 from ..registry import TASKS, find_task_class, get_task
 from ..task import Task, printable
+from .archive import archive_section
 from .gallery import Pictures
 from .run_folder import SETTINGS_FILE, RunFolder
 from .sections import best_of_k, curves, evaluation_table, glossary, headline, reproduce, samples, times
@@ -41,6 +42,7 @@ def write_report(
             f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>{glossary(run)}",
         ),
         samples(run, pictures),
+        archive_section(run, pictures),
         curves(run),
         _section("Time", times(run)),
         _section("Command and versions", reproduce(run)),

@@ -179,13 +179,18 @@ def samples(run: RunFolder, pictures: Pictures) -> str:
         shown = {key_of(sample) for sample in chosen_samples}
         parts.append(
             f"<h2>Samples: {html.escape(latest['name'])}</h2><p>For each prompt, the median sample by reward. "
-            f"Click on a sample to enlarge it.</p>{_samples(chosen_samples, pictures)}"
+            f"Click on a sample to enlarge it.</p>{sample_grid(chosen_samples, pictures)}"
         )
     titles = ("Highest rewards", "Lowest rewards")
     for title, extremes in zip(titles, best_and_worst(latest, EXTREMES_SHOWN, shown), strict=True):
         if extremes:
-            parts.append(f"<h2>{title}: {html.escape(latest['name'])}</h2>{_samples(extremes, pictures)}")
+            parts.append(f"<h2>{title}: {html.escape(latest['name'])}</h2>{sample_grid(extremes, pictures)}")
     return f"<section>{''.join(parts)}</section>"
+
+
+def sample_grid(shown: Sequence[Sample], pictures: Pictures) -> str:
+    """Return the pictures of samples with their prompts and rewards."""
+    return _grid("samples", [_sample(sample, pictures) for sample in shown])
 
 
 def curves(run: RunFolder) -> str:
@@ -314,10 +319,6 @@ def _pair(pair: Pair, names: Sequence[str], pictures: Pictures) -> str:
         return f"<div class=pair>{head}<div class='sides one'>{sides}</div></div>"
     sides = "".join(_sample(s, pictures, f"{n}: ") for s, n in zip((pair.before, pair.after), names, strict=True))
     return f"<div class=pair>{head}<div class=sides>{sides}</div></div>"
-
-
-def _samples(shown: Sequence[Sample], pictures: Pictures) -> str:
-    return _grid("samples", [_sample(sample, pictures) for sample in shown])
 
 
 def _grid(kind: str, figures: Sequence[str]) -> str:

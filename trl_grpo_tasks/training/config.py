@@ -13,6 +13,7 @@ from ..constraints.filters import SamplingFilters
 from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
+from .archive import check_archive
 from .credit import check_credit
 from .own_successes import check_own_successes
 from .sharded_options import check_sharding
@@ -212,6 +213,18 @@ class TaskGRPOConfig(GRPOConfig):
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
     replay_beta: float = option(0.4, "How far importance weights correct for that preference. 1: fully.")
 
+    # Archive
+    archive: int = option(
+        0,
+        "Archive distinct successful answers of the rollouts: at most this many, those with the best scores, are "
+        "stored in archive.jsonl. 0: no archive.",
+    )
+    novelty_weight: float = option(
+        0.0,
+        "Weight of the reward component 'novelty', which is 1 / sqrt(1 + times that the archive has seen the answer "
+        "in earlier rollouts) for a success, and 0 for a failure.",
+    )
+
     # Own successes
     own_successes: int = option(
         0,
@@ -294,6 +307,7 @@ class TaskGRPOConfig(GRPOConfig):
             )
         self._check_reference()
         check_sharding(self)
+        check_archive(self)
         check_credit(self)
         check_own_successes(self)
         self._check_replay()

@@ -17,14 +17,14 @@ from trl.trainer.utils import pad
 from ..constraints.replayed import replay_all
 from ..constraints.table import MaskTable, pad_mask_numbers
 from ..task import Row, Task
+from .archive_layer import ArchiveLayer
 from .own_successes import Success, SuccessStore
 from .record import RolloutRecord
-from .reward_layer import RewardLayer
 
 MODE = "own successes"  # the name of the table with the masks of the imitated samples
 
 
-class ImitationLayer(RewardLayer):
+class ImitationLayer(ArchiveLayer):
     """Adds the negative log-likelihood of stored successes to the loss."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -92,9 +92,9 @@ class ImitationLayer(RewardLayer):
 
     def _success(self, row: str, prompt_ids: Any, i: int, total: float, is_relabelled: bool = False) -> Success:
         """Completion `i` of the latest rollout as an answer to `row`."""
-        assert self.task is not None
+        assert self._forms is not None
         record = self.latest_rollout
-        answer = self.task.canonical(json.loads(row), record.completions[i])
+        answer = self._forms.of(row, record.completions[i])
         ids, step = record.completion_ids[i], self.state.global_step
         return Success(row, answer, list(prompt_ids), list(ids), total, step, is_relabelled)
 

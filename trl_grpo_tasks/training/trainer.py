@@ -6,6 +6,7 @@ The trainer consists of layers. Each is a subclass of the one before and does on
 - generation_layer.py: completions, and the masks and log-probs they were sampled with;
 - scoring_layer.py: log-probs, entropies and KL under these masks, and the loss;
 - reward_layer.py: the task's rewards, and advantages;
+- archive_layer.py: an archive of distinct successes, and a reward for novelty;
 - imitation_layer.py: the model's own successes are stored and imitated;
 - group_layer.py: groups without signal are sampled again, or replaced by stored ones;
 - this file: what changes during training: reference, beta, curriculum.
@@ -17,6 +18,7 @@ One rollout is one RolloutRecord (record.py), which each stage fills in. The sta
 3. reward_layer.py: workers start to score completions as soon as these exist (`_generate`).
 4. scoring_layer.py: old and reference log-probs (`_get_per_token_logps_and_entropies`).
 5. reward_layer.py: rewards are collected (`_calculate_rewards`) and advantages computed (`_replace_advantages`).
+   archive_layer.py: successes are archived, and their novelty is rewarded (`_calculate_rewards`).
 6. imitation_layer.py: successes are stored.
    group_layer.py: groups without signal may be replaced (`_resample_groups`, `_replay_groups`).
    This file: the curriculum observes the outcome of the first rollout.

@@ -1,0 +1,297 @@
+"""The archive of distinct successes: counts against sets of the test's own, novelty, resuming, two processes."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.support.toy import ToyTask
+from tests.support.training import config, parameters, run_processes, timeless, toy_trainer
+from tests.training.test_trainer import FixedTrainer
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.training import archive as module
+from trl_grpo_tasks.training.archive import Answer, Archive, CanonicalForms
+
+
+class LooseTask(ToyTask):
+    """Succeeds with any text that has the letter of the prompt; the order of letters does not matter."""
+
+    spec = "tests.training.test_archive:LooseTask"
+
+    def score(self, row, completion):
+        score = super().score(row, completion)
+        return self.make_score(score.components, score.valid, row["letter"] in completion)
+
+    def canonical(self, row, completion):
+        return "".join(sorted(completion))
+
+
+class Observed(TaskGRPOTrainer):
+    """Keeps the row, the text and the reward components of every completion that was sampled."""
+
+    def _calculate_rewards(self, *args, **kwargs):
+        rewards = super()._calculate_rewards(*args, **kwargs)
+        if not hasattr(self, "rollouts"):
+            self.rollouts = []
+        texts = [(example["row"], text) for example, text in self._sampled()]
+        self.rollouts.append((self.state.global_step, texts, rewards.clone()))
+        return rewards
+
+    def _sampled(self):
+        return zip(self.latest_rollout.examples, self.latest_rollout.completions, strict=True)
+
+
+# Pairs of completions with equal rewards are frequent.
+RESAMPLED = {"resample_rounds": 1, "num_generations": 2, "component_weights": {"match": 0.0, "short": 0.0}}
+RESAMPLED |= {"constrain": True, "logging_steps": 2}
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "archive.jsonl").read_text().splitlines()]
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "training_metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("options", [{}, RESAMPLED], ids=["plain", "resampled"])
+def test_counts_and_novelty_are_those_of_the_completions(tiny_path, tmp_path, options):
+    given = {"max_steps": 5, "archive": 1000, "novelty_weight": 0.3} | options
+    trainer = Observed(tiny_path, args=config(tmp_path, **given), task=LooseTask())
+    trainer.train()
+    seen, first = Counter(), {}
+    novelty = trainer.reward_func_names.index("novelty")
+    assert trainer.reward_weights[novelty] == pytest.approx(0.3)
+    for step, texts, rewards in trainer.rollouts:
+        before = Counter(seen)  # equal answers of one rollout earn the same
+        for (row, text), values in zip(texts, rewards, strict=True):
+            if json.loads(row)["letter"] not in text:
+                assert values[novelty] == 0
+                continue
+            key = (json.loads(row)["prompt"], tuple(sorted(text)))
+            assert values[novelty] == pytest.approx((1 + before[key]) ** -0.5)
+            seen[key] += 1
+            first.setdefault(key, step + 1)
+    assert len(trainer.rollouts) > 5 or not options
+    assert len(seen) > 5 and max(seen.values()) > 1
+    found = lines_of(tmp_path)
+    assert {(a["row"]["prompt"], tuple(a["canonical"])): a["seen"] for a in found} == seen
+    assert {(a["row"]["prompt"], tuple(a["canonical"])): a["first_step"] for a in found} == first
+    totals = [LooseTask().score(a["row"], a["completion"]).total for a in found]
+    assert [a["total"] for a in found] == pytest.approx(totals) and totals == sorted(totals, reverse=True)
+    log = metrics_of(tmp_path)
+    last = max(line["step"] for line in log)
+    if not options:  # with resampling, rollouts of a step are several
+        for line in log:
+            assert line["archive/distinct"] == sum(step <= line["step"] for step in first.values())
+            assert line["rewards/novelty/mean"] > 0
+    assert log[-1]["archive/distinct"] == len(seen) and last == 5
+    assert sum(line["archive/new"] for line in log) == len(seen)
+
+
+def test_stored_answers_are_the_best_and_counts_stay_exact():
+    generator = random.Random(0)
+    archive, seen, order = Archive(5), Counter(), []
+    for step in range(40):
+        texts = [str(generator.randrange(60)) for _ in range(4)]
+        archive.add([Answer("{}", text, text, float(int(text) % 10)) for text in texts], step)
+        order += [text for i, text in enumerate(texts) if not seen[text] and text not in texts[:i]]
+        seen.update(texts)
+        best = sorted(order, key=lambda text: (-(int(text) % 10), order.index(text)))[:5]
+        assert [answer["canonical"] for answer in archive.ranked()] == best
+        assert [answer["seen"] for answer in archive.ranked()] == [seen[text] for text in best]
+        assert archive.distinct == len(seen)
+        copy = Archive(5)
+        copy.load_state_dict(archive.state_dict())
+        assert copy.ranked() == archive.ranked() and copy.distinct == archive.distinct
+        archive = copy if step % 3 == 0 else archive
+    smaller = Archive(2)
+    smaller.load_state_dict(archive.state_dict())
+    assert smaller.ranked() == archive.ranked()[:2] and smaller.distinct == len(seen)
+
+
+def test_the_number_of_counted_answers_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MOST_COUNTED", 3)
+    archive = Archive(10)
+    archive.add([Answer("{}", text, text, 1.0) for text in "abcdea"], 1)
+    assert archive.distinct == 3 and [(a["canonical"], a["seen"]) for a in archive.ranked()] == [
+        ("a", 2), ("b", 1), ("c", 1)
+    ]  # fmt: skip
+    assert archive.novelty(Answer("{}", "e", "e", 1.0)) == 1
+
+
+def test_rows_are_told_apart():
+    archive = Archive(10)
+    archive.add([Answer("ab", "c", "c", 1.0), Answer("a", "bc", "bc", 1.0)][:1], 1)
+    assert archive.novelty(Answer("a", "bc", "bc", 1.0)) == 1 and archive.novelty(Answer("ab", "d", "c", 0.0)) < 1
+
+
+class FaultyTask(ToyTask):
+    calls = 0
+
+    def canonical(self, row, completion):
+        type(self).calls += 1
+        if "a" in completion:
+            raise RuntimeError("no form")
+        while "b" in completion:
+            pass
+        return "same"
+
+
+def test_forms_that_fail_or_take_too_long_are_texts(monkeypatch, capsys):
+    monkeypatch.setattr(module, "SECONDS_PER_FORM", 0.2)
+    forms = CanonicalForms(FaultyTask())
+    texts = [" a", "c", "d", "b", " a", "c"]
+    assert [forms.of("{}", text) for text in texts] == ["a", "same", "same", "b", "a", "same"]
+    assert FaultyTask.calls == 4, "forms are cached"
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("canonical of task 'toy' failed (RuntimeError: no form)") == 1
+
+
+def test_a_faulty_canonical_does_not_stop_training(tiny_path, tmp_path):
+    class Broken(LooseTask):
+        def canonical(self, row, completion):
+            raise RuntimeError("no form")
+
+    toy_trainer(tiny_path, tmp_path, task=Broken(), max_steps=2, archive=10, novelty_weight=1.0).train()
+    assert all(answer["canonical"] == answer["completion"].strip() for answer in lines_of(tmp_path))
+
+
+class Unscored(LooseTask):
+    def score(self, row, completion):
+        return None if completion.startswith("b") else super().score(row, completion)
+
+
+def test_completions_without_a_score_have_no_novelty(tiny_path, tmp_path):
+    FixedTrainer.fixed = ["a", "ba", "cc", "ac", "ca", "bb", "a", "d"]
+    trainer = FixedTrainer(tiny_path, args=config(tmp_path, archive=9, novelty_weight=0.5), task=Unscored())
+    examples = [trainer.train_dataset[0]] * 8
+    trainer.model.train()
+    trainer._generate_and_score_completions(examples)
+    assert [None if v != v else v for v in trainer._component("novelty").tolist()] == [1, None, 0, 1, 1, None, 1, 0]
+    trainer._generate_and_score_completions(examples)
+    expected = [3**-0.5, torch.nan, 0, 3**-0.5, 3**-0.5, torch.nan, 3**-0.5, 0]
+    torch.testing.assert_close(trainer._component("novelty"), torch.tensor(expected), equal_nan=True)
+    trainer.model.eval()
+    trainer._generate_and_score_completions(examples)
+    assert set(trainer._component("novelty").nan_to_num(0).tolist()) == {0}, "held-out rows have no novelty"
+    assert sum(answer["seen"] for answer in trainer._archive.ranked()) == 8, "nor are they archived"
+
+
+def test_resuming_at_every_step_is_bit_for_bit_the_same(tiny_path, tmp_path):
+    options = {"max_steps": 6, "archive": 4, "novelty_weight": 0.5, "save_strategy": "steps", "save_steps": 1}
+    options |= {"logging_steps": 2, "num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
+    options |= {name: RESAMPLED[name] for name in ("resample_rounds", "num_generations", "component_weights")}
+    options |= {"per_device_train_batch_size": 4}
+    whole = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
+    whole.train()
+    wanted, metrics, archived = parameters(whole), metrics_of(tmp_path), (tmp_path / "archive.jsonl").read_bytes()
+    assert len(archived.splitlines()) == 4 and whole._archive.distinct > 4
+    for step in (1, 2, 3, 5):
+        (tmp_path / "archive.jsonl").write_text("broken")
+        again = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        for name, value in parameters(again).items():
+            assert value.equal(wanted[name]), f"{name} after resuming at step {step}"
+        assert metrics_of(tmp_path) == metrics and (tmp_path / "archive.jsonl").read_bytes() == archived
+        assert again._archive.state_dict()["seen"].equal(whole._archive.state_dict()["seen"])
+
+
+def test_files_are_written_with_checkpoints_and_replace_older_ones(tiny_path, tmp_path, monkeypatch):
+    (tmp_path / "archive.jsonl").write_text("of an earlier run\n")
+    written = []
+
+    def write(self, folder):
+        written.append(self.distinct)
+        real(self, folder)
+
+    real = Archive.write
+    monkeypatch.setattr(Archive, "write", write)
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "archive": 100}
+    trainer = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
+    trainer.train()
+    assert len(written) == 4 and written[0] == 0
+    assert written[-1] == trainer._archive.distinct == len(lines_of(tmp_path))
+    monkeypatch.setattr(Archive, "write", lambda self, folder: (tmp_path / "none" / "x").read_text())
+    toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options).train()  # a full disk does not end the run
+
+
+def test_off_nothing_changes(tiny_path, tmp_path):
+    logs, weights = [], []
+    for name, options in (("off", {}), ("on", {"archive": 10})):
+        trainer = toy_trainer(tiny_path, tmp_path / name, max_steps=3, **options)
+        trainer.train()
+        logs.append([timeless(line) for line in trainer.state.log_history])
+        weights.append(parameters(trainer))
+    assert not (tmp_path / "off" / "archive.jsonl").exists() and not any("archive/" in k for x in logs[0] for k in x)
+    assert "novelty" not in trainer.reward_func_names
+    assert [{k: v for k, v in line.items() if "archive/" not in k} for line in logs[1]] == logs[0]
+    assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"archive": -1}, "archive=-1 must be at least 0"),
+        ({"archive": 5, "novelty_weight": -0.1}, "novelty_weight=-0.1 must be"),
+        ({"archive": 5, "novelty_weight": float("nan")}, "novelty_weight=nan must be"),
+        ({"novelty_weight": 0.1}, "novelty_weight=0.1 needs the archive"),
+        ({"archive": 5, "novelty_weight": 0.1, "advantage_estimator": "passk", "pass_k": 2}, "needs these two"),
+    ],
+)
+def test_options_that_do_not_work_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **options)
+
+
+def test_a_task_is_needed_and_its_own_component_is_not_replaced(tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="archive=5 needs a task"):
+        TaskGRPOTrainer(tiny_path, reward_funcs=lambda completions, **_: [0.0], args=config(tmp_path, archive=5))
+
+    class Novel(ToyTask):
+        weights = {"novelty": 1.0}
+
+    with pytest.raises(ValueError, match="has a component 'novelty' of its own"):
+        component_weights(Novel(), None, 0.5)
+    assert "novelty" not in component_weights(ToyTask(), None)
+
+
+SCRIPT = """
+from tests.training.test_archive import LooseTask
+from tests.training.test_trainer import FixedTrainer
+from tests.support.training import config
+trainer = FixedTrainer(model, args=config(output_dir, **options), task=LooseTask())
+
+# Every completion is a function of the step and its place in the gathered batch.
+def place(prompt_ids):
+    first = trainer.accelerator.process_index * len(prompt_ids)
+    texts = ["a", "bab", "ab", "ccc", "ca", "b", "dcc", "a", "add", "d", "ac", "abc"]
+    chosen = [texts[(first + i + 5 * trainer.state.global_step) % len(texts)] for i in range(len(prompt_ids))]
+    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in chosen], None
+
+FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: place(prompt_ids)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tiny_path, tmp_path):
+    """Groups of 4 in batches of 6 per process: the middle group lies half on each. The second half is resumed."""
+    options = {"num_generations": 4, "archive": 6, "novelty_weight": 0.4, "save_strategy": "steps", "save_steps": 2}
+    results = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        given = options | {"per_device_train_batch_size": 12 // processes, "lr_scheduler_type": "constant"}
+        run_processes(SCRIPT, tiny_path, folder, processes, given | {"max_steps": 2})
+        results.append((*run_processes(SCRIPT, tiny_path, folder, processes, given | {"max_steps": 4}, True), folder))
+    (one, one_log, one_folder), (two, two_log, two_folder) = results
+    assert (one_folder / "archive.jsonl").read_bytes() == (two_folder / "archive.jsonl").read_bytes()
+    assert len(lines_of(one_folder)) == 6 and one_log[-1]["archive/distinct"] > 6
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
+    for a, b in zip(one_log, two_log, strict=True):
+        for key in ("archive/distinct", "archive/new", "rewards/novelty/mean", "reward"):
+            assert a[key] == pytest.approx(b[key], abs=1e-6), key
+    assert len(one_log) == 4

@@ -1,0 +1,88 @@
+"""The archive of a run: archive.jsonl, and the section of the report with the distinct successes and the best ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from .gallery import Pictures, Sample
+from .plots import chart
+from .run_folder import RunFolder, is_number
+from .sections import sample_grid
+
+ARCHIVE_FILE = "archive.jsonl"  # one answer per line, the best first
+ANSWERS_SHOWN = 8  # in the report
+MOST_BYTES = 1_800_000  # limit for their pictures
+CURVES = {"archive/distinct": "Distinct successes so far", "archive/new": "New since the last log"}
+
+
+def read_answers(run_dir: str | Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Return the answers in the archive of a run, best first, at most `most` of them; [] if there is no archive.
+
+    Raises ValueError with the number of the line that is not an answer.
+    """
+    path = Path(run_dir) / ARCHIVE_FILE
+    if not path.is_file():
+        return []
+    answers = []
+    with open(path, "rb") as lines:
+        for number, line in enumerate(itertools.islice(lines, most), 1):
+            try:
+                answer = json.loads(line)
+                problem = _problem(answer)
+            except (ValueError, RecursionError) as error:
+                problem = f"not valid JSON ({error})"
+            if problem:
+                raise ValueError(
+                    f"{path}, line {number}: {problem}; the file is damaged or was not written by a run: resume the "
+                    "run, which writes it again, or move it away"
+                )
+            answers.append(answer)
+    return answers
+
+
+def as_sample(answer: dict[str, Any]) -> Sample:
+    """Return an answer as a successful sample of an evaluation, which the gallery can show."""
+    return {
+        "row": answer["row"],
+        "completion": answer["completion"],
+        "score": {"success": True, "total": answer["total"]},
+    }
+
+
+def archive_section(run: RunFolder, pictures: Pictures) -> str:
+    """Return charts of the number of distinct successes, and pictures of the best ones."""
+    points = {name: run.curve(name) for name in CURVES}
+    if not points["archive/distinct"]:  # an archive of an earlier run in the same folder is not shown
+        return ""
+    drawn = [chart(title, {title: points[name]}, name=name) for name, title in CURVES.items() if len(points[name]) > 1]
+    distinct = int(points["archive/distinct"][-1][1])
+    best = read_answers(run.path, ANSWERS_SHOWN)
+    shown = ""
+    pictures.start_section(MOST_BYTES)
+    if best:
+        shown = (
+            f"<p>The {len(best)} best by the task's score, then by the time of discovery. <code>trl-grpo-tasks archive"
+            f"</code> exports them.</p>{sample_grid([as_sample(answer) for answer in best], pictures)}"
+        )
+    return (
+        f"<section><h2>Discoveries</h2><p>Training rollouts contained <b>{distinct:,}</b> distinct successful answers "
+        f"(counted per prompt).</p><div class=charts>{''.join(drawn)}</div>{shown}</section>"
+    )
+
+
+def _problem(answer: Any) -> str:
+    """Return what is wrong with an entry of the file, "" if it is an answer."""
+    if not isinstance(answer, dict):
+        return "not an object"
+    for name in ("completion", "canonical"):
+        if not isinstance(answer.get(name), str):
+            return f"{name!r} is not a text"
+    for name in ("total", "first_step", "seen"):
+        if not is_number(answer.get(name)):
+            return f"{name!r} is not a number"
+    prompt = answer["row"].get("prompt") if isinstance(answer.get("row"), dict) else None
+    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    return "" if isinstance(prompt, str) or is_chat else "'row' is not a row with a prompt"

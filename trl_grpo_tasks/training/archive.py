@@ -1,0 +1,164 @@
+"""Archive: the distinct successful answers of a run, how often each was seen, and a reward for new ones.
+
+Answers are equal if they belong to the same row and have the same `Task.canonical`. All processes hold the same
+archive, because each adds the gathered successes of a rollout in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..failures import FailureNotice, first_line
+from ..files import write_atomically
+from ..report.archive import ARCHIVE_FILE
+from ..rewards.time_limit import time_limit
+from ..task import Task
+
+MOST_COUNTED = 1_000_000  # distinct answers; about 200 bytes of memory and 24 bytes of a checkpoint each
+KEY_BYTES = 16
+CACHED_FORMS = 10_000
+SECONDS_PER_FORM = 5.0
+
+
+def check_archive(args: Any) -> None:
+    """Raise ValueError for options of a TaskGRPOConfig about the archive that do not work."""
+    if args.archive < 0:
+        raise ValueError(f"archive={args.archive} must be at least 0")
+    if not (math.isfinite(args.novelty_weight) and args.novelty_weight >= 0):
+        raise ValueError(f"novelty_weight={args.novelty_weight} must be a number, at least 0")
+    if args.novelty_weight and not args.archive:
+        raise ValueError(
+            f"novelty_weight={args.novelty_weight} needs the archive, which counts answers; set archive=1000"
+        )
+    if args.novelty_weight and args.advantage_estimator == "passk":
+        raise ValueError(
+            f"novelty_weight={args.novelty_weight} gives rewards other than 0 and 1, but advantage_estimator='passk' "
+            "needs these two; use 'maxk', or novelty_weight=0"
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A successful completion. `row` is the row as JSON; `total` is the task's score."""
+
+    row: str
+    completion: str
+    canonical: str
+    total: float
+
+    @property
+    def key(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        for part in (self.row, self.canonical):
+            text = part.encode("utf-8", "surrogatepass")
+            digest.update(len(text).to_bytes(8, "big") + text)
+        return digest.digest()
+
+
+class CanonicalForms:
+    """Canonical forms of answers, cached by row and text. An error in the task's code does not stop training: such an
+    answer, and one whose form takes longer than SECONDS_PER_FORM, is compared by its text."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._notice = FailureNotice()
+        self.of = lru_cache(CACHED_FORMS)(self._compute)
+
+    def _compute(self, row: str, completion: str) -> str:
+        try:
+            with time_limit(SECONDS_PER_FORM):
+                return str(self._task.canonical(json.loads(row), completion))
+        except Exception as error:  # noqa: BLE001 - the task's code, on text that a model wrote
+            self._notice.failed(
+                f"canonical of task {self._task.name!r} failed ({type(error).__name__}: {first_line(error)}); "
+                "training continues, and the archive compares such answers by their text"
+            )
+            return completion.strip()
+
+
+class Archive:
+    """Counts distinct answers, up to MOST_COUNTED, and stores the `capacity` best by their total. Of equal totals, the
+    earlier answer is kept. An answer is stored with the completion that was seen first."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._seen: dict[bytes, int] = {}  # in the order of discovery
+        self._stored: dict[bytes, tuple[Answer, int]] = {}  # with the first step, in the order of discovery
+        self._worst_first: list[tuple[float, int, bytes]] = []  # a heap: total, minus the number of the answer, key
+        self._found = 0  # answers that were stored at some time
+        self._logged = 0  # distinct answers at the last log
+
+    @property
+    def distinct(self) -> int:
+        return len(self._seen)
+
+    def novelty(self, answer: Answer) -> float:
+        """The reward of an answer: 1 / sqrt(1 + times it was seen in earlier rollouts)."""
+        return 1 / math.sqrt(1 + self._seen.get(answer.key, 0))
+
+    def add(self, answers: Sequence[Answer], step: int) -> None:
+        """Count the successes of a rollout, and store those that are new and good enough."""
+        for answer in answers:
+            key = answer.key
+            if key in self._seen:
+                self._seen[key] += 1
+            elif len(self._seen) < MOST_COUNTED:
+                self._seen[key] = 1
+                self._store(key, answer, step)
+
+    def new_since_log(self) -> int:
+        """The number of distinct answers since the last call."""
+        new, self._logged = self.distinct - self._logged, self.distinct
+        return new
+
+    def ranked(self) -> list[dict[str, Any]]:
+        """The stored answers, best first, as archive.jsonl has them."""
+        order = sorted(self._stored.items(), key=lambda item: -item[1][0].total)  # stable: earlier answers first
+        return [
+            asdict(answer) | {"row": json.loads(answer.row), "first_step": step, "seen": self._seen[key]}
+            for key, (answer, step) in order
+        ]
+
+    def write(self, folder: str | Path) -> None:
+        """Write archive.jsonl into the folder of the run."""
+        path = Path(folder) / ARCHIVE_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "".join(f"{json.dumps(answer)}\n" for answer in self.ranked()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "keys": torch.from_numpy(np.frombuffer(bytearray().join(self._seen), dtype=np.uint8)),
+            "seen": torch.tensor(list(self._seen.values()), dtype=torch.int64),
+            "stored": [asdict(answer) | {"step": step} for answer, step in self._stored.values()],
+            "logged": self._logged,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._stored.clear()
+        self._worst_first.clear()
+        keys, counts = state["keys"].numpy().tobytes(), state["seen"].tolist()
+        self._seen = {keys[KEY_BYTES * i : KEY_BYTES * (i + 1)]: count for i, count in enumerate(counts)}
+        for entry in state["stored"]:
+            answer = Answer(**{name: value for name, value in entry.items() if name != "step"})
+            self._store(answer.key, answer, entry["step"])
+        self._logged = state["logged"]
+
+    def _store(self, key: bytes, answer: Answer, step: int) -> None:
+        if len(self._stored) == self._capacity and answer.total <= self._worst_first[0][0]:
+            return
+        self._stored[key] = (answer, step)
+        heapq.heappush(self._worst_first, (answer.total, -self._found, key))
+        self._found += 1
+        if len(self._stored) > self._capacity:
+            del self._stored[heapq.heappop(self._worst_first)[2]]
