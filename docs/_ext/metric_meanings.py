@@ -59,8 +59,8 @@ TRL = {
     "rewards/NAME/std": "Standard deviation of that component.",
     "kl": "Estimated KL divergence from the reference policy, per token. Logged if `beta` is above 0.",
     "entropy": "Mean entropy of the policy, per token.",
-    "entropy_coef": "Weight of the entropy in the loss after this step. Logged if `entropy_coef` or `entropy_target` is "
-    "set; with the latter it is applied after steps whose entropy is at or below the target.",
+    "entropy_coef": "Weight of the entropy in the loss after this step. Logged if `entropy_coef` or `entropy_target` "
+    "is set; with the latter it is applied after steps whose entropy is at or below the target.",
     "policy_loss": "The loss without the entropy bonus. Logged with `entropy_coef`.",
     "clip_ratio/low_mean": "Share of tokens whose ratio was clipped from below; negative advantages.",
     "clip_ratio/high_mean": "Share of tokens whose ratio was clipped from above; positive advantages.",

@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from trl import GRPOConfig
+
 from .advantages import doublings
 
-ENTROPY_TARGET = 0.2  # TRL's default, for use_adaptive_entropy without entropy_target
-EVAL_BATCH_SIZE = 8  # transformers' default
+ENTROPY_TARGET = GRPOConfig.entropy_target  # for use_adaptive_entropy without entropy_target
+EVAL_BATCH_SIZE = GRPOConfig.per_device_eval_batch_size
 # Metrics of evaluations during training for which a smaller value is better.
 LESS_IS_BETTER = ("loss", "kl", "groups_without_signal", "reward_failures", "completions/clipped_ratio")
 PLAIN_METRICS = ("reward", "reward_std", "loss", "entropy", "kl")
