@@ -4,10 +4,13 @@ import json
 import shutil
 
 import pytest
+import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from tests.support import sharded
 from tests.support.training import config, parameters, run_processes, toy_trainer
+from tests.training.test_sharded import EMA, ZERO3, job
 from trl_grpo_tasks.models import checkpoints
 from trl_grpo_tasks.training.collapse_options import metric_name
 
@@ -218,6 +221,22 @@ def test_two_processes(tiny_path, tmp_path, resumed):
     assert (made["model_step"], made["last_step"]) == (4, 8) and made["stopped"].startswith(
         "stopped early after step 8"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp2", ZERO3])
+def test_sharded_weights(tiny_path, tmp_path, kind):
+    options = OPTIONS | {"best_by": "reward", "save_steps": 50, "eval_steps": 1, "max_steps": 4, "constrain": True}
+    cases = {"full": options, "lora": options | EMA | {"lora": True}}
+    sharded.launch([(2, [("shard_on_cpu", {"kind": kind}), job(tiny_path, tmp_path, 2, cases, kind)])], timeout=300)
+    for name in cases:
+        made = outcome(tmp_path / name)
+        assert made["best_value"] == max(value for _, value in made["evaluations"])
+        assert made["model_step"] == made["best_step"] and len(made["evaluations"]) == 4
+        weights = torch.load(tmp_path / name / "weights.pt")  # of the trainer at the end
+        weights = {key.replace(".default", ""): value for key, value in weights.items()}
+        best = saved(tmp_path / name / f"checkpoint-{made['best_step']}")
+        assert len(best) > 3 and all(weights[key].equal(value) for key, value in best.items()), name
 
 
 def test_options(tmp_path):
