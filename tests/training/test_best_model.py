@@ -92,7 +92,8 @@ def test_early_stopping_says_why_and_a_resumed_run_stays_stopped(tiny_path, tmp_
     assert made["stopped"] == reason and (made["model_step"], made["last_step"]) == (4, 10)
     again = scripted(tiny_path, tmp_path / "run", **options)
     assert again.train(resume_from_checkpoint=True).global_step == 10
-    assert f"{reason}; to train further, raise early_stopping" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "checkpoint-10 is the end of the run; to train further, raise early_stopping" in out and reason in out
     assert outcome(tmp_path / "run") == made
     final = parameters(stopped)
     assert all(value.equal(final[name]) for name, value in parameters(again).items())

@@ -82,7 +82,7 @@ class CheckpointLayer(GRPOTrainer):
 
     def _final_checkpoint(self, last: str) -> str:
         """The checkpoint with the final model of a run that ended at `last`: the best one, if that is asked for."""
-        best = Path(last).parent / f"checkpoint-{checkpoints.state_of(last)['best_global_step']}"
+        best = Path(last).parent / f"checkpoint-{checkpoints.state_of(last).get('best_global_step')}"
         return str(best) if self.args.load_best_model_at_end and checkpoints.is_complete(best) else last
 
     def _prepare_deepspeed(self, checkpoint: str) -> None:

@@ -208,8 +208,8 @@ class TaskGRPOTrainer(GroupLayer):
             return end
         common = load_state(state_file(checkpoint, "common"), mmap=True)
         self._best.load_state_dict(common.get("best", self._best.state_dict()))
-        if end is None and (reason := self._best.reason_to_stop) is not None:
-            end = f"{reason}; to train further, raise early_stopping or leave it out"
+        if end is None and self._best.reason_to_stop is not None:
+            end = f"{checkpoint} is the end of the run; to train further, raise early_stopping or leave it out"
         if end is not None:
             self.state = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE_FILE))
             self.state.is_world_process_zero = self.is_world_process_zero()
