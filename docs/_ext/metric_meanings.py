@@ -6,6 +6,8 @@ TRAINING = {
     "group, averaged over prompts, for k = 1, 2, 4, ... and the group size. `pass@1` is the success rate.",
     "max@k": "Expected best reward among k completions of a prompt, estimated in the same way. `max@1` is the mean "
     "reward.",
+    "distinct_answers": "Number of different valid answers to a prompt, divided by its completions. Logged in "
+    "evaluations during training only.",
     "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal or all advantages are "
     "0. A group with step credit has a signal. At 1 nothing is learned: use easier prompts, more generations, a cold "
     "start, or graded rewards.",
@@ -71,6 +73,9 @@ TRL = {
     "rewards/NAME/std": "Standard deviation of that component.",
     "kl": "Estimated KL divergence from the reference policy, per token. Logged if `beta` is above 0.",
     "entropy": "Mean entropy of the policy, per token.",
+    "entropy_coef": "Weight of the entropy in the loss after this step. Logged if `entropy_coef` or `entropy_target` "
+    "is set; with the latter it is applied after steps whose entropy is at or below the target.",
+    "policy_loss": "The loss without the entropy bonus. Logged with `entropy_coef`.",
     "clip_ratio/low_mean": "Share of tokens whose ratio was clipped from below; negative advantages.",
     "clip_ratio/high_mean": "Share of tokens whose ratio was clipped from above; positive advantages.",
     "clip_ratio/region_mean": "Share of tokens that were clipped on either side.",

@@ -94,7 +94,12 @@ def test_our_options_do_not_hide_trls():
     from trl_grpo_tasks import TaskGRPOConfig
 
     own = set(TaskGRPOConfig.__annotations__)
-    assert not own & {f for c in GRPOConfig.__mro__ for f in getattr(c, "__annotations__", {})}
+    shared = own & {f for c in GRPOConfig.__mro__ for f in getattr(c, "__annotations__", {})}
+    # Its default None tells whether it was given, and then sets use_adaptive_entropy. TRL's default holds without it.
+    assert shared == {"entropy_target"}
+    assert (
+        TaskGRPOConfig(use_adaptive_entropy=True, bf16=False).entropy_target == GRPOConfig(bf16=False).entropy_target
+    )
 
 
 def test_every_override_calls_super():

@@ -23,6 +23,7 @@ class Plan:
 
     rows: list[dict[str, Any]]
     test_rows: list[dict[str, Any]]  # held-out rows of the evaluations
+    choosing_rows: list[dict[str, Any]] | None  # held-out rows of --best_by; None: the trainer's own
     model: ReadyModel
     peft_config: Any
     quantization: Any
@@ -81,12 +82,14 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
     test_rows = rows_of(task, "test", args.eval_rows, args.seed) if run.eval_before_and_after else []
+    say = print if state.is_main_process else lambda *_: None
+    choosing_rows = None if args.best_by is None or not test_rows else _choosing_rows(task, args, test_rows, say)
     with state.main_process_first():
-        task.prepare(args.seed, print if state.is_main_process else lambda *_: None)
+        task.prepare(args.seed, say)
         model = ready_model(
             model_args.model_name_or_path,
             task,
-            rows + test_rows,
+            rows + test_rows + (choosing_rows or []),
             args.output_dir,
             seed=args.seed,
             constrain=args.constrain,
@@ -106,7 +109,19 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
                 "adapter cannot be merged into them; leave --save_merged out, or start from the original model"
             )
     peft_config = _adapter(model_args, model, task.policy)
-    return Plan(rows, test_rows, model, peft_config, quantization_config(model_args, args))
+    return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization_config(model_args, args))
+
+
+def _choosing_rows(task: Task, args: Any, reported: list[dict[str, Any]], say: Any) -> list[dict[str, Any]]:
+    """The held-out rows on which --best_by compares models: others than those of the evaluation that is reported."""
+    more = [] if args.eval_rows is None else rows_of(task, "test", 2 * args.eval_rows, args.seed)
+    rows = [row for row in more if row not in reported][: args.eval_rows]
+    if not rows:
+        say(
+            "--best_by compares models on the rows of the final evaluation, because the task has no other held-out "
+            "rows; the final result is therefore slightly too high (a smaller --eval_rows leaves rows to compare on)"
+        )
+    return rows or reported
 
 
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
@@ -137,12 +152,13 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
+    from ..training.collapse_options import check_best_by
     from ..training.credit import check_credit_task
     from ..training.sharded_options import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
-    component_weights(task, args.component_weights, args.novelty_weight)
+    check_best_by(args, list(component_weights(task, args.component_weights, args.novelty_weight)), has_task=True)
     check_credit_task(args, task)
     if args.temperature == 0:
         raise ValueError(

@@ -188,6 +188,7 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         policy if continues_adapter else model,
         args=args,
         train_dataset=plan.rows,
+        eval_dataset=plan.choosing_rows,
         processing_class=plan.model.tokenizer,
         task=task,
         # A vLLM server makes the task's constraint itself, so that it cannot sample under one that is given here.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ RESULTS_FILE = "results.json"
 EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the folder of a training run
 METRICS_FILE = "training_metrics.jsonl"
 PERFORMANCE_FILE = "performance.jsonl"
+OUTCOME_FILE = "outcome.json"  # written at the end of a run with --best_by
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
     "before": "the model before training",
@@ -33,6 +34,7 @@ class RunFolder:
     evaluations: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     performance: list[dict[str, Any]]
+    outcome: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunFolder:
@@ -45,7 +47,8 @@ class RunFolder:
             raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
-        return cls(path, _read_json(path / SETTINGS_FILE) or {}, evaluations, metrics, performance)
+        settings, outcome = (_read_json(path / name) or {} for name in (SETTINGS_FILE, OUTCOME_FILE))
+        return cls(path, settings, evaluations, metrics, performance, outcome)
 
     @property
     def is_empty(self) -> bool:
@@ -77,6 +80,21 @@ class RunFolder:
         steps = [0, *(line["step"] for line in timed)]
         spans = zip(steps, steps[1:], timed, strict=False)
         return sum((end - start) * line["step_time"] for start, end, line in spans) if timed else None
+
+    @property
+    def final_model(self) -> str | None:
+        """Which step of a run with --best_by the final model is from, and why; None for other runs."""
+        made = self.outcome
+        if not made:
+            return None
+        count = len(made["evaluations"])
+        best = (
+            f"the best {made['best_by']} ({made['best_value']:.4g}) of {count} evaluation{'s' * (count > 1)} during "
+            "training"
+        )
+        if made["model_step"] != made["best_step"]:
+            return f"step {made['model_step']}; step {made['best_step']} had {best}, but could not be saved"
+        return f"step {made['model_step']} of {made['last_step']}: {best}"
 
     @property
     def before_and_after(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

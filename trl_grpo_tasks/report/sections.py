@@ -37,6 +37,7 @@ TRAINING = {
     "reward_std": "Standard deviation of rewards",
     "reward_failures": "Completions that could not be scored",
     "beta": "KL coefficient (beta)",
+    "entropy_coef": "Entropy coefficient",
     "curriculum/level": "Curriculum level",
     "replay/replaced_groups": "Groups from the replay buffer",
     "grad_norm": "Gradient norm",
@@ -90,6 +91,8 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
         "cold start": f"{n:,} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "hardware": settings.get("machine"),
         "training time": duration(run.seconds) if run.seconds is not None else None,
+        "final model": run.final_model,
+        "end of training": run.outcome.get("stopped"),
         "sampling": "under the task's constraint" if settings.get("training", {}).get("constrain") else None,
     }
     listed = "".join(f"<li><span class=soft>{k}</span> {html.escape(str(v))}</li>" for k, v in facts.items() if v)
@@ -204,6 +207,9 @@ def curves(run: RunFolder) -> str:
     ks = [int(m[1]) for line in run.metrics for name in line if (m := re.fullmatch(r"pass@(\d+)", name))]
     k = max(ks, default=1)
     best = {f"pass@{k}": f"At least one of {k} succeeds"} if k > 1 else {}
+    training = run.settings.get("training", {})
+    if training.get("best_by"):
+        best[f"eval_{training['metric_for_best_model']}"] = f"Held-out {training['best_by']}, which chooses the model"
     lengths = {label: points for label, name in LENGTHS.items() if (points := run.curve(name))}
     rewards, constant_rewards = _charts(run, {**REWARDS, **best, **components})
     others, constant_others = _charts(run, TRAINING)

@@ -19,8 +19,9 @@ from ..failures import FailureNotice, first_line
 from ..files import write_atomically
 from ..report.gallery import Pictures
 from ..report.page import write_report
-from ..report.run_folder import METRICS_FILE, PERFORMANCE_FILE, duration
+from ..report.run_folder import METRICS_FILE, OUTCOME_FILE, PERFORMANCE_FILE, duration
 from ..task import Task
+from .diversity import collapse
 
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
@@ -41,6 +42,7 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
+        (Path(args.output_dir) / OUTCOME_FILE).unlink(missing_ok=True)  # of an earlier end, after which it is resumed
         for name in (METRICS_FILE, PERFORMANCE_FILE):
             path = Path(args.output_dir) / name
             if path.is_file():
@@ -177,8 +179,14 @@ class LiveReport(TrainerCallback):
     on_save = on_log
 
 
+def _prompts_per_step(args: Any) -> float:
+    rollouts = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+    return rollouts * args.generation_batch_size / args.num_generations
+
+
 class Hints(TrainerCallback):
-    """Prints a hint when a known problem has lasted for `patience` logs, and again after as many more."""
+    """Prints a hint when a known problem has lasted for `patience` logs, and again after as many more. A collapse
+    is reported once: `diversity.collapse` looks at the whole run."""
 
     def __init__(self, patience: int = 5, say: Any = tqdm.write):
         self._patience = patience
@@ -227,6 +235,17 @@ class Hints(TrainerCallback):
             "every completion has been cut off at max_completion_length for {n} logs: raise it, "
             "or ask for shorter answers",
         )
+        is_new = "pass@1" in logs and "collapse" not in self._streaks
+        if is_new and (found := collapse(state.log_history, _prompts_per_step(args))):
+            self._streaks["collapse"] = 1
+            (success, success_now), (best, best_now), (entropy, _) = found.values()
+            name = list(found)[1]
+            self._say(
+                f"hint: success has risen from {success:.3f} to {success_now:.3f} while {name} has fallen from "
+                f"{best:.3f} to {best_now:.3f}, so completions of a prompt become alike: use advantage_estimator "
+                f"maxrl, entropy_target {entropy:.2g} (the entropy before), or a lower learning_rate; best_by {name} "
+                "keeps the best model"
+            )
 
     def _watch(self, name: str, is_bad: bool, message: str) -> None:
         self._streaks[name] = self._streaks.get(name, 0) + 1 if is_bad else 0

@@ -60,24 +60,34 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
-        if resume_from_checkpoint and self.is_deepspeed_enabled:
-            self._prepare_deepspeed(resume_from_checkpoint, step)
-        if 0 < self.args.max_steps <= step:
-            self.accelerator.print(f"{resume_from_checkpoint} is the end of the run")
-            self._load_from_checkpoint(resume_from_checkpoint)  # transformers would take one more step
+        end = self._end_of_run(resume_from_checkpoint, step) if resume_from_checkpoint else None
+        if end is not None and self.is_deepspeed_enabled:
+            raise checkpoints.CheckpointError(
+                f"{end}; DeepSpeed loads weights only to train further: raise max_steps, or evaluate the saved model "
+                "with `trl-grpo-tasks eval`"
+            )
+        if end is not None:
+            self.accelerator.print(end)
+            self._load_from_checkpoint(self._final_checkpoint(resume_from_checkpoint))  # without one more step
             return TrainOutput(step, math.nan, {})
+        if resume_from_checkpoint and self.is_deepspeed_enabled:
+            self._prepare_deepspeed(resume_from_checkpoint)
         if resume_from_checkpoint:
             self._invalidate_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _prepare_deepspeed(self, checkpoint: str, step: int) -> None:
+    def _end_of_run(self, checkpoint: str, step: int) -> str | None:
+        """Why the run of a checkpoint has ended, so that there is nothing to resume; None if it has not."""
+        return f"{checkpoint} is the end of the run" if 0 < self.args.max_steps <= step else None
+
+    def _final_checkpoint(self, last: str) -> str:
+        """The checkpoint with the final model of a run that ended at `last`: the best one, if that is asked for."""
+        best = Path(last).parent / f"checkpoint-{checkpoints.state_of(last).get('best_global_step')}"
+        return str(best) if self.args.load_best_model_at_end and checkpoints.is_complete(best) else last
+
+    def _prepare_deepspeed(self, checkpoint: str) -> None:
         """Convert a checkpoint that another number of processes wrote, which DeepSpeed could not load. Raise
         CheckpointError where this does not help."""
-        if 0 < self.args.max_steps <= step:
-            raise checkpoints.CheckpointError(
-                f"{checkpoint} is the end of the run; DeepSpeed loads weights only to train further: raise max_steps, "
-                "or evaluate the saved model with `trl-grpo-tasks eval`"
-            )
         if not state_file(checkpoint, 0).is_file():  # a checkpoint of plain TRL
             return
         wrote, processes = load_state(state_file(checkpoint, 0)).get("processes"), self.accelerator.num_processes
@@ -86,8 +96,8 @@ class CheckpointLayer(GRPOTrainer):
         if self.args.load_best_model_at_end:
             raise checkpoints.CheckpointError(
                 f"{checkpoint} was written by {wrote} processes. {processes} processes can resume it with DeepSpeed, "
-                "but they could not load an earlier best model at the end: leave load_best_model_at_end out, or use "
-                f"{wrote} processes"
+                "but they could not load an earlier best model at the end: leave best_by and load_best_model_at_end "
+                f"out, or use {wrote} processes"
             )
         self.accelerator.print(f"converting {checkpoint} from {wrote} to {processes} processes")
         if self.accelerator.is_main_process:

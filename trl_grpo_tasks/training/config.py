@@ -14,6 +14,7 @@ from ..redact import redacted
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
 from .archive import check_archive
+from .collapse_options import check_options, complete_options
 from .credit import check_credit
 from .own_successes import check_own_successes
 from .sharded_options import check_sharding
@@ -201,6 +202,23 @@ class TaskGRPOConfig(GRPOConfig):
         1000.0, "Number of completions in which beta changes by at most a fifth; a larger value adapts more slowly."
     )
 
+    # Collapse
+    entropy_target: float | None = option(
+        None,
+        "Keep the entropy of the policy, in nats per token, from falling below this value: entropy_coef grows by "
+        "entropy_coef_delta after each step below it, shrinks after each step above it, and is applied below it only. "
+        "Sets use_adaptive_entropy.",
+    )
+    best_by: str | None = option(
+        None,
+        "Keep the checkpoint with the best value of this metric on held-out rows, and make it the final model: "
+        "success, valid, reward, pass@K, max@K, distinct_answers, a component of the reward, or another metric of "
+        "evaluations during training. Sets eval_strategy, if it is 'no', so that each saved step is evaluated.",
+    )
+    early_stopping: int = option(
+        0, "Stop when best_by has not improved in this number of evaluations in a row. 0: never."
+    )
+
     # Replay
     resample_rounds: int = option(
         0,
@@ -253,6 +271,7 @@ class TaskGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         for name, least in LEAST.items():  # before TRL, which divides by some of them
             _check_range(name, getattr(self, name), least=least)
+        complete_options(self)
         try:
             super().__post_init__()
         except ValueError as error:
@@ -310,6 +329,7 @@ class TaskGRPOConfig(GRPOConfig):
         check_archive(self)
         check_credit(self)
         check_own_successes(self)
+        check_options(self)
         self._check_replay()
         self._check_sampling()
         if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):

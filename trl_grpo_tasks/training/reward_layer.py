@@ -146,10 +146,22 @@ class RewardLayer(ScoringLayer):
             for name, values_P_G in (("pass", self._component("success").view(-1, size)), ("max", totals_P_G)):
                 for k, value in expected_best_curve(values_P_G).items():
                     metrics[f"{name}@{k}"].append(value)
+            if not self.model.training:
+                metrics["distinct_answers"].append(self._distinct_answers())
         if args.advantage_estimator != "grpo" or args.advantage_clip is not None:
             self._put_advantages(output, advantages_N)
         if credits_N:
             self._add_credit(output, credits_N)
+
+    def _distinct_answers(self) -> float:
+        """The number of different valid answers per group, divided by its size, over all processes."""
+        assert self.task is not None
+        samples, size = self.latest_samples(), self._group_size
+        forms = gather_object(
+            [self.task.canonical(row, text) if out.score and out.score.valid else None for row, text, out in samples]
+        )
+        groups = [set(forms[start : start + size]) - {None} for start in range(0, len(forms), size)]
+        return sum(map(len, groups)) / len(forms)
 
     def _put_advantages(self, output: dict[str, Any], advantages_N: torch.Tensor) -> None:
         """Replace TRL's advantages in a rollout and in the table of logged completions."""

@@ -37,21 +37,25 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import print_prompt_completions_sample
 
 from ..failures import FailureNotice, first_line
+from ..models import checkpoints
 from ..report.card import write_card
 from ..report.gallery import Pictures
 from ..report.page import SECONDS_WHILE_RUNNING
 from ..task import Task, printable
 from .adaptive_kl import AdaptiveKL
+from .best_model import BestModel
 from .callbacks import Hints, MetricsFile
+from .collapse_options import check_best_by
 from .config import TaskGRPOConfig
 from .curriculum import Curriculum
 from .group_layer import GroupLayer
 from .reference import MovingReference
+from .state_files import load_state, state_file
 
 
 def _print_completions(*args: Any, **kwargs: Any) -> None:
@@ -96,10 +100,14 @@ class TaskGRPOTrainer(GroupLayer):
         self._reference = self._make_reference()
         self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._curriculum = self._make_curriculum()
+        check_best_by(args, self.reward_func_names, has_task=task is not None)
+        self._best = None if args.best_by is None else BestModel(args)
         self.metrics_file = MetricsFile()
         self._samples_notice, self._card_notice = FailureNotice(), FailureNotice()
         self.add_callback(self.metrics_file)
         self.add_callback(Hints())
+        if self._best is not None:
+            self.add_callback(self._best)
 
     def _make_reference(self) -> MovingReference | None:
         args = self.args
@@ -196,8 +204,22 @@ class TaskGRPOTrainer(GroupLayer):
             self._card_notice.succeeded()
 
     def _common_parts(self) -> dict[str, Any]:
-        parts = {"reference": self._reference, "kl": self._kl, "curriculum": self._curriculum}
+        parts = {"reference": self._reference, "kl": self._kl, "curriculum": self._curriculum, "best": self._best}
         return super()._common_parts() | {name: part for name, part in parts.items() if part is not None}
+
+    def _end_of_run(self, checkpoint: str, step: int) -> str | None:
+        end = super()._end_of_run(checkpoint, step)
+        if self._best is None or not state_file(checkpoint, "common").is_file():
+            return end
+        common = load_state(state_file(checkpoint, "common"), mmap=True)
+        self._best.load_state_dict(common.get("best", self._best.state_dict()))
+        if end is None and self._best.reason_to_stop is not None:
+            end = f"{checkpoint} is the end of the run; to train further, raise early_stopping or leave it out"
+        if end is not None:
+            self.state = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE_FILE))
+            self.state.is_world_process_zero = self.is_world_process_zero()
+            self._best.on_train_end(self.args, self.state, self.control)
+        return end
 
     def _state_dict(self) -> dict[str, Any]:
         return super()._state_dict() | {"updated_at": self._updated_at}

@@ -1,0 +1,63 @@
+"""--best_by on the command line: the model, the report and the card are those of the best step."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands.test_train import LORA, SMALL, results, train, words
+from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.plan import prepare
+from trl_grpo_tasks.report.run_folder import RunFolder
+
+BEST_BY = {"best_by": "reward", "early_stopping": 2, "eval_steps": 1, "save_steps": 50, "learning_rate": 1e-2}
+
+
+@pytest.mark.parametrize("options", [{}, LORA], ids=["full", "lora"])
+def test_the_best_model_is_saved_evaluated_and_described(tmp_path, capsys, options):
+    train(tmp_path / "run", **(options | BEST_BY | {"max_steps": 8}))
+    out, folder = capsys.readouterr().out, tmp_path / "run"
+    outcome = json.loads((folder / "outcome.json").read_text())
+    logged = [line for line in map(json.loads, (folder / "training_metrics.jsonl").read_text().splitlines())
+              if "eval_reward" in line]  # fmt: skip
+    best = max(logged, key=lambda line: line["eval_reward"])
+    assert (outcome["model_step"], outcome["best_value"]) == (best["step"], best["eval_reward"])
+    assert f"the final model is that of step {best['step']}: reward {best['eval_reward']:.4g} on held-out" in out
+    name = "adapter_model.safetensors" if options else "model.safetensors"
+    final, kept = (load_file(path / name) for path in (folder, folder / f"checkpoint-{best['step']}"))
+    assert all(value.equal(kept[key]) for key, value in final.items())
+    page, card = (folder / "report.html").read_text(), (folder / "README.md").read_text()
+    chosen = f"step {best['step']} of {outcome['last_step']}: the best reward ({best['eval_reward']:.4g}) of "
+    assert chosen in page and chosen in card and RunFolder.read(folder).final_model.startswith(chosen)
+    assert "Held-out reward, which chooses the model" in page
+    if outcome["stopped"] is not None:
+        assert outcome["stopped"] in out and outcome["stopped"] in page and outcome["stopped"] in card
+    # The evaluation after GRPO is that of the saved model.
+    train(tmp_path / "eval", eval_only=True, model_name_or_path=str(folder))
+    evaluated = results(tmp_path / "eval", "evaluation.json")["model"]
+    expected = results(folder)["GRPO"]
+    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+    train(folder, resume=True, **(options | BEST_BY | {"max_steps": 8}))
+    again = load_file(folder / name)
+    assert all(value.equal(again[key]) for key, value in final.items())
+    assert json.loads((folder / "outcome.json").read_text()) == outcome
+
+
+def test_models_are_compared_on_other_rows_than_those_reported(tmp_path, capsys):
+    task, options, args, model = parse(words(tmp_path, best_by="success"))
+    plan = prepare(task, options, args, model)
+    assert len(plan.test_rows) == len(plan.choosing_rows) == SMALL["eval_rows"]
+    assert not any(row in plan.test_rows for row in plan.choosing_rows)
+    assert plan.test_rows == task.dataset("test", SMALL["eval_rows"], args.seed), "those of a run without --best_by"
+    task.dataset = lambda split, size, seed: plan.test_rows if split == "test" else plan.rows
+    assert prepare(task, options, args, model).choosing_rows == plan.test_rows
+    assert "because the task has no other held-out rows" in capsys.readouterr().out
+    options.eval_before_and_after = False
+    assert prepare(task, options, args, model).choosing_rows is None
+    assert prepare(*parse(words(tmp_path))).choosing_rows is None
+
+
+def test_unknown_metrics_are_refused_before_anything_slow(tmp_path, capsys):
+    assert run.main(words(tmp_path, best_by="sucess", cold_start_steps=10**6)) == 2
+    assert "best_by='sucess' is no metric of evaluations during training; choose one of: " in capsys.readouterr().err

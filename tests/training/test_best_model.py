@@ -1,0 +1,288 @@
+"""The best model by a held-out metric is the final one, also after early stopping and after resuming."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from tests.support import sharded
+from tests.support.training import config, parameters, run_processes, toy_trainer
+from tests.training.test_sharded import EMA, ZERO3, job
+from trl_grpo_tasks.models import checkpoints
+from trl_grpo_tasks.training.collapse_options import metric_name
+
+OPTIONS = {
+    "best_by": "success",
+    "save_strategy": "steps",
+    "save_steps": 5,  # no multiple of the steps of evaluations
+    "eval_steps": 2,
+    "save_total_limit": 1,
+    "max_steps": 12,
+    "beta": 0.1,
+}
+RISE_AND_FALL = {2: 0.1, 4: 0.6, 6: 0.3, 8: 0.6, 10: 0.2, 12: 0.5}
+BEST = 4  # step 8 is not better
+
+
+def scripted(model, folder, values=None, lora=False, **options):
+    """A trainer whose evaluations give these values of success, by step."""
+    if lora:
+        options["peft_config"] = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    trainer = toy_trainer(model, folder, **(OPTIONS | options))
+    log = trainer.log
+
+    def scripted_log(logs, *args, **kwargs):
+        log(logs, *args, **kwargs)
+        if "eval_rewards/success/mean" in logs:
+            logs["eval_rewards/success/mean"] = (values or RISE_AND_FALL)[trainer.state.global_step]
+
+    trainer.log = scripted_log
+    return trainer
+
+
+def saved(folder):
+    """The weights of a model or adapter folder."""
+    return next(load_file(folder / name) for name in ("model.safetensors", "adapter_model.safetensors")
+                if (folder / name).is_file())  # fmt: skip
+
+
+def outcome(folder):
+    return json.loads((folder / "outcome.json").read_text())
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_final_model_is_that_of_the_best_step(tiny_path, tmp_path, capsys, lora):
+    reference = {"reference_mode": "ema", "ema_alpha": 0.5} if lora else {}  # the reference is a second adapter
+    trainer = scripted(tiny_path, tmp_path / "run", lora=lora, **reference)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    folders = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
+    assert folders == ["checkpoint-12", "checkpoint-4"], "the best one, and the newest to resume from"
+    final, best, last = (saved(path) for path in (tmp_path / "final", *(tmp_path / "run" / f"checkpoint-{step}"
+                                                                        for step in (4, 12))))  # fmt: skip
+    assert final.keys() == best.keys() and all(value.equal(best[name]) for name, value in final.items())
+    assert any(not value.equal(last[name]) for name, value in final.items())
+    # The saved weights are those that an independent run of four steps has.
+    made = []
+    for steps in (4, 6):
+        options = reference | {"max_steps": steps, "lr_scheduler_type": "constant"}
+        made.append(scripted(tiny_path, tmp_path / str(steps), lora=lora, **options))
+        made[-1].train()
+    short, long = map(parameters, made)
+    assert all(value.equal(long[name]) for name, value in short.items() if ".ref." not in name)
+    made = outcome(tmp_path / "run")
+    assert made["model_step"] == made["best_step"] == BEST and made["best_value"] == 0.6 and made["last_step"] == 12
+    assert made["evaluations"] == [list(one) for one in RISE_AND_FALL.items()] and made["stopped"] is None
+    out = capsys.readouterr().out
+    assert "held-out rows at step 4: success 0.6 (the best so far)" in out
+    assert "held-out rows at step 6: success 0.3 (best: 0.6 at step 4)" in out
+    assert "the final model is that of step 4: success 0.6 on held-out rows, the best of 6 evaluations" in out
+
+
+def test_early_stopping_says_why_and_a_resumed_run_stays_stopped(tiny_path, tmp_path, capsys):
+    options = {"early_stopping": 3, "lr_scheduler_type": "constant"}
+    stopped = scripted(tiny_path, tmp_path / "run", **options)
+    stopped.train()
+    reason = "stopped early after step 10: in 3 evaluations success has not improved on 0.6, its value at step 4"
+    assert stopped.state.global_step == 10 and reason in capsys.readouterr().out
+    made = outcome(tmp_path / "run")
+    assert made["stopped"] == reason and (made["model_step"], made["last_step"]) == (4, 10)
+    again = scripted(tiny_path, tmp_path / "run", **options)
+    assert again.train(resume_from_checkpoint=True).global_step == 10
+    out = capsys.readouterr().out
+    assert "checkpoint-10 is the end of the run; to train further, raise early_stopping" in out and reason in out
+    assert outcome(tmp_path / "run") == made
+    final = parameters(stopped)
+    assert all(value.equal(final[name]) for name, value in parameters(again).items())
+    # With more patience the run goes on, and ends as if it had never stopped.
+    whole = scripted(tiny_path, tmp_path / "whole", lr_scheduler_type="constant")
+    whole.train()
+    further = scripted(tiny_path, tmp_path / "run", early_stopping=5, lr_scheduler_type="constant")
+    further.train(resume_from_checkpoint=True)
+    assert saved(tmp_path / "run" / "checkpoint-12").keys() and further.state.global_step == 12
+    for name, value in saved(tmp_path / "whole" / "checkpoint-12").items():
+        assert value.equal(saved(tmp_path / "run" / "checkpoint-12")[name]), name
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole") and outcome(tmp_path / "run")["stopped"] is None
+
+
+def test_resuming_at_each_checkpoint_chooses_the_same_model(tiny_path, tmp_path):
+    options = {"save_total_limit": None, "save_steps": 1, "early_stopping": 3}
+    whole = scripted(tiny_path, tmp_path / "whole", **options)
+    whole.train()
+    wanted, made = parameters(whole), outcome(tmp_path / "whole")
+    metrics = (tmp_path / "whole" / "training_metrics.jsonl").read_text()
+    for step in (1, 3, 4, 7, 9):
+        shutil.copytree(tmp_path / "whole", tmp_path / str(step))  # a run folder may be moved
+        for path in (tmp_path / str(step)).glob("checkpoint-*"):
+            if checkpoints.step_of(path) > step:
+                shutil.rmtree(path)
+        again = scripted(tiny_path, tmp_path / str(step), **options)
+        again.train(resume_from_checkpoint=True)
+        assert outcome(tmp_path / str(step)) == made, step
+        assert (tmp_path / str(step) / "training_metrics.jsonl").read_text() == metrics, step
+        assert all(value.equal(wanted[name]) for name, value in parameters(again).items()), step
+
+
+def test_the_last_step_does_not_stop_early(tiny_path, tmp_path):
+    trainer = scripted(tiny_path, tmp_path, max_steps=10, early_stopping=3)
+    trainer.train()
+    assert outcome(tmp_path)["stopped"] is None and outcome(tmp_path)["model_step"] == 4
+
+
+def test_a_finished_run_is_resumed_with_its_best_model(tiny_path, tmp_path):
+    trainer = scripted(tiny_path, tmp_path)
+    trainer.train()
+    (tmp_path / "outcome.json").unlink()  # killed before it was written
+    again = scripted(tiny_path, tmp_path)
+    assert again.train(resume_from_checkpoint=True).global_step == 12 and outcome(tmp_path)["model_step"] == 4
+    assert all(value.equal(parameters(trainer)[name]) for name, value in parameters(again).items())
+
+
+def test_a_later_run_without_the_option_leaves_no_outcome(tiny_path, tmp_path):
+    scripted(tiny_path, tmp_path, max_steps=4).train()
+    toy_trainer(tiny_path, tmp_path, max_steps=5, save_strategy="steps").train(resume_from_checkpoint=True)
+    assert not (tmp_path / "outcome.json").exists()
+
+
+def test_a_best_model_that_could_not_be_saved_is_reported(tiny_path, tmp_path, monkeypatch, capsys):
+    trainer = scripted(tiny_path, tmp_path)
+    save = trainer.save_model
+
+    def fails_once(folder, *args, **kwargs):
+        save(folder, *args, **kwargs)
+        if folder.endswith("checkpoint-4"):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "save_model", fails_once)
+    trainer.train()
+    out = capsys.readouterr().out
+    assert "the final model is that of step 12, because the checkpoint of step 4 (success 0.6" in out
+    assert outcome(tmp_path)["model_step"] == 12 and outcome(tmp_path)["best_step"] == 4
+
+
+def test_nothing_scored_is_no_improvement(tiny_path, tmp_path):
+    values = {2: 0.1, 4: None, 6: None}
+    trainer = scripted(tiny_path, tmp_path, values, early_stopping=2)
+    trainer.train()
+    assert trainer.state.global_step == 6 and outcome(tmp_path)["evaluations"] == [[2, 0.1], [4, None], [6, None]]
+
+
+@pytest.mark.parametrize(
+    "best_by", ["loss", "pass@4", "max@2", "distinct_answers", "match", "completions/mean_length"]
+)
+def test_other_metrics(tiny_path, tmp_path, best_by):
+    trainer = toy_trainer(tiny_path, tmp_path, **(OPTIONS | {"best_by": best_by, "max_steps": 6}))
+    trainer.train()
+    name = {"match": "eval_rewards/match/mean"}.get(best_by, f"eval_{best_by}")
+    logged = [(line["step"], line[name]) for line in trainer.state.log_history if name in line]
+    best = min(logged, key=lambda one: one[1] if best_by == "loss" else -one[1])
+    assert len(logged) == 3 and (outcome(tmp_path)["best_step"], outcome(tmp_path)["best_value"]) == best
+    assert trainer.state.best_global_step == best[0] and trainer.state.best_metric == best[1]
+
+
+def test_distinct_answers_of_an_evaluation(tiny_path, tmp_path):
+    """Of the toy task's answers, those with other letters than a to d are not valid."""
+    trainer = toy_trainer(tiny_path, tmp_path, eval_strategy="steps", per_device_eval_batch_size=4)
+    trainer.model.eval()
+    groups = (["a", "a", "b", "ab"], ["x", "c", "c", "c"], ["1", "2", "x", "12"])
+    found = []
+    for texts in groups:
+        ids = [trainer._tokenizer(text)["input_ids"] + [trainer._tokenizer.eos_token_id] for text in texts]
+        trainer._generate_single_turn = lambda prompt_ids, *args, ids=ids: (ids, None)
+        trainer._generate_and_score_completions([trainer.eval_dataset[0]] * 4)
+        found.append(trainer._metrics["eval"]["distinct_answers"][-1])
+    assert found == [3 / 4, 1 / 4, 0]
+
+
+TWO = """
+from tests.support.training import toy_trainer
+trainer = toy_trainer(model, output_dir, **options)
+log = trainer.log
+def scripted_log(logs, *args, **kwargs):
+    log(logs, *args, **kwargs)
+    if "eval_rewards/success/mean" in logs:
+        logs["eval_rewards/success/mean"] = {2: 0.1, 4: 0.6, 6: 0.3, 8: 0.2}[trainer.state.global_step]
+trainer.log = scripted_log
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed", [False, True])
+def test_two_processes(tiny_path, tmp_path, resumed):
+    options = OPTIONS | {"early_stopping": 2, "per_device_train_batch_size": 4, "constrain": True}
+    weights, _ = run_processes(TWO, tiny_path, tmp_path / "run", 2, options)
+    if resumed:
+        weights, _ = run_processes(TWO, tiny_path, tmp_path / "run", 2, options, resume=True)
+    best = saved(tmp_path / "run" / "checkpoint-4")
+    assert len(best) > 3 and all(weights[name].equal(value) for name, value in best.items())
+    made = outcome(tmp_path / "run")
+    assert (made["model_step"], made["last_step"]) == (4, 8) and made["stopped"].startswith(
+        "stopped early after step 8"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp2", ZERO3])
+def test_sharded_weights(tiny_path, tmp_path, kind):
+    options = OPTIONS | {"best_by": "reward", "save_steps": 50, "eval_steps": 1, "max_steps": 4, "constrain": True}
+    cases = {"full": options, "lora": options | EMA | {"lora": True}}
+    sharded.launch([(2, [("shard_on_cpu", {"kind": kind}), job(tiny_path, tmp_path, 2, cases, kind)])], timeout=300)
+    for name in cases:
+        made = outcome(tmp_path / name)
+        assert made["best_value"] == max(value for _, value in made["evaluations"])
+        assert made["model_step"] == made["best_step"] and len(made["evaluations"]) == 4
+        weights = torch.load(tmp_path / name / "weights.pt")  # of the trainer at the end
+        weights = {key.replace(".default", ""): value for key, value in weights.items()}
+        best = saved(tmp_path / name / f"checkpoint-{made['best_step']}")
+        assert len(best) > 3 and all(weights[key].equal(value) for key, value in best.items()), name
+
+
+def test_options(tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 7}
+    args = config(tmp_path, best_by="pass@4", per_device_train_batch_size=12, num_generations=4, **steps)
+    assert (args.eval_strategy, args.eval_steps, args.metric_for_best_model) == ("steps", 7, "pass@4")
+    assert args.load_best_model_at_end and args.greater_is_better and args.per_device_eval_batch_size == 12
+    args = config(tmp_path, best_by="loss", num_generations=6, per_device_train_batch_size=6, eval_steps=2, **steps)
+    assert not args.greater_is_better and args.per_device_eval_batch_size == 12 and args.eval_steps == 2
+    assert config(tmp_path, best_by="kl", greater_is_better=True, **steps).greater_is_better
+    assert config(tmp_path, best_by="valid", save_strategy="epoch").eval_strategy == "epoch"
+    assert metric_name("eval_success") == metric_name("success") == "rewards/success/mean"
+    off = config(tmp_path)
+    assert (off.eval_strategy, off.load_best_model_at_end, off.metric_for_best_model) == ("no", False, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"best_by": "success", "save_strategy": "no"}, "save_strategy='no' saves none; set save_strategy"),
+        ({"early_stopping": 2}, "early_stopping=2 needs best_by"),
+        ({"early_stopping": -1}, "early_stopping=-1 must be at least 0"),
+        ({"best_by": "success", "metric_for_best_model": "reward"}, "leave metric_for_best_model out"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **({"save_strategy": "steps"} | options))
+
+
+@pytest.mark.parametrize(
+    ("best_by", "message"),
+    [
+        ("sucess", "no metric of evaluations during training; choose one of: valid, success, match, short, reward"),
+        ("pass@8", "with 4 completions per prompt, which num_generations_eval sets; .* pass@1, pass@2, pass@4, max@1"),
+        ("kl", "no metric"),
+    ],
+)
+def test_unknown_metrics(tiny_path, tmp_path, best_by, message):
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tiny_path, tmp_path, **(OPTIONS | {"best_by": best_by, "beta": 0.0}))
+
+
+def test_a_full_name_is_checked_at_the_first_evaluation(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, **(OPTIONS | {"best_by": "rewards/mach/mean"}))
+    with pytest.raises(ValueError, match=r"no metric of this evaluation; it has: .*rewards/match/mean"):
+        trainer.train()
+    assert trainer.state.global_step == 2

@@ -1,0 +1,103 @@
+"""The best model of a run by a held-out metric, early stopping, and the record of both in the run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from ..files import write_atomically
+from ..models import checkpoints
+from ..report.run_folder import OUTCOME_FILE
+
+
+class BestModel(TrainerCallback):
+    """Saves a checkpoint at each new best value of `best_by`, and ends training if `early_stopping` evaluations in a
+    row bring none. transformers keeps that checkpoint and loads it at the end.
+
+    At the end of training, outcome.json in the run folder says which step the final model is from, and why training
+    ended early. The evaluations so far are part of a checkpoint, so that a resumed run decides as the whole run does.
+    """
+
+    def __init__(self, args: Any, say: Any = tqdm.write):
+        self._name, self._metric = args.best_by, f"eval_{args.metric_for_best_model}"
+        self._sign = 1 if args.greater_is_better else -1
+        self._patience = args.early_stopping
+        self._say = say
+        self._evaluations: list[tuple[int, float]] = []  # step and value; NaN where nothing was scored
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **kwargs: Any) -> None:
+        if state.global_step == 0:  # there is no checkpoint of the initial model
+            return
+        if self._metric not in metrics:
+            known = sorted(name.removeprefix("eval_") for name in metrics)
+            raise ValueError(f"best_by={self._name!r} is no metric of this evaluation; it has: {', '.join(known)}")
+        value = math.nan if metrics[self._metric] is None else metrics[self._metric]
+        metrics[self._metric] = value  # transformers compares it with its best value
+        self._evaluations.append((state.global_step, value))
+        step, best = self._best
+        is_best = step == state.global_step
+        if is_best:
+            control.should_save = True
+        elif self.reason_to_stop is not None:
+            control.should_save = control.should_training_stop = True
+        if state.is_world_process_zero:
+            compared = "the best so far" if is_best else f"best: {best:.4g} at step {step}"
+            self._say(f"held-out rows at step {state.global_step}: {self._name} {value:.4g} ({compared})")
+
+    @property
+    def _best(self) -> tuple[int, float]:
+        """Step and value of the first evaluation with the best value; step 0 if there is none."""
+        known = [(step, value) for step, value in self._evaluations if not math.isnan(value)]
+        return max(known, key=lambda one: self._sign * one[1], default=(0, math.nan))
+
+    @property
+    def reason_to_stop(self) -> str | None:
+        """Why training ends early, or None if it does not."""
+        step, value = self._best
+        since = sum(at > step for at, _ in self._evaluations)
+        if not step or not self._patience or since < self._patience:
+            return None
+        last = self._evaluations[-1][0]
+        return (
+            f"stopped early after step {last}: in {since} evaluation{'s' * (since > 1)} {self._name} has not improved "
+            f"on {value:.4g}, its value at step {step}"
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, value = self._best
+        if not state.is_world_process_zero or not step:
+            return
+        is_kept = checkpoints.is_complete(Path(args.output_dir) / f"checkpoint-{step}")
+        reason = self.reason_to_stop if state.global_step < state.max_steps else None
+        if reason is not None:
+            self._say(reason)
+        count = len(self._evaluations)
+        evaluated = f"{self._name} {value:.4g} on held-out rows, the best of {count} evaluation{'s' * (count > 1)}"
+        if is_kept:
+            self._say(f"the final model is that of step {step}: {evaluated}")
+        else:
+            self._say(
+                f"the final model is that of step {state.global_step}, because the checkpoint of step {step} "
+                f"({evaluated}) could not be saved"
+            )
+        outcome = {
+            "best_by": self._name,
+            "model_step": step if is_kept else state.global_step,
+            "best_step": step,
+            "best_value": value,
+            "last_step": state.global_step,
+            "evaluations": [[at, None if math.isnan(found) else found] for at, found in self._evaluations],
+            "stopped": reason,
+        }
+        write_atomically(Path(args.output_dir) / OUTCOME_FILE, json.dumps(outcome))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": list(self._evaluations)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._evaluations = [(int(step), float(value)) for step, value in state["evaluations"]]
