@@ -27,6 +27,7 @@ ALL_ON = {
     "kl_horizon": 50,
     "replay_size": 6,
     "resample_rounds": 1,
+    "archive": 5,
     "curriculum": True,
     "curriculum_window": 32,
     "curriculum_advance": 0.02,
@@ -96,6 +97,8 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
         assert value.equal(resumed[name]), name
     metrics = [(tmp_path / name / "training_metrics.jsonl").read_text() for name in ("whole", "killed")]
     assert metrics[0] == metrics[1]
+    archives = [(tmp_path / name / "archive.jsonl").read_text() for name in ("whole", "killed")]
+    assert archives[0] == archives[1] != ""
     logged = [json.loads(line) for line in metrics[0].splitlines()]
     assert len(logged) == 7 and any(line.get("replay/replaced_groups") for line in logged), "replay was never used"
     assert len({line.get("beta") for line in logged}) > 2 and any(line.get("curriculum/level") for line in logged)
