@@ -7,7 +7,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCE, IMAGE = HERE / "architecture.diagram", HERE / "images" / "architecture.svg"
 COLOURS = {"trainer.py": "#dbeafe", "group_layer.py": "#fce7f3", "reward_layer.py": "#dcfce7",
-           "scoring_layer.py": "#fef3c7", "generation_layer.py": "#fae8ff", "archive_layer.py": "#e0e7ff"}  # fmt: skip
+           "scoring_layer.py": "#fef3c7", "generation_layer.py": "#fae8ff", "archive_layer.py": "#e0e7ff",
+           "imitation_layer.py": "#ffedd5"}  # fmt: skip
 WIDTH, BOX, STAGE, GAP, LINE = 860, 540, 50, 18, 17
 
 

@@ -35,9 +35,10 @@ from ..rollout.support import unsupported_length, without_adapter
 from ..serving.generation import VLLMRequests, engine_options
 from ..task import Task
 from .checkpoint_layer import CheckpointLayer
-from .config import TaskGRPOConfig, check_sampling
+from .config import TaskGRPOConfig
 from .record import RolloutRecord
 from .reference import created, with_adapter
+from .sampling_options import check_sampling
 from .sharded_options import check_model
 
 

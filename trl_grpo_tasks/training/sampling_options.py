@@ -1,0 +1,93 @@
+"""Checks of options of sampling: exact log-probs of the samples must be computable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..constraints.filters import NAMES as FILTERS
+
+# Options of `generate` that scoring cannot reproduce, with their neutral value; None is neutral too.
+UNSUPPORTED_SAMPLING: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "do_sample": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": 0.0,
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "watermarking_config": None,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "prompt_lookup_num_tokens": None,
+}
+# Options of `generate` that do not change the probabilities of tokens.
+NEUTRAL_SAMPLING = (
+    "bos_token_id", "cache_config", "cache_implementation", "compile_config", "disable_compile", "eos_token_id",
+    "low_memory", "max_cache_len", "max_length", "max_new_tokens", "max_time", "pad_token_id", "prefill_chunk_size",
+    "remove_invalid_values", "renormalize_logits", "stop", "stop_strings", "stop_token_ids", "use_cache",
+)  # fmt: skip
+
+
+def check_sampling(options: dict[str, Any], source: str) -> None:
+    """Raise ValueError for options of `generate` that scoring cannot reproduce."""
+    for name, neutral in UNSUPPORTED_SAMPLING.items():
+        if options.get(name) not in (None, neutral, []):
+            raise ValueError(
+                f"{name}={options[name]} in {source}: exact log-probs of such samples cannot be computed; set {name} "
+                f"to {neutral}, in generation_kwargs if the model's own file sets it "
+                "(temperature, top_k, top_p and min_p are supported)"
+            )
+
+
+def check_sampling_options(args: Any) -> None:
+    """Raise ValueError for options of a TaskGRPOConfig whose effect on sampled tokens scoring cannot reproduce."""
+    given, filters = args.generation_kwargs or {}, args.sampling_filters
+    check_sampling({"repetition_penalty": args.repetition_penalty}, "the options")
+    check_sampling(given, "generation_kwargs")
+    if given.get("temperature", args.temperature) != args.temperature:
+        raise ValueError(
+            f"temperature={given['temperature']} in generation_kwargs, but temperature={args.temperature}: "
+            "log-probs are computed at the second value; set the option temperature only"
+        )
+    unknown = sorted(set(given) - {*UNSUPPORTED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
+    if unknown:
+        raise ValueError(
+            f"generation_kwargs {unknown}: it is unknown whether they change the distribution; remove them"
+        )
+    is_sequence = args.vllm_importance_sampling_mode.startswith("sequence")
+    if args.importance_sampling_correction and args.loss_type == "vespo" and is_sequence:
+        raise ValueError(
+            f"loss_type='vespo' with vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r}: it "
+            "needs one ratio per token; set 'token_truncate' or 'token_mask'"
+        )
+    if args.use_transformers_continuous_batching and filters:
+        raise ValueError(
+            f"{filters} with use_transformers_continuous_batching: it does not return which tokens the filters "
+            "kept, so exact log-probs cannot be computed; set top_k=0, top_p=1 and min_p=0, or turn it off"
+        )
+    if args.use_vllm and filters and not filters.top_k:
+        raise ValueError(
+            f"{filters} with use_vllm: vLLM returns the log-probs of a limited number of tokens, which must "
+            "include all that the filters keep; set top_k as well, for example top_k=64"
+        )
+    if args.constrain and args.use_transformers_continuous_batching:
+        raise ValueError("constrain=True does not work with use_transformers_continuous_batching; set that to False")
