@@ -229,7 +229,8 @@ def test_two_processes(tiny_path, tmp_path, resumed):
 def test_sharded_weights(tiny_path, tmp_path, kind):
     options = OPTIONS | {"best_by": "reward", "save_steps": 50, "eval_steps": 1, "max_steps": 4, "constrain": True}
     cases = {"full": options, "lora": options | EMA | {"lora": True}}
-    sharded.launch([(2, [("shard_on_cpu", {"kind": kind}), job(tiny_path, tmp_path, 2, cases, kind)])], timeout=300)
+    jobs = [("shard_on_cpu", {"kind": kind}), job(tiny_path, tmp_path, 2, cases, kind)]
+    sharded.launch([(2, jobs)], tmp_path / "jobs", timeout=300)
     for name in cases:
         made = outcome(tmp_path / name)
         assert made["best_value"] == max(value for _, value in made["evaluations"])
