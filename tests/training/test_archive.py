@@ -13,7 +13,8 @@ from tests.training.test_trainer import FixedTrainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.training import archive as module
-from trl_grpo_tasks.training.archive import Answer, Archive, CanonicalForms
+from trl_grpo_tasks.training import canonical_forms
+from trl_grpo_tasks.training.archive import Answer, Archive
 
 
 class LooseTask(ToyTask):
@@ -142,8 +143,8 @@ class FaultyTask(ToyTask):
 
 
 def test_forms_that_fail_or_take_too_long_are_texts(monkeypatch, capsys):
-    monkeypatch.setattr(module, "SECONDS_PER_FORM", 0.2)
-    forms = CanonicalForms(FaultyTask())
+    monkeypatch.setattr(canonical_forms, "SECONDS_PER_FORM", 0.2)
+    forms = canonical_forms.CanonicalForms(FaultyTask())
     texts = [" a", "c", "d", "b", " a", "c"]
     assert [forms.of("{}", text) for text in texts] == ["a", "same", "same", "b", "a", "same"]
     assert FaultyTask.calls == 4, "forms are cached"
@@ -156,7 +157,8 @@ def test_a_faulty_canonical_does_not_stop_training(tiny_path, tmp_path):
         def canonical(self, row, completion):
             raise RuntimeError("no form")
 
-    toy_trainer(tiny_path, tmp_path, task=Broken(), max_steps=2, archive=10, novelty_weight=1.0).train()
+    toy_trainer(tiny_path, tmp_path, task=Broken(), max_steps=2, archive=10, novelty_weight=1.0, own_successes=8,
+                eval_strategy="steps", eval_steps=1).train()  # fmt: skip
     assert all(answer["canonical"] == answer["completion"].strip() for answer in lines_of(tmp_path))
 
 

@@ -12,23 +12,17 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..failures import FailureNotice, first_line
 from ..files import write_atomically
 from ..report.archive import ARCHIVE_FILE
-from ..rewards.time_limit import time_limit
-from ..task import Task
 
 MOST_COUNTED = 1_000_000  # distinct answers; about 200 bytes of memory and 24 bytes of a checkpoint each
 KEY_BYTES = 16
-CACHED_FORMS = 10_000
-SECONDS_PER_FORM = 5.0
 
 
 def check_archive(args: Any) -> None:
@@ -64,27 +58,6 @@ class Answer:
             text = part.encode("utf-8", "surrogatepass")
             digest.update(len(text).to_bytes(8, "big") + text)
         return digest.digest()
-
-
-class CanonicalForms:
-    """Canonical forms of answers, cached by row and text. An error in the task's code does not stop training: such an
-    answer, and one whose form takes longer than SECONDS_PER_FORM, is compared by its text."""
-
-    def __init__(self, task: Task):
-        self._task = task
-        self._notice = FailureNotice()
-        self.of = lru_cache(CACHED_FORMS)(self._compute)
-
-    def _compute(self, row: str, completion: str) -> str:
-        try:
-            with time_limit(SECONDS_PER_FORM):
-                return str(self._task.canonical(json.loads(row), completion))
-        except Exception as error:  # noqa: BLE001 - the task's code, on text that a model wrote
-            self._notice.failed(
-                f"canonical of task {self._task.name!r} failed ({type(error).__name__}: {first_line(error)}); "
-                "training continues, and the archive compares such answers by their text"
-            )
-            return completion.strip()
 
 
 class Archive:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from ..failures import FailureNotice, first_line
 from ..rewards.components import NOVELTY
 from ..task import Task
-from .archive import Answer, Archive, CanonicalForms
+from .archive import Answer, Archive
 from .config import TaskGRPOConfig
 from .reward_layer import RewardLayer
 
@@ -26,7 +26,6 @@ class ArchiveLayer(RewardLayer):
         if args.archive and task is None:
             raise ValueError(f"archive={args.archive} needs a task, whose scores tell successes; set it to 0")
         self._archive = Archive(args.archive) if args.archive else None
-        self._forms = None if task is None else CanonicalForms(task)
         self._archive_notice = FailureNotice()
         super().__init__(model, reward_funcs, args, *more, task=task, **kwargs)
         if self._archive is not None:

@@ -13,6 +13,7 @@ from ..rewards.components import TaskRewards
 from ..rewards.judge import text_of
 from ..task import Task
 from .advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
+from .canonical_forms import CanonicalForms
 from .config import TaskGRPOConfig
 from .credit import StepFinder, check_credit_task, step_credits, token_credits
 from .dataset import task_dataset
@@ -35,6 +36,7 @@ class RewardLayer(ScoringLayer):
     ):
         check_credit_task(args, task)
         self._rewards: TaskRewards | None = None
+        self._forms = None if task is None else CanonicalForms(task)
         if task is not None:
             if reward_funcs is not None or args.reward_weights is not None:
                 raise ValueError("a task defines its own rewards: leave out reward_funcs and reward_weights, and set "
@@ -155,10 +157,11 @@ class RewardLayer(ScoringLayer):
 
     def _distinct_answers(self) -> float:
         """The number of different valid answers per group, divided by its size, over all processes."""
-        assert self.task is not None
-        samples, size = self.latest_samples(), self._group_size
+        assert self._forms is not None
+        record, size = self.latest_rollout, self._group_size
+        samples = zip(record.examples, record.completions, record.outcomes, strict=True)
         forms = gather_object(
-            [self.task.canonical(row, text) if out.score and out.score.valid else None for row, text, out in samples]
+            [self._forms.of(one["row"], text) if out.score and out.score.valid else None for one, text, out in samples]
         )
         groups = [set(forms[start : start + size]) - {None} for start in range(0, len(forms), size)]
         return sum(map(len, groups)) / len(forms)
