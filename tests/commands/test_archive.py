@@ -77,6 +77,16 @@ def test_csv(toy_run, tmp_path, capsys):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_formulas_in_a_csv_do_not_run(toy_run, tmp_path, capsys, text):
+    write_archive(toy_run, [answer(0, completion=text)])
+    words = ("--out", tmp_path / "out", "--format", "csv", "--task", "tests.support.toy")
+    assert said(capsys, toy_run, *words)[0] == 0
+    with open(tmp_path / "out" / "answers.csv", newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert line["completion"] == f"'{text}"
+
+
 def test_code_that_the_folder_names_is_not_run(toy_run, tmp_path, capsys):
     words = (toy_run, "--out", tmp_path / "out")
     code, _, err = said(capsys, *words)

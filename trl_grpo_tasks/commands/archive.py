@@ -73,11 +73,17 @@ def _jsonl(answers: Sequence[dict[str, Any]]) -> str:
 def _csv(answers: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     names = ("rank", "total", "seen", "first_step", "prompt", "completion", "canonical")
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for answer in answers:
-        writer.writerow(answer | {"prompt": prompt_of(as_sample(answer), WHOLE)})
+        cells = answer | {"prompt": prompt_of(as_sample(answer), WHOLE)}
+        writer.writerow({name: _inert(cells[name]) for name in names})
     return text.getvalue()
+
+
+def _inert(cell: Any) -> Any:
+    """A cell that a spreadsheet does not run as a formula: a model may have written the text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _shortened(text: str) -> str:
