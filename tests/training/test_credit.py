@@ -297,6 +297,15 @@ def test_a_run_with_everything_is_resumed_bit_for_bit(tiny_path, tmp_path):
         assert (tmp_path / "run" / "training_metrics.jsonl").read_text() == metrics
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.7, 0.0), (0.0, 0.7)])
+def test_stored_groups_are_dropped_if_a_run_is_resumed_with_another_credit(tiny_path, tmp_path, before, after):
+    options = ALL_ON | {"resample_rounds": 0, "step_credit": before}
+    toy_trainer(tiny_path, tmp_path / "run", task=SteppedTask(), **options).train()
+    again = toy_trainer(tiny_path, tmp_path / "run", task=SteppedTask(), **options | {"step_credit": after})
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert len(again._replay) and {group.advantages.ndim for group in again._replay._groups} == {2 if after else 1}
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(tiny_path, tmp_path):
     """Groups of 4 in batches of 6 per process: the middle group lies half on each."""

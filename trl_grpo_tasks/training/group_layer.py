@@ -145,6 +145,7 @@ class GroupLayer(ImitationLayer):
         is_empty_P = self.latest_rollout.without_signal_P.tolist()
         is_empty = is_empty_P[first : first + groups]
         buffer.drop_older(step)
+        buffer.drop_unlike(per_token=output["advantages"].ndim == 2)
         allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), self.args.replay_fraction)
         mine = sorted(group - first for group in allotted if first <= group < first + groups)
         drawn = buffer.sample(len(mine))

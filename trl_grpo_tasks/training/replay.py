@@ -65,6 +65,12 @@ class ReplayBuffer:
         while self._groups and step - self._groups[0].step > self._max_age:
             self._groups.popleft()
 
+    def drop_unlike(self, per_token: bool) -> None:
+        """Drop groups with advantages per completion if they are per token now, and the other way round: the run was
+        resumed with another `step_credit`."""
+        kept = [group for group in self._groups if (group.advantages.ndim == 2) == per_token]
+        self._groups = deque(kept, self._groups.maxlen)
+
     def sample(self, count: int) -> list[tuple[StoredGroup, float]]:
         """Up to `count` different groups, each with its importance weight."""
         chosen: list[tuple[StoredGroup, float]] = []
