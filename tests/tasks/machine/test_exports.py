@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from trl_grpo_tasks import get_task
-from trl_grpo_tasks.tasks.machine import simulate
+from trl_grpo_tasks.tasks.machine import ConstructionTree, simulate
+from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 
 LARGEST_FILM = 1_000_000  # bytes
 
@@ -64,9 +65,21 @@ def test_the_film_is_short_and_small():
 
 def test_json_and_what_is_missing():
     task, row, files = files_and_row("car")
-    assert set(files) == {"sample.png", "machine.json", "machine.xml", "film.gif"}
+    assert set(files) == {"sample.png", "machine.json", "paper.json", "machine.xml", "film.gif"}
     blocks = json.loads(files["machine.json"])
     assert blocks == json.loads(task.gold(row)) and blocks[0] == {"id": "0", "order_id": 0, "parent": -1, "bp_id": -1}
+    for ours, theirs in zip(blocks, json.loads(files["paper.json"]), strict=True):
+        assert theirs == {
+            "type": ours["id"],
+            "id": ours["order_id"],
+            "parent": ours["parent"],
+            "face_id": ours["bp_id"],
+        }
+    spring = ConstructionTree((ROOT, Block("15", 0, 4), Block("9", 0, 1, 1, 0))).to_paper_json()
+    assert json.loads(spring)[2] == {
+        "type": "9", "id": 2, "parent_a": 0, "face_id_a": 1, "parent_b": 1, "face_id_b": 0,
+    }  # fmt: skip
+    assert task.score(row, files["paper.json"]) == task.score(row, task.gold(row))
     assert set(task.exports(row, "nonsense")) == {"sample.png"}
     task, row, files = files_and_row("car", breakage=True)
     assert "<sensor>" in files["machine.xml"], "the model that was simulated, with separate bodies"

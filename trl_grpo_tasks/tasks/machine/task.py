@@ -222,6 +222,7 @@ class MachineTask(Task):
         trial = get_trial(row["trial"])
         files |= {
             "machine.json": tree.to_json() + "\n",
+            "paper.json": tree.to_paper_json() + "\n",
             "machine.xml": to_xml(tree, trial.scene, loads=self.options.breakage),
         }
         result = self._run(row, tree, record=True)
