@@ -48,6 +48,8 @@ TRAINING = {
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",
     "replay/age": "Mean age of these stored groups in optimizer steps.",
+    "replay/mean_reward": "Mean reward of the completions of these stored groups, when they were sampled.",
+    "replay/success": "Share of these completions that had succeeded.",
     "own_successes/size": "Successes in the store. Logged with `own_successes`.",
     "own_successes/loss": "Negative log-likelihood per token of the imitated samples, before its weight. It falls as "
     "the model repeats what it has found.",

@@ -28,7 +28,6 @@ from trl_grpo_tasks.commands.arguments import AUTO, parse
 from trl_grpo_tasks.commands.serve import split_words
 from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer
 from trl_grpo_tasks.registry import TASKS
-from trl_grpo_tasks.rewards.components import component_weights
 
 ALL_RECIPES = sorted(RECIPES.rglob("*.yaml"))
 FAMILIES = {"Qwen/Qwen2": (Qwen2Config, Qwen2ForCausalLM), "": (LlamaConfig, LlamaForCausalLM)}
@@ -114,48 +113,6 @@ def test_the_trainer_of_every_recipe_is_built(recipe, tmp_path, judges_path, mon
     if asked.get("use_peft"):
         assert {name.split(".lora_")[0].split(".")[-1] for name in trained} == set(asked["lora_target_modules"])
     assert trained and (trainer._constraint is not None) == trainer.args.constrain
-
-
-# What the requirement documents say, in the names of our options. Where a `paper` recipe differs, it says so.
-DOCUMENTS = {
-    "machine": {
-        "model_name_or_path": "Qwen/Qwen2.5-14B-Instruct", "num_generations": 64, "generation_batch_size": 64,
-        "advantage_estimator": "mean", "advantage_clip": 0.2, "beta": 0.001, "epsilon": 0.2, "entropy_coef": 0.0,
-        "max_grad_norm": 0.5, "learning_rate": 5e-6, "weight_decay": 0.01, "optim": "adamw_8bit", "lora_r": 64,
-        "gradient_accumulation_steps": 8, "max_steps": 400,
-    },
-    "brick": {
-        "text_form": "pivot", "max_offset_distance": 5, "max_bricks": 100, "num_generations": 8, "learning_rate": 1e-5,
-        "beta": 0.1, "epsilon": 0.2, "num_train_epochs": 10, "gradient_accumulation_steps": 4, "warmup_steps": 100,
-        "save_steps": 500, "logging_steps": 50, "stability_weight": 1.0, "connectivity_weight": 0.5,
-    },
-    "theory": {
-        "num_generations": 64, "learning_rate": 1e-4, "beta": 0.05, "epsilon": 0.2, "entropy_coef": 0.01,
-        "temperature": 1.0, "max_steps": 1000, "max_words": 512, "goals": ["length", "exotics", "anomalies"],
-        "curriculum": True, "replay_size": 1000, "logging_steps": 10, "save_steps": 100, "advantage_estimator": "grpo",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_paper_recipe_has_the_settings_of_its_document(name):
-    recipe = RECIPES / name / "paper.yaml"
-    options = {"use_cpu": True, "bf16": False} | {key: f for key, f in HUB_DATA.items() if key in recipe.read_text()}
-    task, run_args, args, model = parse(["--config", str(recipe), *flags(options)])
-    for key, value in DOCUMENTS[name].items():
-        owner = next(one for one in (args, task.options, model, run_args) if hasattr(one, key))
-        assert getattr(owner, key) == value, key
-    if name == "machine":
-        assert run_args.cold_start_steps > 0 and args.pass_k is None
-    if name == "brick":  # what the largest offset is for
-        lines = task.gold(task.dataset("train", 1, 0)[0]).splitlines()
-        assert all(re.fullmatch(r"\d+x\d+ @\d+ \(-?[0-5],-?[0-5],-?[0-5]\)", line) for line in lines)
-    if name == "theory":  # the total of the document is another sum, which the recipe's comment gives
-        said = json.loads(re.search(r"--component_weights '(.*)'", recipe.read_text())[1])
-        assert {key for key, value in component_weights(task, said).items() if value} == {
-            "anomalies", "exotics", "length",
-        }  # fmt: skip
-        assert args.component_weights is None
 
 
 @pytest.mark.parametrize(

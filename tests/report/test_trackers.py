@@ -58,16 +58,47 @@ def test_tensorboard(tiny_path, tmp_path):
     for line, (row, completion, outcome) in zip(lines, trainer.latest_samples(), strict=True):
         written = completion.replace("\n", "<br>")
         assert line.startswith(f"| 2 | {row['prompt']} | {written} | {outcome.score.total} |")
+    scores = [outcome.score for _, _, outcome in trainer.latest_samples()]
+    assert set(tags["histograms"]) == {"histograms/reward", *(f"histograms/{name}" for name in scores[0].components)}
+    for name, values in (
+        ("reward", [score.total for score in scores]), ("match", [score.components["match"] for score in scores])
+    ):  # fmt: skip
+        *_, drawn = found.Histograms(f"histograms/{name}")
+        shown = drawn.histogram_value
+        assert (drawn.step, shown.num) == (2, 8)
+        wanted = (min(values), max(values), sum(values), sum(value**2 for value in values))
+        assert (shown.min, shown.max, shown.sum, shown.sum_squares) == pytest.approx(wanted)
+
+
+def test_histograms_leave_out_what_was_not_scored(tiny_path, tmp_path):
+    class Unsure(ToyTask):
+        def score(self, row, completion):
+            return None if len(completion) % 2 else super().score(row, completion)
+
+    trainer, _ = train(tiny_path, tmp_path, task=Unsure())
+    scores = [outcome.score for _, _, outcome in trainer.latest_samples() if outcome.score is not None]
+    assert 0 < len(scores) < 8
+    assert trainer.latest_distributions() == {"reward": [pytest.approx(score.total) for score in scores]} | {
+        name: [pytest.approx(score.components[name]) for score in scores] for name in scores[0].components
+    }
 
 
 @pytest.mark.slow
 def test_wandb_offline(tiny_path, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    _, said = train(tiny_path, tmp_path, "wandb")
-    import wandb
+    logged, send = [], trackers._SEND["wandb"]
 
+    def recorded(*args):
+        # wandb.log exists only while there is a run
+        log = wandb.log
+        monkeypatch.setattr(wandb, "log", lambda data: (logged.append(data), log(data)))
+        send(*args)
+        monkeypatch.setattr(wandb, "log", log)
+
+    monkeypatch.setitem(trackers._SEND, "wandb", recorded)
+    _, said = train(tiny_path, tmp_path, "wandb")
     project = wandb.run.project
     wandb.finish()
     assert said == [] and project == "letters"
@@ -75,6 +106,8 @@ def test_wandb_offline(tiny_path, tmp_path, monkeypatch):
     pictures = list((media / "images" / "samples").glob("*.png"))
     assert pictures and all(Image.open(path).size == (24, 24) for path in pictures)
     assert len(list((media / "table").glob("completions_*.table.json"))) == 2
+    drawn = [one["histograms/reward"] for one in logged if "histograms/reward" in one]
+    assert len(drawn) == 2 and all(isinstance(one, wandb.Histogram) and sum(one.histogram) == 8 for one in drawn)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +151,8 @@ print(json.dumps(said))
     assert any('"train/rewards/match/mean"' in line for line in logged)
     assert any('"trackio.table"' in line and '"completion"' in line for line in logged)
     assert any('"samples/1":{"_type":"trackio.image"' in line for line in logged)
+    drawn = [json.loads(line)["histograms/reward"] for line in logged if "histograms/reward" in line]
+    assert [(one["_type"], sum(one["values"])) for one in drawn] == [("trackio.histogram", 8)] * 2
 
 
 DYING_SERVER = """

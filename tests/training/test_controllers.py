@@ -163,6 +163,10 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
     assert metrics["replay/replaced_groups"] == [0.0, 1.0] and metrics["replay/size"] == [2.0, 2.0]
     replaced = slice(0, 4)
     source = slice(0, 4) if torch.equal(second["prompt_ids"][0], kept["prompt_ids"][0]) else slice(4, 8)
+    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"][source]
+    scores = [ToyTask().score(json.loads(examples[source.start]["row"]), text) for text in texts]
+    assert metrics["replay/mean_reward"] == [pytest.approx(sum(score.total for score in scores) / 4)]
+    assert metrics["replay/success"] == [sum(score.success for score in scores) / 4]
     width = kept["completion_ids"].shape[1]
     lengths = kept["completion_mask"][source].sum(1)
     for j in range(4):

@@ -80,8 +80,12 @@ def test_replay_stores_the_new_group_with_its_row(tiny_path, tmp_path):
     trainer = make(tiny_path, tmp_path, [*EQUAL, *MIXED, *MIXED], resample_rounds=1, replay_size=4)
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4)
     drawn = trainer._train_example(trainer._draw(0, 0))
-    rows = [group["row"] for group in trainer._replay.state_dict()["groups"]]
-    assert rows == [drawn["row"], trainer.train_dataset[1]["row"]]
+    groups = trainer._replay.state_dict()["groups"]
+    assert [group["row"] for group in groups] == [drawn["row"], trainer.train_dataset[1]["row"]]
+    for group in groups:
+        scores = [ToyTask().score(json.loads(group["row"]), text) for text in MIXED]
+        assert group["mean_reward"] == pytest.approx(sum(score.total for score in scores) / 4)
+        assert group["success"] == sum(score.success for score in scores) / 4
 
 
 def test_new_rows_follow_the_curriculum(tiny_path, tmp_path):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..failures import first_line
 from ..files import write_atomically
 from ..report.archive import ARCHIVE_FILE, as_sample, read_answers
 from ..report.gallery import prompt_of
 from ..report.run_folder import RunFolder
 from ..task import Task, printable
+from .export import export as export_answers
 
 LONGEST_PROMPT, LONGEST_ANSWER = 40, 60  # characters of a line of the table
 WHOLE = 10**6
@@ -52,18 +52,7 @@ def export(task: Task, answers: Sequence[dict[str, Any]], folder: str | Path, fo
     folder.mkdir(parents=True, exist_ok=True)
     ranked = [{"rank": rank} | answer for rank, answer in enumerate(answers, 1)]
     write_atomically(folder / f"answers.{form}", _csv(ranked) if form == "csv" else _jsonl(ranked), errors="replace")
-    problems = []
-    for answer in ranked:
-        rank, row, completion = answer["rank"], answer["row"], answer["completion"]
-        files: dict[str, str | bytes] = {"answer.txt": completion}
-        try:
-            files |= task.exports(row, completion)
-        except Exception as error:  # noqa: BLE001 - the file may hold a row that the task never made
-            problems.append(printable(f"answer {rank}: no files ({type(error).__name__}: {first_line(error)})"))
-        for name, content in files.items():
-            file = folder / f"{Path(name).stem}_{rank}{Path(name).suffix}"
-            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
-    return problems
+    return export_answers(task, [(answer["row"], answer["completion"]) for answer in answers], folder, "answer.txt")
 
 
 def _jsonl(answers: Sequence[dict[str, Any]]) -> str:

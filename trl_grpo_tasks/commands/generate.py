@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..task import Row, Task, check_editor, printable
+from .export import write_numbered
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -89,12 +90,8 @@ def generate(
             editor=editor,
             seed=seed,
         ).samples
-    folder.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(samples, 1):
-        files = {"sample.txt": sample.completion, **task.exports(row, sample.completion)}
-        for name, content in files.items():
-            file = folder / f"{Path(name).stem}_{number}{Path(name).suffix}"
-            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+        write_numbered({"sample.txt": sample.completion, **task.exports(row, sample.completion)}, folder, number)
     return samples
 
 

@@ -1,4 +1,4 @@
-"""Commands about runs: train, eval, sweep, report, archive and generate."""
+"""Commands about runs: train, eval, sweep, report, archive, export and generate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..registry import TASKS
+from ..report.run_folder import EXPORTS_FOLDER
 from ..task import Task
 from .arguments import refuse_unknown
-from .command_parser import CommandParser, task_with_options, truth_value
+from .command_parser import CommandParser, require_task, task_with_options, truth_value
 from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 from .task_commands import REWARD_TIMEOUT_HELP
 
@@ -110,6 +111,58 @@ def archive(arguments: Sequence[str]) -> int:
     for problem in export(task, answers, known.out, known.format):
         print(problem)
     print(f"files: {known.out}")
+    return 0
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write answers as files for other programs."""
+    parser = CommandParser(
+        "export",
+        "RUN_DIR_OR_FILE [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",
+        "Write answers as the files that their task exports: pictures, and files for other programs, such as LDraw, "
+        "SARAH and MuJoCo files. The answers are the best samples of the last evaluation of a run, the lines of a "
+        '.jsonl file, {"row": {...}, "completion": "..."}, or a text file with one answer to --text.',
+        [
+            "trl-grpo-tasks export outputs/demo --top 5",
+            "trl-grpo-tasks export table.txt --task brick --text 'a small table, world 8'",
+            "trl-grpo-tasks export answers.jsonl --task theory --out files",
+        ],
+    )
+    parser.add_argument("source", metavar="RUN_DIR_OR_FILE", help="the --output_dir of a run, or a file of answers")
+    parser.add_argument(
+        "--out", metavar="FOLDER",
+        help=f"folder of the files (default: {EXPORTS_FOLDER} in the folder of the run, or in this folder)",
+    )  # fmt: skip
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="number of samples of a run (default: 20)")
+    parser.add_argument(
+        "--task", metavar="TASK",
+        help="the task; options of the task may follow; not needed for a run of a built-in task",
+    )  # fmt: skip
+    parser.add_argument("--text", metavar="TEXT", help="the prompt of an answer in a text file, as in generate")
+    known, rest = parser.parse_known(arguments)
+    if rest and not known.task:
+        refuse_unknown(rest, parser)
+    from .export import answers_of_file, answers_of_run, write_table
+    from .export import export as write
+    from .plan import check_writable
+
+    is_run = Path(known.source).is_dir()
+    if not is_run and not Path(known.source).is_file():
+        raise ValueError(f"{known.source}: there is no such run folder or file")
+    if is_run and known.text is not None:
+        raise ValueError("--text is for a file with one answer; the samples of a run have their own prompts")
+    out = known.out if known.out is not None else str((Path(known.source) if is_run else Path()) / EXPORTS_FOLDER)
+    check_writable(out, "--out")
+    if is_run:
+        answers = answers_of_run(known.source, known.top)
+        task = _task_of(known.task, rest, known.source, ["export", *arguments])
+    else:
+        task = task_with_options(require_task(known.task, "export FILE --task"), rest)
+        answers = answers_of_file(known.source, task, known.text)
+    write_table(answers, out)
+    for problem in write(task, answers, out):
+        print(problem)
+    print(f"files of {len(answers)} answer{'s' * (len(answers) != 1)}: {out}")
     return 0
 
 

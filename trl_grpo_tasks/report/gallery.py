@@ -6,16 +6,20 @@ import base64
 import html
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..task import Task
 
 ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single sample
 MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page; the archive has its own
 MOST_KEPT = 200  # pictures kept for the next version of a page; those used least recently are dropped
+MOST_LINKED = 200  # answers whose exported files are linked
 LONGEST_HTML = 60_000  # characters; longer HTML pictures are replaced by a note
 Sample = dict[str, Any]
 
@@ -73,7 +77,7 @@ def typical_samples(evaluation: dict[str, Any], count: int) -> list[Sample]:
 def best_and_worst(evaluation: dict[str, Any], count: int, shown: set[str]) -> tuple[list[Sample], list[Sample]]:
     """Return `count` samples each with the highest and the lowest rewards, at most one per row, none in `shown`."""
     scored = [s for s in evaluation["samples"] if s["score"] is not None and key_of(s) not in shown]
-    order = sorted(scored, key=_rank, reverse=True)
+    order = sorted(scored, key=rank_of, reverse=True)
     best = _one_per_row(order, count)
     taken = {key_of(sample) for sample in best}
     return best, _one_per_row([s for s in reversed(order) if key_of(s) not in taken], count)
@@ -100,6 +104,19 @@ def prompt_of(sample: Sample, longest: int = 160) -> str:
     text = " ".join(str(prompt).split())
     # Both ends are kept, because prompts often differ at the end only.
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+
+
+def exported_files(folder: Path) -> str:
+    """Return links to the files that `trl-grpo-tasks export` wrote into this folder of the run, by answer."""
+    found: dict[int, list[str]] = {}
+    for file in folder.glob("*_*.*"):
+        if match := re.fullmatch(r".+_([0-9]{1,6})", file.stem):
+            found.setdefault(int(match[1]), []).append(file.name)
+    lines = []
+    for number, names in sorted(found.items())[:MOST_LINKED]:
+        links = [f"<a href='{quote(f'{folder.name}/{name}')}'>{html.escape(name)}</a>" for name in sorted(names)]
+        lines.append(f"<li value={number}>{', '.join(links)}</li>")
+    return f"<ol>{''.join(lines)}</ol>" if lines else ""
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -196,11 +213,12 @@ def _one_per_row(samples: Sequence[Sample], count: int) -> list[Sample]:
     chosen: dict[str, Sample] = {}
     for sample in samples:
         chosen.setdefault(_row_key(sample), sample)
-    tied = [sample for sample in chosen.values() if _rank(sample) == _rank(samples[0])]
+    tied = [sample for sample in chosen.values() if rank_of(sample) == rank_of(samples[0])]
     return spread(tied, count) if len(tied) > count else list(chosen.values())[:count]
 
 
-def _rank(sample: Sample) -> tuple[bool, float]:
+def rank_of(sample: Sample) -> tuple[bool, float]:
+    """Return a key that sorts scored samples: successes above others, then by reward."""
     return sample["score"]["success"], sample["score"]["total"]
 
 

@@ -13,8 +13,8 @@ from ..files import write_atomically
 from ..registry import TASKS, find_task_class, get_task
 from ..task import Task, printable
 from .archive import archive_section
-from .gallery import Pictures
-from .run_folder import SETTINGS_FILE, RunFolder
+from .gallery import Pictures, exported_files
+from .run_folder import EXPORTS_FOLDER, SETTINGS_FILE, RunFolder
 from .sections import best_of_k, curves, evaluation_table, glossary, headline, reproduce, samples, times
 from .style import SCRIPT, page
 
@@ -43,6 +43,7 @@ def write_report(
         ),
         samples(run, pictures),
         archive_section(run, pictures),
+        _section("Exported files", exported_files(run.path / EXPORTS_FOLDER)),
         curves(run),
         _section("Time", times(run)),
         _section("Command and versions", reproduce(run)),

@@ -14,6 +14,7 @@ EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the 
 METRICS_FILE = "training_metrics.jsonl"
 PERFORMANCE_FILE = "performance.jsonl"
 OUTCOME_FILE = "outcome.json"  # written at the end of a run with --best_by
+EXPORTS_FOLDER = "exports"  # written by `trl-grpo-tasks export`
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
     "before": "the model before training",

@@ -1,4 +1,4 @@
-"""Experiment trackers: default tracker, project name, and logging of completions and pictures beside the metrics."""
+"""Experiment trackers: default tracker, project name, and logging of completions, histograms and pictures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def use_project(project: str) -> None:
 
 
 class TrackedSamples(TrainerCallback):
-    """Sends the latest completions to every tracker of `--report_to` at each logging step.
+    """Sends the latest completions and histograms of their rewards to every tracker of `--report_to` at each logging
+    step.
 
     Pictures are drawn rarely enough to take at most 2% of the time.
     """
@@ -163,6 +164,7 @@ def _to_wandb(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequenc
 
     logged: dict[str, Any] = {"completions": wandb.Table(columns=[*COLUMNS], data=lines)} if lines else {}
     logged |= {f"samples/{n}": wandb.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
+    logged |= {f"histograms/{name}": wandb.Histogram(v) for name, v in trainer.latest_distributions().items()}
     wandb.log(logged | {"train/global_step": step})
 
 
@@ -173,6 +175,7 @@ def _to_trackio(trainer: Any, step: int, lines: list[list[Any]], pictures: Seque
     logged: dict[str, Any] = {
         f"samples/{n}": trackio.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)
     }
+    logged |= {f"histograms/{name}": trackio.Histogram(v) for name, v in trainer.latest_distributions().items()}
     if lines:
         logged["completions"] = trackio.Table(dataframe=pandas.DataFrame(lines, columns=[*COLUMNS]))
     trackio.log(logged | {"train/global_step": step})
@@ -184,6 +187,8 @@ def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: S
     (writer,) = (c.tb_writer for c in trainer.callback_handler.callbacks if isinstance(c, TensorBoardCallback))
     for n, (image, _) in enumerate(pictures, 1):
         writer.add_image(f"samples/{n}", np.asarray(image), step, dataformats="HWC")
+    for name, values in trainer.latest_distributions().items():
+        writer.add_histogram(f"histograms/{name}", np.asarray(values), step)
     if lines:
         cells = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines]
         rows = [COLUMNS, ["---"] * len(COLUMNS), *cells]

@@ -7,6 +7,7 @@ keeps groups of earlier rollouts.
 from __future__ import annotations
 
 import copy
+import math
 import random
 from contextlib import nullcontext
 from typing import Any
@@ -43,10 +44,11 @@ class GroupLayer(ImitationLayer):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training and (self.args.resample_rounds or self._replay is not None):
             rows = [example["row"] for example in inputs]
+            results = self._group_results()
             if self.args.resample_rounds:
-                self._resample_groups(output, rows)
+                self._resample_groups(output, rows, results)
             if self._replay is not None:
-                self._replay_groups(self._replay, output, rows)
+                self._replay_groups(self._replay, output, rows, results)
         return output
 
     def _train_example(self, index: int) -> dict[str, Any]:
@@ -59,15 +61,22 @@ class GroupLayer(ImitationLayer):
         groups = len(self.latest_rollout.without_signal_P) // self.accelerator.num_processes
         return groups, self.accelerator.process_index * groups
 
+    def _group_results(self) -> list[tuple[float, float]]:
+        """The mean reward and the success rate of each group of this process in the latest rollout."""
+        groups, first = self._local_groups()
+        values = [values_N.view(-1, self.num_generations).nanmean(1) for values_N in
+                  (self._totals(), self._component("success"))]  # fmt: skip
+        return [(reward, success) for reward, success in torch.stack(values, 1)[first : first + groups].tolist()]
+
     # ---- new groups
 
     @torch.no_grad()
-    def _resample_groups(self, output: dict[str, Any], rows: list[str]) -> None:
+    def _resample_groups(self, output: dict[str, Any], rows: list[str], results: list[tuple[float, float]]) -> None:
         """Replace groups without signal by new groups of other prompts, in at most `resample_rounds` more rollouts.
 
         Each round samples as many groups per process as the process with most empty ones needs. Metrics and logged
-        completions stay those of the first rollout, whose prompts were not selected by their outcome. `rows` are the
-        rows of the completions, which change with them.
+        completions stay those of the first rollout, whose prompts were not selected by their outcome. `rows` of the
+        completions and `results` of the groups change with them.
         """
         size, record, table = self.num_generations, self.latest_rollout, self._tables_of(output)
         metrics, logs = copy.deepcopy(dict(self._metrics["train"])), copy.deepcopy(self._logs)
@@ -95,6 +104,9 @@ class GroupLayer(ImitationLayer):
             stored = groups_of(fresh, [example["row"] for example in examples], [new for _, new in mine], size,
                                self.state.global_step, self._tables_of(fresh))  # fmt: skip
             chosen += [(old, group, 1.0) for (old, _), group in zip(mine, stored, strict=True)]
+            fresh_results = self._group_results()
+            for old, new in mine:
+                results[old] = fresh_results[new]
             for old, _ in pairs:
                 empty_P[old] = False
                 dropped.append(old)
@@ -137,8 +149,10 @@ class GroupLayer(ImitationLayer):
     # ---- stored groups
 
     @torch.no_grad()
-    def _replay_groups(self, buffer: ReplayBuffer, output: dict[str, Any], rows: list[str]) -> None:
-        """Store groups with signal, and replace groups without signal by stored ones."""
+    def _replay_groups(
+        self, buffer: ReplayBuffer, output: dict[str, Any], rows: list[str], results: list[tuple[float, float]]
+    ) -> None:
+        """Store groups with signal and their results, and replace groups without signal by stored ones."""
         step, size = self.state.global_step, self.num_generations
         groups, first = self._local_groups()
         assert self.latest_rollout.without_signal_P is not None
@@ -154,16 +168,27 @@ class GroupLayer(ImitationLayer):
             # TRL leaves them out where they equal the current ones, which those of a stored group do not.
             output["old_per_token_logps"] = self._score(output, of_reference=False)
         kept = [group for group in range(groups) if not is_empty[group]]
-        for group in groups_of(output, rows, kept, size, step, self._tables_of(output)):
+        new = groups_of(output, rows, kept, size, step, self._tables_of(output))
+        for number, group in zip(kept, new, strict=True):
+            group.mean_reward, group.success = results[number]
             buffer.add(group)
         self._replace(output, chosen, len(allotted))
-        ages = [float(step - stored.step) for _, stored, _ in chosen]
-        sums = torch.tensor([len(ages), sum(ages), len(buffer)], device=self.accelerator.device)
-        replaced_groups, age, stored_groups = gather(sums.float()).view(-1, 3).sum(0).tolist()
-        self._metrics["train"]["replay/size"].append(stored_groups)
-        self._metrics["train"]["replay/replaced_groups"].append(replaced_groups)
+        replayed = [stored for _, stored, _ in chosen]
+        facts = [
+            [1.0, float(step - one.step), one.mean_reward, one.success, float(not math.isnan(one.success))]
+            for one in replayed
+        ]
+        sums = torch.tensor([[0.0] * 5, *facts], device=self.accelerator.device).nansum(0)
+        sums = gather(torch.cat([sums, sums.new_tensor([len(buffer)])])).view(-1, 6).sum(0)
+        replaced_groups, age, reward, success, with_results, stored_groups = sums.tolist()
+        metrics = self._metrics["train"]
+        metrics["replay/size"].append(stored_groups)
+        metrics["replay/replaced_groups"].append(replaced_groups)
         if replaced_groups:
-            self._metrics["train"]["replay/age"].append(age / replaced_groups)
+            metrics["replay/age"].append(age / replaced_groups)
+        if with_results:
+            metrics["replay/mean_reward"].append(reward / with_results)
+            metrics["replay/success"].append(success / with_results)
 
     def _put_groups(
         self, output: dict[str, Any], chosen: list[tuple[int, StoredGroup, float]], scored_rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ class StoredGroup:
     # mask.
     masks: list[torch.Tensor] = field(default_factory=list)
     mask_of_token: list[torch.Tensor] = field(default_factory=list)
+    # Of the completions when they were sampled; NaN in checkpoints from before these were stored.
+    mean_reward: float = math.nan
+    success: float = math.nan
 
 
 class ReplayBuffer:

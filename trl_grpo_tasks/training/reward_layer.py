@@ -65,6 +65,16 @@ class RewardLayer(ScoringLayer):
         record = self.latest_rollout
         return list(zip(record.rows, record.completions, record.outcomes, strict=True)) if record.outcomes else []
 
+    def latest_distributions(self) -> dict[str, list[float]]:
+        """The reward and each component of all completions of the latest rollout, over all processes, for histograms.
+        Completions that could not be scored are left out, and so are `success` and `valid`, which are 0 or 1."""
+        if self._rewards is None or self.latest_rollout.rewards_N_F is None:
+            return {}
+        names = [name for name in self.reward_func_names if name not in ("success", "valid")]
+        values_N = {"reward": self._totals(), **{name: self._component(name) for name in names}}
+        found = {name: values[values.isfinite()].tolist() for name, values in values_N.items()}
+        return {name: values for name, values in found.items() if values}
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         if self._rewards is not None or self.args.advantage_estimator != "grpo" or self.args.advantage_clip:

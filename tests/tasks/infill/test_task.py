@@ -354,6 +354,11 @@ def test_fills_are_coloured_by_the_judge(judged):
     assert "&lt;&amp;&gt;" in shown and "title='judge 0." in shown
     files = judged.exports(row, "edh")
     assert files["sample.png"].startswith(b"\x89PNG") and files["sample.html"] == shown
+    title, text, _, _, first, second = [line for line in files["sample.md"].splitlines() if line]
+    assert title.startswith("judge 0") and text == r"the r<mark>ed</mark> cat \<\&\> t<mark>h</mark>e"
+    assert first.startswith(r"| 1 | ed | \_\_ | 0.") and second.startswith(r"| 2 | h | \_ | 0.")
+    assert judged.exports(row, "e|d")["sample.md"].splitlines()[2].startswith(r"the r<mark>e\|</mark> cat")
+    assert "| 1 |" not in judged.exports(row, "ed")["sample.md"]
     assert colour(0.0)[0] > colour(0.0)[1] and colour(1.0)[1] > colour(1.0)[0] and colour(UNJUDGED) == (110, 110, 110)
     assert "2 fills for 3 masks" in judged.render(row, "ed")
     assert len(picture([("long", [("x" * 300, None)])])) > len(picture([("short", [("x", None)])]))

@@ -184,3 +184,23 @@ def test_data_helpers():
     assert data.parse_rewards('{"json": 2}') == {"json": 2.0}
     assert data.parse_rewards({"json": 2, "numeric": None}) == {"json": 2.0}
     assert data.parse_rewards("numeric  my.module:f=0.5") == {"numeric": 1.0, "my.module:f": 0.5}
+
+
+def test_programs_and_json_are_exported(tmp_path):
+    rows = [
+        {"prompt": "code", "tests": ["assert f(2) == 4"], "rewards": ["tests"]},
+        {"prompt": "json", "schema": SCHEMA, "rewards": ["schema"]},
+        {"prompt": "text", "answer": "1", "rewards": ["numeric"]},
+    ]
+    task = from_rows(tmp_path, rows, test_fraction=0, allow_code_execution=True)
+    code, data_row, text = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
+    files = task.exports(code, "Here:\n```python\ndef f(x):\n    return x + x\n```\nDone.")
+    assert set(files) == {"sample.html", "answer.py"}
+    defined = {}
+    exec(files["answer.py"], defined)
+    assert defined["f"](2) == 4 and files["answer.py"].endswith("x + x\n")
+    given = {"b": [1.5, None, "\u00e9<"], "a": {}}
+    files = task.exports(data_row, f"```json\n{json.dumps(given)}\n```")
+    assert set(files) == {"sample.html", "answer.json"} and json.loads(files["answer.json"]) == given
+    assert json.loads(task.exports(data_row, 'It is {"a": 1}, I think.')["answer.json"]) == {"a": 1}
+    assert set(task.exports(data_row, "no JSON")) == set(task.exports(text, "1")) == {"sample.html"}

@@ -301,11 +301,19 @@ class BrickTask(Task):
         return render.png(image)
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture and an LDraw file that brick viewers can open."""
+        """Return the picture, files for brick and 3D viewers, a parts list and building steps."""
+        from .gltf import to_glb
+        from .instructions import parts_csv, steps_markdown
         from .ldraw import to_ldr
 
         structure = parse(completion, row["world"], self.options.max_offset_distance).structure
-        return {**super().exports(row, completion), "sample.ldr": to_ldr(structure, row["caption"])}
+        return {
+            **super().exports(row, completion),
+            "sample.ldr": to_ldr(structure, row["caption"]),
+            "sample.glb": to_glb(structure, row["caption"]),
+            "parts.csv": parts_csv(structure),
+            "steps.md": steps_markdown(structure, row["caption"]),
+        }
 
 
 def _world_size(level: str) -> int:

@@ -258,10 +258,17 @@ class InfillTask(Task):
         return to_html(self.coloured(row, completion))
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        from .render import picture, to_html
+        """Return the coloured text as HTML and PNG, and as Markdown with a table of the fills."""
+        from .render import picture, to_html, to_markdown
 
         lines = self.coloured(row, completion)
-        return {"sample.html": to_html(lines), "sample.png": picture(lines)}
+        ((title, parts),) = lines
+        originals = [] if fills.read(row, completion)[1] else fills.gold_fills(row)
+        return {
+            "sample.html": to_html(lines),
+            "sample.png": picture(lines),
+            "sample.md": to_markdown(title, parts, originals),
+        }
 
     def coloured(self, row: Row, completion: str) -> list[tuple[str, list[tuple[str, float | None]]]]:
         """Return a title and the filled text in parts, each fill with the judge's score.

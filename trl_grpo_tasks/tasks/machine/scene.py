@@ -60,7 +60,8 @@ class _Body:
 def to_xml(tree: ConstructionTree, scene: Scene | None = None, *, dt: float = 0.005, loads: bool = False) -> str:
     """Return the MJCF model of a valid tree.
 
-    With `loads` every block becomes a separate body, with sensors for the force and torque at its joint.
+    The keyframe "start" has the controls of wheels and motors; springs contract when their controls are set to 1. With
+    `loads` every block becomes a separate body, with sensors for the force and torque at its joint.
     """
     return _Builder(tree, scene or Scene(), loads).xml(dt)
 
@@ -82,6 +83,7 @@ class _Builder:
         self.bodies: list[_Body | None] = []
         self.tendons: list[str] = []
         self.actuators: list[str] = []
+        self.controls: list[float] = []  # of each actuator at the start
         self.equalities: list[str] = []
         self.sensors: list[str] = []
 
@@ -97,9 +99,11 @@ class _Builder:
                 self._fasten(index, block)
         slope = math.radians(self.scene.slope)
         down = f"0 {_n(-GRAVITY * math.sin(slope))} {_n(-GRAVITY * math.cos(slope))}"
+        start = f'<key name="start" ctrl="{" ".join(map(_n, self.controls))}"/>'
         sections = {
             "tendon": self.tendons,
             "actuator": self.actuators,
+            "keyframe": [start] if self.controls else [],
             "equality": self.equalities,
             "sensor": self.sensors,
         }
@@ -195,16 +199,19 @@ class _Builder:
         inertia = f' armature="{MOTOR_INERTIA}"' if kind.drive == "motor" else ""
         body.inside.append(f'<joint name="{name}" type="hinge" {where} damping="{damping}"{limits}{inertia}/>')
         if kind.drive == "wheel":
+            self.controls.append(WHEEL_SPEED)
             self.actuators.append(
                 f'<velocity name="drive{index}" joint="{name}" kv="{WHEEL_KV}" '
                 f'forcerange="{-WHEEL_TORQUE} {WHEEL_TORQUE}"/>'
             )
         elif kind.drive == "motor":
+            self.controls.append(MOTOR_SPEED)
             self.actuators.append(
                 f'<velocity name="motor{index}" joint="{name}" kv="{MOTOR_KV}" '
                 f'forcerange="{-MOTOR_TORQUE} {MOTOR_TORQUE}"/>'
             )
         elif kind.drive == "servo":
+            self.controls.append(0.0)
             self.actuators.append(f'<position name="servo{index}" joint="{name}" kp="{SERVO_KP}" kv="{SERVO_KV}"/>')
 
     def _geoms(self, index: int, block: Block, placement: Placement, offset: np.ndarray, body: _Body) -> list[str]:
@@ -276,6 +283,7 @@ class _Builder:
         limits = f' range="0 {_n(max(length, 0.01))}"' if block.type.id == "45" else ""
         self.tendons.append(f'<spatial name="t{index}"{limits} width="0.06">{ends}</spatial>')
         if block.type.id == "9":
+            self.controls.append(0.0)
             pull = f"{SPRING_STIFFNESS * SPRING_REST:g} {-SPRING_STIFFNESS:g} {-SPRING_DAMPING:g}"
             self.actuators.append(
                 f'<general name="spring{index}" tendon="t{index}" gaintype="affine" gainprm="{pull}" '

@@ -210,6 +210,24 @@ class MachineTask(Task):
             result, get_trial(row["trial"]), [f"{row['trial']}, {len(tree.blocks)} blocks{total}", result.reason]
         )
 
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        """Return the picture and, if the machine can be built, its JSON, MuJoCo XML, and a film of the run."""
+        from .render import animation
+        from .scene import to_xml
+
+        files = super().exports(row, completion)
+        tree, problems = _read(row, completion)
+        if problems:
+            return files
+        trial = get_trial(row["trial"])
+        files |= {
+            "machine.json": tree.to_json() + "\n",
+            "paper.json": tree.to_paper_json() + "\n",
+            "machine.xml": to_xml(tree, trial.scene, loads=self.options.breakage),
+        }
+        result = self._run(row, tree, record=True)
+        return files | ({"film.gif": animation(result, trial, caption=row["trial"])} if result.valid else {})
+
     def _run(self, row: Row, tree: ConstructionTree, record: bool = False) -> Result:
         # The authors measure at the end of the run; the paper measures where a boulder lands.
         to_the_end = self.options.scoring == "authors"

@@ -154,6 +154,15 @@ class ConstructionTree:
         """Return the canonical text of this machine: the first set of field names, no whitespace."""
         return "[" + ",".join(block_json(index, block) for index, block in enumerate(self.blocks)) + "]"
 
+    def to_paper_json(self) -> str:
+        """Return the machine with the field names of the paper: type, id, parent and face_id."""
+        names = {"id": "type", "order_id": "id"}
+        blocks = [
+            {names.get(name, name.replace("bp_id", "face_id")): value for name, value in block.items()}
+            for block in json.loads(self.to_json())
+        ]
+        return json.dumps(blocks, separators=(",", ":"))
+
 
 def block_json(index: int, block: Block) -> str:
     entry: dict[str, Any] = {"id": block.kind, "order_id": index}

@@ -1,4 +1,4 @@
-"""A prompt, its answer and the score as HTML: everything is escaped, and nothing is executed."""
+"""A prompt, its answer and the score as HTML, with everything escaped; and the answer as a program or JSON file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 from ...task import Row, Score
-from .reward import fenced, read_json
+from .reward import fenced, read_code, read_json
 
 LONGEST_SHOWN = 4_000
+JSON_REWARDS = ("json", "schema", "fields")
 
 
 def to_html(row: Row, completion: str, score: Score | None) -> str:
@@ -33,9 +34,21 @@ def to_html(row: Row, completion: str, score: Score | None) -> str:
     return f"<div style='font-family:sans-serif;border:1px solid #d0d7de;padding:8px'>{''.join(parts)}</div>"
 
 
+def answer_files(row: Row, completion: str) -> dict[str, str | bytes]:
+    """Return the program or the JSON value in a completion as files, where the row's rewards ask for one."""
+    files: dict[str, str | bytes] = {}
+    if "tests" in row["rewards"]:
+        files["answer.py"] = read_code(completion).strip("\n") + "\n"
+    if any(name in row["rewards"] for name in JSON_REWARDS):
+        value, problem = read_json(completion)
+        if problem in ("", "embedded"):
+            files["answer.json"] = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return files
+
+
 def _answer(row: Row, completion: str) -> str:
     chosen: Any = row.get("rewards") or {}
-    if any(chosen.get(name) is not None for name in ("json", "schema", "fields")):
+    if any(chosen.get(name) is not None for name in JSON_REWARDS):
         value, problem = read_json(completion)
         if not problem:
             return _escape(json.dumps(value, indent=2, ensure_ascii=False))

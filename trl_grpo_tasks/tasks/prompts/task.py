@@ -197,6 +197,12 @@ class PromptsTask(Task):
 
         return to_html(row, completion, self.score(row, completion))
 
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        """Return the card, and the program or the JSON value of the answer where the row's rewards ask for one."""
+        from .render import answer_files
+
+        return super().exports(row, completion) | answer_files(self._known_row(row), completion)
+
     # ---- building rows
 
     def _read_rows(self, source: str) -> dict[str, list[dict[str, Any]]]:

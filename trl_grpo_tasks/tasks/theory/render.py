@@ -39,11 +39,11 @@ def rep_name(group: str, number: Number) -> str:
 def latex_table(theory: Theory) -> str:
     """Return the field content as a LaTeX table that needs no package."""
     header, *lines = content_table(theory)
-    groups = [f"${group.group}_{{{_latex(group.id)}}}$" for group in theory.groups]
+    groups = [f"${group.group}_{{{latex_text(group.id)}}}$" for group in theory.groups]
     rows = [" & ".join([header[0], header[1], *groups, header[-1]])]
     for name, kind, *cells, copies in lines:
         shown = [f"$\\overline{{{cell[:-3]}}}$" if cell.endswith("bar") else f"${cell}$" for cell in cells]
-        rows.append(" & ".join([_latex(name), kind, *shown, copies]))
+        rows.append(" & ".join([latex_text(name), kind, *shown, copies]))
     columns = "ll" + "c" * len(theory.groups) + "r"
     body = " \\\\\n".join(rows[1:])
     return (
@@ -119,7 +119,8 @@ def _cells(theory: Theory, numbers: tuple[Number, ...]) -> list[str]:
     return [rep_name(group.group, number) for group, number in zip(theory.groups, numbers, strict=True)]
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Return a text with underscores escaped; names of fields and groups have no other special characters."""
     return text.replace("_", "\\_")
 
 

@@ -199,6 +199,24 @@ class TheoryTask(Task):
             return to_html(row["prompt"], completion, str(error))
         return picture(theory, self.score(row, completion))
 
+    def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
+        """Return the picture and, if the text is a theory, model files for SARAH and PyR@TE and a LaTeX document."""
+        from .latex import write_latex
+        from .pyrate import write_pyrate
+        from .sarah import write_sarah
+
+        files = super().exports(row, completion)
+        try:
+            theory = parse(f"{row['prompt']} {completion}")
+        except LanguageError:
+            return files
+        name = rediscovered(digest(theory)) or "Theory"
+        return files | {
+            "sarah.m": write_sarah(theory),
+            "pyrate.model": write_pyrate(theory),
+            "theory.tex": write_latex(theory, name),
+        }
+
 
 def _anomaly_score(theory: Theory) -> float:
     return 1 - (1 - anomaly_reward(anomalies(theory))) / (1 - WORST["anomalies"])
