@@ -43,7 +43,8 @@ def launch(groups, folder, timeout) -> str:
     """Run groups of processes (gloo), one group after another, and return what they print. A group is a number of
     processes and their jobs: names of functions of this file, with options."""
     script = "import json, sys\nfrom tests.support.sharded import work\nwork(json.loads(sys.argv[1]))\n"
-    return "".join(forked.launch(script, processes, jobs, folder, timeout)[0] for processes, jobs in groups)
+    printed = [forked.launch(script, processes, jobs, folder, timeout) for processes, jobs in groups]
+    return "".join(out + err for out, err in printed)
 
 
 def work(jobs) -> None:
