@@ -99,17 +99,20 @@ class TrackedSamples(TrainerCallback):
                 try:
                     return method(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - no error of a tracker may stop training
-                    self._failed.add(tracker)
-                    self._say(
-                        f"the tracker {tracker} failed ({type(error).__name__}: {first_line(error)}); training "
-                        "continues without it, and the metrics are in the output folder"
-                    )
+                    self._leave_out(tracker, error)
                     return None
 
             return call
 
         for name in ("on_log", "on_step_end", "on_evaluate", "on_save", "on_train_end"):
             setattr(callback, name, guarded(getattr(callback, name)))
+
+    def _leave_out(self, tracker: str, error: Exception) -> None:
+        self._failed.add(tracker)
+        self._say(
+            f"the tracker {tracker} failed ({type(error).__name__}: {first_line(error)}); training continues without "
+            "it, and the metrics are in the output folder"
+        )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and "trackio" in args.report_to:
@@ -124,7 +127,10 @@ class TrackedSamples(TrainerCallback):
             lines = [] if args.log_completions else [_line(state.global_step, *one) for one in samples[:MOST_LINES]]
             pictures = self._pictures(samples)
             for name in set(args.report_to) & set(TRACKERS) - self._failed:
-                _SEND[name](self._trainer, state.global_step, lines, pictures)
+                try:
+                    _SEND[name](self._trainer, state.global_step, lines, pictures)
+                except OSError as error:  # a full disk, or a server that does not answer: metrics would fail too
+                    self._leave_out(name, error)
         except Exception as error:  # noqa: BLE001 - no error of a tracker may stop training
             self._say(
                 f"samples could not be sent to the tracker ({type(error).__name__}: {error}); "

@@ -329,7 +329,8 @@ def test_generate_writes_texts_pictures_models_and_verdicts(careless_path, tmp_p
     assert code == 0, err
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["sample 1", "sample 2", "files"]
-    names = {f"sample_{number}.{kind}" for number in (1, 2) for kind in ("txt", "png", "ldr")}
+    kinds = ("sample_{}.txt", "sample_{}.png", "sample_{}.ldr", "sample_{}.glb", "parts_{}.csv", "steps_{}.md")
+    names = {kind.format(number) for number in (1, 2) for kind in kinds}
     assert {path.name for path in out_dir.iterdir()} == names
     task = BrickTask(BrickOptions(max_bricks=5))
     row = task.row_of("a small low table, world 8")
