@@ -263,18 +263,10 @@ def test_a_task_is_needed_and_its_own_component_is_not_replaced(tiny_path, tmp_p
 
 SCRIPT = """
 from tests.training.test_archive import LooseTask
-from tests.training.test_trainer import FixedTrainer
+from tests.training.test_trainer import PlacedTrainer
 from tests.support.training import config
-trainer = FixedTrainer(model, args=config(output_dir, **options), task=LooseTask())
-
-# Every completion is a function of the step and its place in the gathered batch.
-def place(prompt_ids):
-    first = trainer.accelerator.process_index * len(prompt_ids)
-    texts = ["a", "bab", "ab", "ccc", "ca", "b", "dcc", "a", "add", "d", "ac", "abc"]
-    chosen = [texts[(first + i + 5 * trainer.state.global_step) % len(texts)] for i in range(len(prompt_ids))]
-    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in chosen], None
-
-FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: place(prompt_ids)
+PlacedTrainer.fixed = ["a", "bab", "ab", "ccc", "ca", "b", "dcc", "a", "add", "d", "ac", "abc"]
+trainer = PlacedTrainer(model, args=config(output_dir, **options), task=LooseTask())
 """
 
 

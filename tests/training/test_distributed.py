@@ -6,20 +6,12 @@ import torch
 from tests.support.training import run_processes
 
 SCRIPT = """
-from tests.training.test_trainer import FixedTrainer
+from tests.training.test_trainer import PlacedTrainer
 from tests.training.test_controllers import record_masks
 from tests.support.toy import ToyTask
 from tests.support.training import config
-trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
-
-# Every completion is a function of its prompt, the step and its place in the gathered batch.
-def place(prompt_ids):
-    first = trainer.accelerator.process_index * len(prompt_ids)
-    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a", "dd", "d", "ca", "abc"]
-    chosen = [texts[(first + i + 5 * trainer.state.global_step) % len(texts)] for i in range(len(prompt_ids))]
-    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in chosen], None
-
-FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: place(prompt_ids)
+PlacedTrainer.fixed = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a", "dd", "d", "ca", "abc"]
+trainer = PlacedTrainer(model, args=config(output_dir, **options), task=ToyTask())
 record_masks(trainer)
 """
 

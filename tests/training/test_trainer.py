@@ -85,10 +85,20 @@ class FixedTrainer(TaskGRPOTrainer):
 
     fixed: list = []
 
+    def _start(self, rows):
+        return self.state.global_step * rows
+
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        start = self.state.global_step * len(prompt_ids)
+        start = self._start(len(prompt_ids))
         chosen = [self.fixed[(start + i) % len(self.fixed)] for i in range(len(prompt_ids))]
         return [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in chosen], None
+
+
+class PlacedTrainer(FixedTrainer):
+    """A completion is a function of the step and of its place in the batch that is gathered over processes."""
+
+    def _start(self, rows):
+        return self.accelerator.process_index * rows + 5 * self.state.global_step
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.stepped import prefix_scores
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.rewards.worker import check_prefix_scores
 from trl_grpo_tasks.tasks.brick import steps
@@ -24,8 +25,7 @@ def by_scoring(row, text, task=TASK):
 
 
 def assert_scores_are_those_of_prefixes(row, text, task=TASK):
-    pairs, reason = check_prefix_scores(task.prefix_scores(row, text), text)
-    assert reason == ""
+    pairs = prefix_scores(task, row, text)
     for place, score in pairs:
         assert score == pytest.approx(by_scoring(row, text[:place], task), abs=1e-6), text[:place]
     ends = [n + 1 for n, letter in enumerate(text) if letter == "\n" and text[:n].rpartition("\n")[2].strip()]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.stepped import prefix_scores
 from trl_grpo_tasks import get_task
-from trl_grpo_tasks.rewards.worker import check_prefix_scores
 from trl_grpo_tasks.tasks.theory.words import VOCABULARY
 
 TASK = get_task("theory", {"start": "mixed"})
@@ -17,19 +17,13 @@ ROWS = TASK.dataset("train", 20, 1)
 GARBAGE = ["FERMION", "END", "x", "BOS", "q_1/2"]
 
 
-def checked(row, text):
-    pairs, reason = check_prefix_scores(TASK.prefix_scores(row, text), text)
-    assert reason == ""
-    return pairs
-
-
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_the_last_score_is_the_component_of_the_whole_theory(number):
     row = ROWS[number]
     gold = TASK.gold(row)
-    pairs = checked(row, gold)
+    pairs = prefix_scores(TASK, row, gold)
     assert pairs[-1] == (len(gold), 1.0), "the anomalies of a gold answer cancel"
-    assert checked(row, gold + " END")[-1][1] == 0.0, "not a theory"
+    assert prefix_scores(TASK, row, gold + " END")[-1][1] == 0.0, "not a theory"
     starts = [n for n in range(len(gold)) if gold.startswith((" FERMION ", " SCALAR multiplet", " INTERACTIONS"), n)]
     in_terms = gold.index("INTERACTIONS")
     fields = [n + 1 for n in starts if n + 1 <= in_terms]  # a field ends where the next word group begins
@@ -53,7 +47,7 @@ def test_a_charge_and_its_mirror():
 
     text = fermion(number + 1, "fund", "q_1/3") + fermion(number + 2, "antifund", "q_-1/3") + " INTERACTIONS"
     assert all(word in VOCABULARY for word in text.split()), text
-    (_, broken), (_, restored), (_, end) = checked(row, text)
+    (_, broken), (_, restored), (_, end) = prefix_scores(TASK, row, text)
     assert restored == 1.0 and 0 < broken < 0.9 and end == 0.0
     # By hand, for d = 3 colours and charge 1/3: SU(3)^3: 1; SU(3)^2 Y: 1/2 * 1/3; gravity: 1; Y^3: 3/27; the others 0.
     rewards = [-log1p(1), -log1p(1 / 6), 1.0, 1.0, -log1p(1), -log1p(1 / 9)]  # L^2 Y and Witten stay 0
@@ -73,16 +67,16 @@ def test_mutated_golds_do_not_depend_on_what_follows(number, seed):
     text = " ".join(words)
     if rng.random() < 0.3:
         text = text[: rng.randrange(len(text) + 1)]
-    pairs = checked(row, text)
+    pairs = prefix_scores(TASK, row, text)
     score = TASK.score(row, text)
     wanted = (score.components["anomalies"] + 5) / 6 if score.valid else 0.0
     assert pairs[-1][1] == pytest.approx(wanted)
     cut = rng.randrange(len(text) + 1)
-    assert [pair for pair in pairs[:-1] if pair[0] <= cut] == checked(row, text[:cut])[:-1]
+    assert [pair for pair in pairs[:-1] if pair[0] <= cut] == prefix_scores(TASK, row, text[:cut])[:-1]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=80))
 def test_any_text(text):
     for row in ROWS[:3]:
-        checked(row, text)
+        prefix_scores(TASK, row, text)

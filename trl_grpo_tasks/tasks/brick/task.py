@@ -194,28 +194,23 @@ class BrickTask(Task):
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
 
     def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
-        given = self.options
         try:
-            return prefix_scores(
-                completion,
-                row,
-                max_bricks=given.max_bricks,
-                backend=given.stability_backend,
-                max_offset=given.max_offset_distance,
-            )
+            return prefix_scores(completion, row, **self._judging)
         except SolverError:
             return None
 
     def judge(self, row: Row, completion: str) -> Judgement:
+        return judge(completion, row, success_iou=self.options.success_iou, **self._judging)
+
+    @property
+    def _judging(self) -> dict[str, Any]:
+        """How answers and their prefixes are read and analysed."""
         given = self.options
-        return judge(
-            completion,
-            row,
-            max_bricks=given.max_bricks,
-            success_iou=given.success_iou,
-            backend=given.stability_backend,
-            max_offset=given.max_offset_distance,
-        )
+        return {
+            "max_bricks": given.max_bricks,
+            "backend": given.stability_backend,
+            "max_offset": given.max_offset_distance,
+        }
 
     def gold(self, row: Row) -> str:
         return self._in_text_form(row["gold"], row)
