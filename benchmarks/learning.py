@@ -85,7 +85,7 @@ def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] |
 def cold_start(grid: dict[str, Any], folder: Path, seed: int) -> None:
     """Train the cold start of a seed, unless it is there."""
     if not (run_folder(folder, START, seed) / DONE_FILE).is_file():
-        run(grid, folder, START, seed, {"steps": 1})
+        run(grid, folder, START, seed, {"max_steps": 1})
 
 
 def train(grid: dict[str, Any], folder: Path, name: str, seed: int) -> None:

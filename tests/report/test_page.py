@@ -379,6 +379,38 @@ def test_a_browser_paints_the_lines(tmp_path, in_pictures):
     assert colours.get((0x2A, 0x6F, 0xDB), 0) > 500 and colours.get((0xD9, 0x62, 0x2B), 0) > 50
 
 
+# A reader scrolls, opens the settings and leaves; what the page then stored is put into an attribute.
+LEAVE = """<script>
+const time=[...document.querySelectorAll('h2')].find(h=>h.textContent==='Time');
+document.querySelector('details').open=true;scrollTo(0,scrollY+time.getBoundingClientRect().top-137);
+dispatchEvent(new Event('pagehide'));document.body.dataset.found=sessionStorage.getItem(location.pathname)
+</script>"""
+RETURN = """<script>
+document.body.dataset.found=JSON.stringify({open:document.querySelector('details').open,
+top:[...document.querySelectorAll('h2')].find(h=>h.textContent==='Time').getBoundingClientRect().top})
+</script>"""
+
+
+@needs_browser
+def test_a_page_that_reloads_keeps_the_place_of_the_reader(tmp_path):
+    folder = write_run(tmp_path / "run", evaluations=before_and_after(PngTask()), finished=False)
+    page = write_report(folder, PngTask(), running_to=50)
+    text = page.read_text()
+
+    def found(before, after):
+        probed = text.replace("<script>", f"{before}<script>", 1).replace("</body>", f"{after}</body>")
+        page.write_text(probed)
+        dom, console = browse(page, tmp_path, 900, "--dump-dom", "--window-size=900,600")
+        assert console == []
+        return json.loads(re.search(r'data-found="([^"]*)"', dom)[1].replace("&quot;", '"'))
+
+    stored = found("", LEAVE)
+    assert stored == {"head": "Time", "top": pytest.approx(137, abs=1), "open": [0]}
+    grown = f"<script>sessionStorage.setItem(location.pathname,'{json.dumps(stored)}')</script>"
+    text = text.replace("<main>", "<main><div style='height:777px'></div>")
+    assert found(grown, RETURN) == {"open": True, "top": pytest.approx(137, abs=1)}
+
+
 @needs_browser
 def test_console_errors_are_detected(tmp_path):
     page = tmp_path / "bad.html"

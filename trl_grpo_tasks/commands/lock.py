@@ -45,6 +45,16 @@ def locked(folder: str | Path, kind: str) -> Iterator[None]:
         _remove_empty(made)  # a folder in which nothing was written is removed
 
 
+def running_process(folder: str | Path, kind: str) -> str | None:
+    """Describe the run of this kind that is alive in the folder; None if there is none. The lock is not taken."""
+    path = Path(folder) / f".{kind}.lock"
+    holder, touched = _read(path), _touched_at(path)
+    if not holder or touched is None or time.time() - touched / 1e9 > PATIENCE:
+        return None
+    is_here = holder.get("host") == socket.gethostname()
+    return _describe(holder) if not is_here or _is_alive(holder["pid"]) else None
+
+
 def _acquired(path: Path, folder: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

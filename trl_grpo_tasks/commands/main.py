@@ -12,11 +12,13 @@ from ..task import nearest
 from . import run_commands, task_commands
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .serve import serve
+from .status import status
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": run_commands.train,
     "eval": run_commands.evaluate,
     "generate": run_commands.generate,
+    "status": status,
     "report": run_commands.report,
     "archive": run_commands.archive,
     "export": run_commands.export,
@@ -33,7 +35,8 @@ SUMMARIES = {
     "train [TASK] [--config RECIPE]": "train a model with GRPO: cold start, evaluation, report",
     "eval [TASK] --models NAME=MODEL ...": "compare models on held-out rows",
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
-    "report RUN_DIR": "write the HTML report of a run",
+    "status RUN_DIR ...": "show where runs stand",
+    "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",
     "archive RUN_DIR": "list and export the distinct successes of a run",
     "export RUN_DIR_OR_FILE": "write answers as files for other programs",
     "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",

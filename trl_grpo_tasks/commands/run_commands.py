@@ -46,28 +46,42 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the report of a run."""
+    """Write the report of a run, or compare runs."""
     parser = CommandParser(
         "report",
-        "RUN_DIR [--task TASK]",
+        "RUN_DIR [RUN_DIR ...] [--out FILE] [--task TASK]",
         "Write report.html into the folder of a run or a sweep, from what is there so far: curves, samples before and "
-        "after, timings, settings. The run may still be training.",
-        ["trl-grpo-tasks report outputs/demo", "trl-grpo-tasks report outputs/my_task --task my_task.py"],
+        "after, timings, settings. Several runs are compared on one page: evaluations, curves, and the settings that "
+        "differ. Runs may still be training.",
+        [
+            "trl-grpo-tasks report outputs/demo",
+            "trl-grpo-tasks report outputs/my_task --task my_task.py",
+            "trl-grpo-tasks report outputs/first outputs/second --out comparison.html",
+        ],
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run or a sweep")
+    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="the --output_dir of a run or a sweep")
+    parser.add_argument("--out", metavar="FILE", help="the page that compares several runs (default: comparison.html)")
     parser.add_argument(
         "--task", metavar="TASK", help="the task, if it is not a built-in one; options of the task may follow"
     )
     known, rest = parser.parse_known(arguments)
+    from ..report.comparison import write_comparison
     from ..report.page import write_report
     from ..report.sweep_page import SWEEP_FILE, write_sweep_report
     from .train import quiet_third_party_logging
 
-    if (Path(known.run_dir) / SWEEP_FILE).is_file():
-        print(write_sweep_report(known.run_dir))
+    if len(known.run_dirs) > 1:
+        refuse_unknown(rest, parser)
+        print(write_comparison(known.run_dirs, known.out or "comparison.html"))
+        return 0
+    if known.out is not None:
+        raise ValueError("--out is for a page that compares several runs; the report of one run is in its folder")
+    (run_dir,) = known.run_dirs
+    if (Path(run_dir) / SWEEP_FILE).is_file():
+        print(write_sweep_report(run_dir))
         return 0
     quiet_third_party_logging()
-    print(write_report(known.run_dir, _task_of(known.task, rest, known.run_dir, ["report", *arguments])))
+    print(write_report(run_dir, _task_of(known.task, rest, run_dir, ["report", *arguments])))
     return 0
 
 

@@ -37,16 +37,16 @@ def write_report(
     pictures.start_page(SECONDS if running_to is None else SECONDS_WHILE_RUNNING)
     body = [
         headline(run, task, running_to),
-        _section(
+        section(
             "Evaluation on held-out prompts",
             f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>{glossary(run)}",
         ),
         samples(run, pictures),
         archive_section(run, pictures),
-        _section("Exported files", exported_files(run.path / EXPORTS_FOLDER)),
+        section("Exported files", exported_files(run.path / EXPORTS_FOLDER)),
         curves(run),
-        _section("Time", times(run)),
-        _section("Command and versions", reproduce(run)),
+        section("Time", times(run)),
+        section("Command and versions", reproduce(run)),
         _settings(run.settings),
         "<dialog id=large><button autofocus>close</button><div></div></dialog>",
     ]
@@ -102,7 +102,8 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _section(title: str, content: str) -> str:
+def section(title: str, content: str) -> str:
+    """Return a section of a page, "" if it has no content."""
     return f"<section><h2>{title}</h2>{content}</section>" if content else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ class RunFolder:
             raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
-        settings, outcome = (_read_json(path / name) or {} for name in (SETTINGS_FILE, OUTCOME_FILE))
+        settings, outcome = (_read_json(path / name) for name in (SETTINGS_FILE, OUTCOME_FILE))
         return cls(path, settings, evaluations, metrics, performance, outcome)
 
     @property
@@ -83,10 +84,24 @@ class RunFolder:
         return sum((end - start) * line["step_time"] for start, end, line in spans) if timed else None
 
     @property
+    def planned_steps(self) -> int | None:
+        """The number of steps that the run was started with; None if it is unknown."""
+        steps = self.settings.get("training", {}).get("max_steps")
+        return steps if isinstance(steps, int) and steps > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The expected remaining training time, from the median of the last ten logged step times; None if unknown."""
+        recent = [value for _, value in self.curve("step_time")][-10:]
+        if self.planned_steps is None or not recent:
+            return None
+        return max(self.planned_steps - self.last_step, 0) * statistics.median(recent)
+
+    @property
     def final_model(self) -> str | None:
         """Which step of a run with --best_by the final model is from, and why; None for other runs."""
         made = self.outcome
-        if not made:
+        if not {"evaluations", "best_by", "best_value", "best_step", "model_step", "last_step"} <= made.keys():
             return None
         count = len(made["evaluations"])
         best = (
@@ -143,17 +158,20 @@ def duration(seconds: float) -> str:
 
 
 def _read_evaluations(path: Path) -> list[dict[str, Any]]:
-    results = _read_json(path) or {}
+    results = _read_json(path)
     return [{**one, "file": path.name, "task": results.get("task")} for one in results.get("evaluations", [])]
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        return None
+        return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); move it away to get a report without it") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object; move it away to get a report without it")
+    return content
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

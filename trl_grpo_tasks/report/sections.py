@@ -73,8 +73,8 @@ GLOSSARY = {
 def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
     """Return the state of the run, the task and model, the training time, and tiles with the main results."""
     settings, model = run.settings, run.settings.get("model", {})
-    steps = running_to or settings.get("training", {}).get("max_steps")
-    of_steps = f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
+    steps = running_to or run.planned_steps
+    of_steps = f" of {steps:,}" if steps else ""
     if running_to is not None:
         state = f"<span class='state going'>running: step {run.last_step:,}{of_steps}</span>"
     elif run.is_finished:
@@ -117,7 +117,7 @@ def evaluation_table(run: RunFolder) -> str:
     head = "".join(f"<th>{html.escape(one['name'])}</th>" for one in run.evaluations)
     lines = []
     for name in names:
-        cells = "".join(_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
+        cells = "".join(cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
         lines.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     counts = {(len({prompt_of(s, 10**6) for s in one["samples"]}), len(one["samples"])) for one in run.evaluations}
     size = "; ".join(f"{made:,} samples of {rows:,} prompts" for rows, made in sorted(counts))
@@ -198,20 +198,8 @@ def sample_grid(shown: Sequence[Sample], pictures: Pictures) -> str:
 
 def curves(run: RunFolder) -> str:
     """Return small charts of the logged metrics; constant metrics are listed in one line."""
-    components = {
-        name: name.split("/")[1].replace("_", " ").capitalize()
-        for line in run.metrics
-        for name in line
-        if name.startswith("rewards/") and name.endswith("/mean") and name not in REWARDS
-    }
-    ks = [int(m[1]) for line in run.metrics for name in line if (m := re.fullmatch(r"pass@(\d+)", name))]
-    k = max(ks, default=1)
-    best = {f"pass@{k}": f"At least one of {k} succeeds"} if k > 1 else {}
-    training = run.settings.get("training", {})
-    if training.get("best_by"):
-        best[f"eval_{training['metric_for_best_model']}"] = f"Held-out {training['best_by']}, which chooses the model"
     lengths = {label: points for label, name in LENGTHS.items() if (points := run.curve(name))}
-    rewards, constant_rewards = _charts(run, {**REWARDS, **best, **components})
+    rewards, constant_rewards = _charts(run, reward_titles([run]))
     others, constant_others = _charts(run, TRAINING)
     if len(lengths.get("mean", ())) > 1:
         others.insert(min(2, len(others)), chart("Length in tokens", lengths, name=LENGTHS["mean"]))
@@ -223,6 +211,24 @@ def curves(run: RunFolder) -> str:
         f"<section><h2>Rewards during training</h2><div class=charts>{''.join(rewards)}</div>"
         f"<h2>Other training metrics</h2><div class=charts>{''.join(others)}</div>{listed}</section>"
     )
+
+
+def reward_titles(runs: Sequence[RunFolder]) -> dict[str, str]:
+    """Return the logged metrics about rewards and successes that the runs have, with their titles."""
+    logged = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
+    components = {
+        name: name.split("/")[1].replace("_", " ").capitalize()
+        for name in logged
+        if name.startswith("rewards/") and name.endswith("/mean") and name not in REWARDS
+    }
+    k = max((int(match[1]) for name in logged if (match := re.fullmatch(r"pass@(\d+)", name))), default=1)
+    best = {f"pass@{k}": f"At least one of {k} succeeds"} if k > 1 else {}
+    for run in runs:
+        training = run.settings.get("training", {})
+        if training.get("best_by"):
+            held_out = f"Held-out {training['best_by']}, which chooses the model"
+            best[f"eval_{training['metric_for_best_model']}"] = held_out
+    return {**REWARDS, **best, **components}
 
 
 def times(run: RunFolder) -> str:
@@ -254,7 +260,8 @@ def reproduce(run: RunFolder) -> str:
     return f"<pre class=block>{html.escape(command)}</pre>{listed}"
 
 
-def _cell(value: Any, interval: Any) -> str:
+def cell(value: Any, interval: Any) -> str:
+    """Return a cell of a table with a metric and its interval, if there is one."""
     if not is_number(value):
         return "<td>&ndash;</td>"
     return f"<td>{value:.3f}{f'<small>{interval[0]:.3f} to {interval[1]:.3f}</small>' if interval else ''}</td>"

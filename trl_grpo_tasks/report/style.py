@@ -84,9 +84,26 @@ large.addEventListener('keydown',e=>{if(e.key==='ArrowRight')show(at+1);if(e.key
 """
 
 
+# Reloads the page of a running job, but never while a sample is enlarged or text is selected, and restores what the
+# reader saw: open details, and the place relative to the nearest heading, since content above it may have grown.
+RELOAD_SCRIPT = f"""
+const heads=[...document.querySelectorAll('h1,h2,summary')],details=[...document.querySelectorAll('details')];
+const seen=JSON.parse(sessionStorage.getItem(location.pathname)||'null');history.scrollRestoration='manual';
+if(seen){{details.forEach((d,i)=>d.open=seen.open.includes(i));const head=heads.find(h=>h.textContent===seen.head);
+if(head)scrollTo(0,scrollY+head.getBoundingClientRect().top-seen.top)}}
+addEventListener('pagehide',()=>{{
+const head=heads.filter(h=>h.getBoundingClientRect().top<innerHeight/2).pop()||heads[0];
+sessionStorage.setItem(location.pathname,JSON.stringify({{head:head.textContent,top:head.getBoundingClientRect().top,
+open:details.flatMap((d,i)=>d.open?[i]:[])}}))}});
+setInterval(()=>{{if(!document.querySelector('dialog[open]')&&getSelection().isCollapsed)location.reload()}},
+{1000 * RELOAD_SECONDS})
+"""
+
+
 def page(title: str, body: str, script: str = "", reloads: bool = False) -> str:
     """Return a complete HTML page. With `reloads`, the browser reloads it every minute, to follow a running job."""
-    reload = f"<meta http-equiv=refresh content={RELOAD_SECONDS}>" if reloads else ""
+    script += RELOAD_SCRIPT if reloads else ""
+    reload = f"<noscript><meta http-equiv=refresh content={RELOAD_SECONDS}></noscript>" if reloads else ""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f"<meta name=viewport content='width=device-width,initial-scale=1'>{reload}"
