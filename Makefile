@@ -1,18 +1,21 @@
 # make demo: train, evaluate, report, in minutes, offline once installed.   make test: all checks and tests;
 # make test ORDER=--reverse runs the tests in the opposite order.   make docs: the documentation, as a site in docs/_build/html.
 # Both create .venv first, as make install does alone. PYTHON and PIP_FLAGS can be set; on a GPU machine pip takes the CUDA build of torch.
-# make test-vllm: the tests against a real vLLM on the CPU, in .venv-vllm.
+# make test-vllm: the tests against a real vLLM on the CPU, in .venv-vllm.   make test-lowest: the tests with the lowest
+# versions that pyproject.toml allows, in .venv-lowest.   make lock: requirements.lock from constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
+LOWEST := .venv-lowest
+LOWEST_STAMP := $(LOWEST)/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 10
 ORDER ?=
 EXPORT := PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: install demo test test-vllm quick lint docs bench clean
+.PHONY: install demo test test-vllm test-lowest quick lint lock docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +57,24 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 test-vllm: $(VLLM_STAMP)
 	$(EXPORT) $(VLLM)/bin/python -m pytest -q $(PARALLEL) tests/vllm
 
+$(LOWEST_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install $(PIP_FLAGS) -q uv
+	$(LOWEST)/bin/uv pip compile -q pyproject.toml --extra test --resolution lowest-direct --python $(LOWEST)/bin/python \
+		-o $(LOWEST)/lowest.txt
+	@# uv only chooses the versions: pip's own settings say where packages come from
+	$(LOWEST)/bin/python -m pip install $(PIP_FLAGS) -q -r $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install $(PIP_FLAGS) -q --no-deps --no-build-isolation -e .
+	@touch $(LOWEST_STAMP)
+
+test-lowest: $(LOWEST_STAMP)
+	$(EXPORT) $(LOWEST)/bin/python -m pytest -q $(PARALLEL)
+
+lock: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --extra all --universal --python-version 3.11 -c constraints.txt \
+		--no-annotate --custom-compile-command "make lock" -o requirements.lock
+
 docs: $(STAMP)
 	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -W --keep-going -q -E -b html docs docs/_build/html
 	@echo "documentation: docs/_build/html/index.html"
@@ -63,4 +84,4 @@ bench: $(STAMP)
 	for file in $(filter-out benchmarks/soak.py benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VLLM) outputs build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(VLLM) $(LOWEST) outputs build dist docs/_build *.egg-info
