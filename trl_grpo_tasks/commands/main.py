@@ -10,13 +10,16 @@ from ..failures import known_failure
 from ..registry import TASKS
 from ..task import nearest
 from . import run_commands, task_commands
+from .generate import generate
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .serve import serve
+from .solve import solve
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": run_commands.train,
     "eval": run_commands.evaluate,
-    "generate": run_commands.generate,
+    "solve": solve,
+    "generate": generate,
     "report": run_commands.report,
     "archive": run_commands.archive,
     "export": run_commands.export,
@@ -32,6 +35,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 SUMMARIES = {
     "train [TASK] [--config RECIPE]": "train a model with GRPO: cold start, evaluation, report",
     "eval [TASK] --models NAME=MODEL ...": "compare models on held-out rows",
+    "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
     "report RUN_DIR": "write the HTML report of a run",
     "archive RUN_DIR": "list and export the distinct successes of a run",
