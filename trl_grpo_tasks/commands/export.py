@@ -19,7 +19,9 @@ def answers_of_run(run_dir: str | Path, top: int) -> list[Answer]:
     if evaluation is None:
         raise ValueError(f"{run_dir} has no evaluation yet; evaluate the run with 'trl-grpo-tasks eval'")
     scored = sorted((s for s in evaluation["samples"] if s["score"] is not None), key=rank_of, reverse=True)
-    different = {key_of(sample): {"row": sample["row"], "completion": sample["completion"]} for sample in scored}
+    different: dict[str, Answer] = {
+        key_of(sample): {"row": sample["row"], "completion": sample["completion"]} for sample in scored
+    }
     return list(different.values())[:top]
 
 

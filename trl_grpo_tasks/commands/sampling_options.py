@@ -16,8 +16,10 @@ from .task_commands import REWARD_TIMEOUT_HELP
 if TYPE_CHECKING:
     from ..evaluation.solver import Solver
 
-NAMES = ("constrain", "editor", "temperature", "top_k", "top_p", "min_p", "max_completion_length")
-NAMES += ("rollout_batch_size", "seed", "reward_timeout")
+NAMES = (
+    *("constrain", "editor", "temperature", "top_k", "top_p", "min_p", "max_completion_length"),
+    *("rollout_batch_size", "seed", "reward_timeout"),
+)
 
 
 def add_sampling_options(parser: CommandParser, output_dir: str) -> None:
