@@ -2,11 +2,11 @@
 
     python benchmarks/solve.py RUN_DIR [--rows 32] [--samples 1 8 64] [--seconds 1 10] [--models NAME=MODEL ...]
 
-RUN_DIR is the --output_dir of a run of a built-in task with a cold start; --models compares others. The rows are those
-of the test split. A request counts as solved within a time if its answer was accepted before the time had passed, which
-depends on the machine; loading the model and starting the workers are not counted. `samples in 10 s` is the mean number
-of samples of unsolved requests. Each cell has its 95% interval (Wilson) over rows, which says nothing about other seeds
-of training. Prints a Markdown table and writes benchmarks/results/solve.json.
+RUN_DIR is the --output_dir of a run of a built-in task with a cold start; --models compares others. The rows are from
+the test split. A row counts as solved within a time if its answer was accepted before the time had passed, which
+depends on the machine; loading the model and starting the workers are not counted. `samples in 10 s` is the mean
+number of samples of unsolved rows. Each share has its 95% interval (Wilson) over rows, which says nothing about other
+seeds of training. Prints a Markdown table and writes benchmarks/results/solve.json.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from harness import table_line, write_results
 from trl_grpo_tasks import Solver
 from trl_grpo_tasks.commands.train import quiet_third_party_logging
 from trl_grpo_tasks.report.page import task_of
+from trl_grpo_tasks.report.run_folder import RunFolder
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     task = task_of(options.run)
     rows = task.dataset("test", options.rows, options.seed)
     models = options.models or [f"cold start={options.run}/cold_start", f"GRPO={options.run}"]
-    budgets = [(f"{n} samples", {"samples": n}) for n in options.samples]
+    budgets = [(f"{n} sample{'s' * (n != 1)}", {"samples": n}) for n in options.samples]
     budgets += [(f"{limit:g} s", {"seconds": limit}) for limit in options.seconds]
     heads = [name for name, _ in budgets] + [f"samples in {limit:g} s" for limit in options.seconds]
     print(f"task {task.name}, {len(rows)} held-out rows, seed {options.seed}\n")
@@ -53,8 +54,6 @@ def main() -> None:
 
 def measure(run: str, model: str, task, rows, budgets, seed: int) -> dict[str, str]:
     """Return the cells of one model by heading. Sampling settings of the run are used for all models."""
-    from trl_grpo_tasks.report.run_folder import RunFolder
-
     trained = RunFolder.read(run).settings.get("training", {})
     names = ("temperature", "top_k", "top_p", "min_p", "max_completion_length")
     settings = {name: trained[name] for name in names if trained.get(name) is not None}

@@ -105,9 +105,10 @@ def describe_solution(solution: Solution, request: Request, number: int, top: in
     for rank, answer in enumerate(solution.answers[:top], 1):
         often = f" (drawn {answer.drawn} times)" if answer.drawn > 1 else ""
         lines.append(f"  {rank}. {describe_sample(answer.sample)}{often}")
-    for title, reasons in (("failures", solution.failures), ("could not be scored", solution.unscored)):
-        if reasons and not (solution.solved and title == "failures"):
-            lines.append(f"  {title}: {_counted(reasons)}")
+    if solution.failures and not (solution.solved or solution.unverifiable):
+        lines.append(f"  failures: {_counted(solution.failures)}")
+    if solution.unscored:
+        lines.append(f"  could not be scored: {_counted(solution.unscored)}")
     return [printable(line) for line in lines]
 
 

@@ -119,7 +119,7 @@ def sample_batch(
     rows: Sequence[Row],
     padding: Sequence[Row],
     editor: str | None,
-    seed: int,
+    seed: int | str,
     first: int,
 ) -> tuple[list[tuple[str, int]], list[dict[str, int]]]:
     """Sample one completion per row; return texts with their numbers of tokens, and the counters of the editor.

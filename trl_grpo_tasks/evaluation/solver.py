@@ -230,9 +230,11 @@ class Solver:
     def _batch(self, row: dict[str, Any], size: int, first: int, deadline: float | None) -> list[Sample]:
         """Sample and score a batch that begins with sample number `first` of this request."""
         rows = [row] * size
+        # Different rows get different random numbers, whatever was asked before.
+        seed = f"{self._seed}-{json.dumps(row, sort_keys=True)}"
         with torch.random.fork_rng(self._devices), torch.no_grad():
             completions, counts = sample_batch(
-                self._sampler, self.task, self._ready.tokenizer, rows, [], self._editor, self._seed, first
+                self._sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
             )
             texts = [text for text, _ in completions]
             pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * size, texts)
