@@ -56,16 +56,15 @@ def solve(arguments: Sequence[str]) -> int:
     known, rest = parser.parse_known(arguments)
     if rest and not known.task:
         refuse_unknown(rest, parser)
-    for name, least in (("samples", 1), ("top", 1)):
-        if (value := getattr(known, name)) is not None and value < least:
-            raise ValueError(f"--{name} {value} must be at least {least}")
-    if known.seconds is not None and not known.seconds > 0:
-        raise ValueError(f"--seconds {known.seconds:g} must be more than 0")
+    if known.top < 1:
+        raise ValueError(f"--top {known.top} must be at least 1")
     task = task_of_model(known, rest, "solve", arguments)
     requests = read_requests(task, known.text, known.requests, known.row)
+    from ..evaluation.solver import check_budget
     from .answer_files import write_files, write_table
     from .train import quiet_third_party_logging
 
+    check_budget(known.samples, known.seconds)
     quiet_third_party_logging()
     written: list[dict[str, Any]] = []
     solved = 0

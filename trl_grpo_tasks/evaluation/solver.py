@@ -155,10 +155,7 @@ class Solver:
         The time limit is checked between batches of samples and while they are scored, not while a batch is sampled.
         On a terminal, a bar shows how many samples were drawn, and the best so far.
         """
-        if samples is not None and samples < 1:
-            raise ValueError(f"--samples {samples} must be at least 1")
-        if seconds is not None and not seconds > 0:
-            raise ValueError(f"--seconds {seconds:g} must be more than 0")
+        check_budget(samples, seconds)
         row = self._row_of(request)
         most = SAMPLES if samples is None and seconds is None else samples
         if self._is_greedy:
@@ -239,6 +236,14 @@ class Solver:
             texts = [text for text, _ in completions]
             pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * size, texts)
             return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
+
+
+def check_budget(samples: int | None, seconds: float | None) -> None:
+    """Raise ValueError for a budget that allows nothing."""
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples {samples} must be at least 1")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"--seconds {seconds:g} must be more than 0")
 
 
 def _best_so_far(solution: Solution) -> str:
