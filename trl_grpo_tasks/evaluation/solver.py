@@ -108,16 +108,17 @@ class Solver:
             raise ValueError(f"--temperature {temperature} must be at least 0")
         if not reward_timeout > 0:
             raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
-        check_local_path(name, "--model")
         settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
         trained = settings.get("training", {})
         if task is None:
+            check_local_path(name, "--model")
             if not settings:
                 raise ValueError(f"{name} is not the folder of a run; name the task too")
             task = task_of(name)
         elif isinstance(task, str):
             task = get_task(task)
         check_editor(task, editor, bool(constrain))
+        check_local_path(name, "--model")
         if constrain is None and editor in task.redundant_editors:
             constrain = False
         given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
