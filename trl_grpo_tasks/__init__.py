@@ -11,14 +11,16 @@ from .task import Score, Task
 
 if TYPE_CHECKING:
     from .commands.python_api import load_recipe, train
+    from .evaluation.solver import Solver
     from .training.config import TaskGRPOConfig
     from .training.trainer import TaskGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["Score", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task", "load_recipe", "train"]
+__all__ = ["Score", "Solver", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task", "load_recipe", "train"]
 
 
 _LAZY = {
+    "Solver": ".evaluation.solver",
     "TaskGRPOTrainer": ".training.trainer",
     "TaskGRPOConfig": ".training.config",
     "load_recipe": ".commands.python_api",

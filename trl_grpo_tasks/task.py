@@ -190,10 +190,30 @@ class Task:
         raise UnfinishedTaskError(f"task {self.name!r} must define editor(name, rows, tokenizer)")
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Make a row from the user's own text, for `trl-grpo-tasks generate --text`; no known answer is required."""
+        """Make a row from the user's own text, for `solve` and `generate`; no known answer is required.
+
+        ValueError, with what can be asked, for a text that is not understood. If the row has an `interpretation`, one
+        line that says how the text was understood, both commands show it.
+        """
         raise ValueError(
             f"task {self.name!r} cannot make a row from text; define row_of(text), which returns a row as in dataset"
         )
+
+    def row_from(self, given: Row) -> dict[str, Any]:
+        """Return a row that the user wrote in the form of `dataset`; ValueError if it is none. `solve` calls it."""
+        prompt = given.get("prompt")
+        parts = prompt if isinstance(prompt, list) else []
+        is_chat = all(isinstance(part, Mapping) and isinstance(part.get("content"), str) for part in parts)
+        if not (isinstance(prompt, str) or (parts and is_chat)):
+            raise ValueError(f"a row needs a 'prompt', which is text or chat messages, but it has {prompt!r:.60}")
+        return dict(given)
+
+    def unverifiable(self, row: Row) -> str:
+        """Return why no answer to this row can be a success, such as an unknown right answer; "" if one can.
+
+        `solve` then ranks answers by their scores, says that they cannot be judged, and never calls one a success.
+        """
+        return ""
 
     def canonical(self, row: Row, completion: str) -> str:
         """Return a normal form that is equal for equivalent completions; evaluations and archives count distinct

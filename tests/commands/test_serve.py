@@ -18,8 +18,8 @@ from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import serve as command
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.main import main
-from trl_grpo_tasks.commands.plan import ready_model
 from trl_grpo_tasks.commands.serve import check_passed, server_command, split_words
+from trl_grpo_tasks.models.ready import ready_model
 from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.serving.served_task import PROCESSOR, SERVED_VARIABLE, ServedTask

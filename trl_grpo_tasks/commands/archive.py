@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ..report.archive import ARCHIVE_FILE, as_sample, read_answers
 from ..report.gallery import prompt_of
 from ..report.run_folder import RunFolder
 from ..task import Task, printable
-from .export import export as export_answers
+from .answer_files import write_files, write_table
 
 LONGEST_PROMPT, LONGEST_ANSWER = 40, 60  # characters of a line of the table
 WHOLE = 10**6
@@ -48,15 +47,12 @@ def table(run_dir: str, top: int) -> tuple[str, list[dict[str, Any]]]:
 def export(task: Task, answers: Sequence[dict[str, Any]], folder: str | Path, form: str) -> list[str]:
     """Write a table `answers.jsonl` or `answers.csv`, and for each answer `answer_RANK.txt` and the files the task
     exports. Return a line for each answer whose files the task could not make."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    ranked = [{"rank": rank} | answer for rank, answer in enumerate(answers, 1)]
-    write_atomically(folder / f"answers.{form}", _csv(ranked) if form == "csv" else _jsonl(ranked), errors="replace")
-    return export_answers(task, [(answer["row"], answer["completion"]) for answer in answers], folder, "answer.txt")
-
-
-def _jsonl(answers: Sequence[dict[str, Any]]) -> str:
-    return "".join(f"{json.dumps(answer)}\n" for answer in answers)
+    if form == "csv":
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(folder) / "answers.csv", _csv(answers), errors="replace")
+    else:
+        write_table(answers, folder, "rank")
+    return write_files(task, answers, folder, "answer.txt")
 
 
 def _csv(answers: Sequence[dict[str, Any]]) -> str:
@@ -64,8 +60,8 @@ def _csv(answers: Sequence[dict[str, Any]]) -> str:
     names = ("rank", "total", "seen", "first_step", "prompt", "completion", "canonical")
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    for answer in answers:
-        cells = answer | {"prompt": prompt_of(as_sample(answer), WHOLE)}
+    for rank, answer in enumerate(answers, 1):
+        cells = answer | {"rank": rank, "prompt": prompt_of(as_sample(answer), WHOLE)}
         writer.writerow({name: _inert(cells[name]) for name in names})
     return text.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..registry import TASKS, find_task_class, get_task
@@ -92,3 +93,20 @@ def require_task(spec: str | None, command: str) -> str:
             "a .py file or a module"
         )
     return spec
+
+
+def task_of_run(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
+    """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run."""
+    if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
+        return task_with_options(spec, flags)
+    if flags:
+        raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
+    from ..report.page import task_of
+
+    return task_of(run_dir, [PROGRAM, *typed])
+
+
+def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
+    from ..report.run_folder import RunFolder
+
+    return spec in TASKS and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec

@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, write_atomically
 from ..redact import redacted
 from ..report.run_folder import EVAL_ONLY_FILE
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import RunArguments
-from .plan import ReadyModel, check_writable, ready_model
+from .plan import check_writable
+
+if TYPE_CHECKING:
+    from ..models.ready import ReadyModel
 
 TABLE_FILE = "evaluation.md"
 KEPT_FOLDER = "evaluation"  # samples of an unfinished evaluation, and converted models
@@ -51,6 +54,7 @@ class Comparison:
         from accelerate import PartialState
 
         from ..models.quantised import quantization_config
+        from ..models.ready import ready_model
 
         check_writable(args.output_dir)
         check_editor(task, run.editor, args.constrain)

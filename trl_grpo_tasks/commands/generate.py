@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..task import Row, Task, check_editor, printable
-from .export import write_numbered
+from ..task import printable
+from .command_parser import CommandParser
+from .sampling_options import add_sampling_options, solver_of, task_of_model
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -15,84 +16,50 @@ if TYPE_CHECKING:
 LONGEST_SHOWN = 60  # characters of a completion that is shown in its line
 
 
-def generate(
-    task: Task,
-    model_name: str,
-    text: str | Row,
-    output_dir: str | Path,
-    *,
-    num_samples: int = 4,
-    constrain: bool | None = None,
-    editor: str | None = None,
-    temperature: float | None = None,
-    filters: Mapping[str, Any] | None = None,
-    max_completion_length: int | None = None,
-    rollout_batch_size: int | None = None,
-    seed: int = 0,
-    reward_timeout: float = 30.0,
-    run_seed: int = 42,
-) -> list[Sample]:
-    """Sample completions of `text`, which may also be a row of the task, and write for each of them `sample_1.txt` and
-    the other files the task exports. `filters` are top_k, top_p and min_p by name.
-
-    If `constrain` is not given, sampling follows the task's constraint where there is one, unless the editor makes
-    it redundant. At most `rollout_batch_size` completions are generated at a time; by default, as many as fit into
-    free memory. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
-    that its judges are found rather than trained again.
-    """
-    check_editor(task, editor, bool(constrain))
-    if constrain is None and editor in task.redundant_editors:
-        constrain = False
-    row = task.row_of(text) if isinstance(text, str) else dict(text)
-    if num_samples < 1:
-        raise ValueError(f"--num_samples {num_samples} must be at least 1")
-    if temperature is not None and temperature < 0:
-        raise ValueError(f"--temperature {temperature} must be at least 0")
-    if max_completion_length is not None and max_completion_length < 1:
-        raise ValueError(f"--max_completion_length {max_completion_length} must be at least 1")
-    if rollout_batch_size is not None and rollout_batch_size < 1:
-        raise ValueError(f"--rollout_batch_size {rollout_batch_size} must be at least 1")
-    if not reward_timeout > 0:
-        raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
-
-    import torch
-
-    from ..constraints.filters import SamplingFilters
-    from ..evaluation.evaluate import evaluate
-    from ..models.loading import load_model
-    from ..models.quantised import is_quantised_model
+def generate(arguments: Sequence[str]) -> int:
+    """Generate completions for a text of your own."""
+    parser = CommandParser(
+        "generate",
+        "[TASK] --model RUN_OR_MODEL --text TEXT [--option value ...]",
+        "Generate completions for a text of your own, score them, and write texts, pictures and other files into a "
+        "folder. For the folder of a run of a built-in task, the task and its options are those of the run; otherwise "
+        "name the task: code is never imported because a run folder says so.",
+        [
+            "trl-grpo-tasks generate --model outputs/demo --text 'a small table, world 8'",
+            "trl-grpo-tasks generate my_task.py --model outputs/my_task --text abc",
+        ],
+        takes_task=True,
+    )
+    parser.add_argument(
+        "--model", "--model_name_or_path", required=True, metavar="MODEL",
+        help="the folder of a run or a model, a .gguf file, a Hub id, or tiny",
+    )  # fmt: skip
+    parser.add_argument("--text", required=True, metavar="TEXT", help="what to generate, in the words of the task")
+    parser.add_argument("--num_samples", type=int, default=4, metavar="N", help="number of completions (default: 4)")
+    add_sampling_options(parser, "generated")
+    known, rest = parser.parse_known(arguments)
+    task = task_of_model(known, rest, "generate", arguments)
+    if known.num_samples < 1:
+        raise ValueError(f"--num_samples {known.num_samples} must be at least 1")
+    row = task.row_of(known.text)
     from ..rewards.components import worker_count
-    from ..rewards.executor import RewardExecutor
-    from .plan import check_writable, ready_model
+    from .answer_files import write_files
+    from .train import quiet_third_party_logging
 
-    sampling_filters = SamplingFilters.of(filters or {})
-    check_writable(output_dir)
-    folder = Path(output_dir)
-    task.prepare(run_seed)
-    ready = ready_model(model_name, task, [row], folder, seed=seed, constrain=constrain)
-    model = load_model(ready.path, policy=task.policy, dtype="float32")
-    if not is_quantised_model(model):  # otherwise it is on its device already
-        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    with RewardExecutor(task, min(num_samples, worker_count(None, 1)), reward_timeout) as executor:
-        samples = evaluate(
-            "generate",
-            model,
-            ready.tokenizer,
-            task,
-            [row],
-            executor=executor,
-            num_samples=num_samples,
-            temperature=task.defaults.get("temperature", 1.0) if temperature is None else temperature,
-            filters=sampling_filters,
-            max_completion_length=max_completion_length or task.defaults.get("max_completion_length", 256),
-            rollout_batch_size=rollout_batch_size,
-            constraint=ready.constraint,
-            editor=editor,
-            seed=seed,
-        ).samples
+    quiet_third_party_logging()
+    with solver_of(known, task, reward_workers=min(known.num_samples, worker_count(None, 1))) as solver:
+        samples = solver.sample(row, known.num_samples)
+    if "interpretation" in row:
+        print(printable(f"understood as: {row['interpretation']}"))
+    problems = write_files(
+        task, [{"row": row, "completion": sample.completion} for sample in samples], known.output_dir
+    )
     for number, sample in enumerate(samples, 1):
-        write_numbered({"sample.txt": sample.completion, **task.exports(row, sample.completion)}, folder, number)
-    return samples
+        print(f"sample {number}: {describe_sample(sample)}")
+    for problem in problems:
+        print(problem)
+    print(f"files: {Path(known.output_dir) / 'sample_*'}")
+    return 0
 
 
 def describe_sample(sample: Sample) -> str:

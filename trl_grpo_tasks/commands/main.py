@@ -10,14 +10,17 @@ from ..failures import known_failure
 from ..registry import TASKS
 from ..task import nearest
 from . import run_commands, task_commands
+from .generate import generate
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .serve import serve
+from .solve import solve
 from .status import status
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": run_commands.train,
     "eval": run_commands.evaluate,
-    "generate": run_commands.generate,
+    "solve": solve,
+    "generate": generate,
     "status": status,
     "report": run_commands.report,
     "archive": run_commands.archive,
@@ -34,6 +37,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 SUMMARIES = {
     "train [TASK] [--config RECIPE]": "train a model with GRPO: cold start, evaluation, report",
     "eval [TASK] --models NAME=MODEL ...": "compare models on held-out rows",
+    "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
     "status RUN_DIR ...": "show where runs stand",
     "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
-from ..task import Row, Task, check_editor, rows_of
+from ..task import Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
+
+if TYPE_CHECKING:
+    from ..models.ready import ReadyModel
 
 
 @dataclass
@@ -29,51 +31,13 @@ class Plan:
     quantization: Any
 
 
-@dataclass
-class ReadyModel:
-    """A model that fits the task: its folder or Hub id, configuration, tokenizer and constraint."""
-
-    path: str
-    config: Any
-    tokenizer: Any
-    constraint: Any
-
-
-def ready_model(
-    name: str | None,
-    task: Task,
-    rows: Sequence[Row],
-    folder: str | Path,
-    *,
-    seed: int,
-    constrain: bool | None = False,
-    revision: str = "main",
-) -> ReadyModel:
-    """Find the model, or make it in `folder`. `constrain` None: under the task's constraint, if it has one.
-
-    ValueError if the model is of another kind than the task needs, cannot read the prompts of `rows`, or is to be
-    constrained and the task has no constraint.
-    """
-    from ..models.loading import check_policy, load_tokenizer, prepare_model
-    from ..models.masked_policy import MaskedPolicy
-
-    path = prepare_model(name, task, folder, seed, revision)
-    tokenizer = load_tokenizer(path, revision)
-    config = check_policy(path, task.policy, revision)
-    if task.policy == "masked":
-        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
-    constraint = task.constraint(tokenizer) if constrain in (True, None) else None
-    if constrain and constraint is None:
-        raise ValueError(f"task {task.name!r} has no constraint with these options; leave --constrain out")
-    return ReadyModel(path, config, tokenizer, constraint)
-
-
 def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     """Prepare a run; ValueError now for what would otherwise fail after the cold start."""
     from accelerate import PartialState
 
     from ..models.loading import is_adapter
     from ..models.quantised import quantization_config
+    from ..models.ready import ready_model
 
     _check_folder(args)
     _check_options(task, run, args, model_args)

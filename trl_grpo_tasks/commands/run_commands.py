@@ -1,17 +1,14 @@
-"""Commands about runs: train, eval, sweep, report, archive, export and generate."""
+"""Commands about runs: train, eval, sweep, report, archive and export."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..registry import TASKS
 from ..report.run_folder import EXPORTS_FOLDER
-from ..task import Task
 from .arguments import refuse_unknown
-from .command_parser import CommandParser, require_task, task_with_options, truth_value
-from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
-from .task_commands import REWARD_TIMEOUT_HELP
+from .command_parser import CommandParser, require_task, task_of_run, task_with_options
+from .help_screens import HELP_ALL, asks_for_help, command_screen
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -81,7 +78,7 @@ def report(arguments: Sequence[str]) -> int:
         print(write_sweep_report(run_dir))
         return 0
     quiet_third_party_logging()
-    print(write_report(run_dir, _task_of(known.task, rest, run_dir, ["report", *arguments])))
+    print(write_report(run_dir, task_of_run(known.task, rest, run_dir, ["report", *arguments])))
     return 0
 
 
@@ -120,7 +117,7 @@ def archive(arguments: Sequence[str]) -> int:
         print(text)
         return 0
     check_writable(known.out, "--out")
-    task = _task_of(known.task, rest, known.run_dir, ["archive", *arguments])
+    task = task_of_run(known.task, rest, known.run_dir, ["archive", *arguments])
     print(text)
     for problem in export(task, answers, known.out, known.format):
         print(problem)
@@ -156,8 +153,8 @@ def export(arguments: Sequence[str]) -> int:
     known, rest = parser.parse_known(arguments)
     if rest and not known.task:
         refuse_unknown(rest, parser)
-    from .export import answers_of_file, answers_of_run, write_table
-    from .export import export as write
+    from .answer_files import write_files, write_table
+    from .export import answers_of_file, answers_of_run
     from .plan import check_writable
 
     is_run = Path(known.source).is_dir()
@@ -169,110 +166,12 @@ def export(arguments: Sequence[str]) -> int:
     check_writable(out, "--out")
     if is_run:
         answers = answers_of_run(known.source, known.top)
-        task = _task_of(known.task, rest, known.source, ["export", *arguments])
+        task = task_of_run(known.task, rest, known.source, ["export", *arguments])
     else:
         task = task_with_options(require_task(known.task, "export FILE --task"), rest)
         answers = answers_of_file(known.source, task, known.text)
     write_table(answers, out)
-    for problem in write(task, answers, out):
+    for problem in write_files(task, answers, out):
         print(problem)
     print(f"files of {len(answers)} answer{'s' * (len(answers) != 1)}: {out}")
     return 0
-
-
-def generate(arguments: Sequence[str]) -> int:
-    """Generate completions for a text of your own."""
-    parser = CommandParser(
-        "generate",
-        "[TASK] --model RUN_OR_MODEL --text TEXT [--option value ...]",
-        "Generate completions for a text of your own, score them, and write texts, pictures and other files into a "
-        "folder. For the folder of a run of a built-in task, the task and its options are those of the run; otherwise "
-        "name the task: code is never imported because a run folder says so.",
-        [
-            "trl-grpo-tasks generate --model outputs/demo --text 'a small table, world 8'",
-            "trl-grpo-tasks generate my_task.py --model outputs/my_task --text abc",
-        ],
-        takes_task=True,
-    )
-    parser.add_argument(
-        "--model", "--model_name_or_path", required=True, metavar="MODEL",
-        help="the folder of a run or a model, a .gguf file, a Hub id, or tiny",
-    )  # fmt: skip
-    parser.add_argument("--text", required=True, metavar="TEXT", help="what to generate, in the words of the task")
-    parser.add_argument("--num_samples", type=int, default=4, metavar="N", help="number of completions (default: 4)")
-    parser.add_argument(
-        "--constrain", type=truth_value, nargs="?", const=True, metavar="BOOL",
-        help="sample under the task's constraint (default: true if the task has one)",
-    )  # fmt: skip
-    parser.add_argument("--editor", metavar="NAME", help="let an editor of the task delete generated text")
-    parser.add_argument(
-        "--output_dir", default="generated", metavar="DIR", help="folder of the files (default: generated)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, metavar="X", help="0 takes the likeliest token (default: the task's)"
-    )
-    for name, kind, letter in (("top_k", int, "N"), ("top_p", float, "X"), ("min_p", float, "X")):
-        parser.add_argument(f"--{name}", type=kind, metavar=letter, help="sampling filter (default: the run's)")
-    parser.add_argument(
-        "--max_completion_length", type=int, metavar="N", help="maximum number of tokens (default: the task's)"
-    )
-    parser.add_argument(
-        "--rollout_batch_size", type=int, metavar="N", help="completions at a time (default: as many as fit)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
-    parser.add_argument("--reward_timeout", type=float, default=30.0, metavar="X", help=REWARD_TIMEOUT_HELP)
-    known, rest = parser.parse_known(arguments)
-    from ..files import check_local_path
-    from ..report.run_folder import RunFolder
-    from .train import quiet_third_party_logging
-
-    if not known.task:
-        check_local_path(known.model, "--model")
-    settings = RunFolder.read(known.model).settings if Path(known.model).is_dir() else {}
-    if not known.task and not settings:
-        raise ValueError(f"{known.model} is not the folder of a run; name the task too: {PROGRAM} generate TASK ...")
-    task = _task_of(known.task, rest, known.model, ["generate", *arguments])
-    from .generate import describe_sample
-    from .generate import generate as write
-
-    trained = settings.get("training", {})
-    given = {name: getattr(known, name) for name in ("top_k", "top_p", "min_p")}
-    filters = {name: trained.get(name) if value is None else value for name, value in given.items()}
-    quiet_third_party_logging()
-    samples = write(
-        task,
-        known.model,
-        known.text,
-        known.output_dir,
-        num_samples=known.num_samples,
-        constrain=known.constrain,
-        editor=known.editor,
-        temperature=known.temperature,
-        filters=filters,
-        max_completion_length=known.max_completion_length,
-        rollout_batch_size=known.rollout_batch_size,
-        seed=known.seed,
-        reward_timeout=known.reward_timeout,
-        run_seed=trained.get("seed", 42),
-    )
-    for number, sample in enumerate(samples, 1):
-        print(f"sample {number}: {describe_sample(sample)}")
-    print(f"files: {Path(known.output_dir) / 'sample_*'}")
-    return 0
-
-
-def _task_of(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
-    """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run."""
-    if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
-        return task_with_options(spec, flags)
-    if flags:
-        raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
-    from ..report.page import task_of
-
-    return task_of(run_dir, [PROGRAM, *typed])
-
-
-def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
-    from ..report.run_folder import RunFolder
-
-    return spec in TASKS and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec

@@ -72,7 +72,7 @@ class MyTask(Task):
         return "?"
 
     def row_of(self, text):
-        """Make a row from a text, for `trl-grpo-tasks generate`."""
+        """Make a row from a text, for `trl-grpo-tasks solve` and `generate`."""
         return {"prompt": [{"role": "user", "content": text}], "word": text}
 
     def constraint(self, tokenizer):

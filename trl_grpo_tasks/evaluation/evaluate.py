@@ -95,12 +95,9 @@ def evaluate(
             completions: list[tuple[str, int]] = []
             counts: list[dict[str, int]] = []
             # Every forward pass of a sharded model needs all processes, so all sample the same number of rows.
-            sampled = batch + repeated[:1] * (batch_size - len(batch)) if sharded else batch
-            if sampled:
-                torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
-                edits = None if editor is None else _make_editor(editor, task, batch, tokenizer, sampler)
-                completions = sampler.sample(sampled, edits)[: len(batch)]
-                counts = [{} if edits is None else edits.counts(i) for i in range(len(batch))]
+            padding = repeated[:1] * (batch_size - len(batch)) if sharded else []
+            if batch or padding:
+                completions, counts = sample_batch(sampler, task, tokenizer, batch, padding, editor, seed, first)
             rows_as_json = [json.dumps(row, ensure_ascii=False) for row in batch]
             pending = executor.submit(rows_as_json, [text for text, _ in completions])
             if scoring is not None:  # the previous batch was scored while this one was generated
@@ -113,6 +110,27 @@ def evaluate(
     metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples, intervals)
+
+
+def sample_batch(
+    sampler: Any,
+    task: Task,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    padding: Sequence[Row],
+    editor: str | None,
+    seed: int | str,
+    first: int,
+) -> tuple[list[tuple[str, int]], list[dict[str, int]]]:
+    """Sample one completion per row; return texts with their numbers of tokens, and the counters of the editor.
+
+    The random numbers depend on the seed and on `first`, the position of the batch among all samples. Completions of
+    `padding` are sampled too and dropped.
+    """
+    torch.manual_seed(random.Random(f"{seed}-{first}").getrandbits(63))
+    edits = None if editor is None else _make_editor(editor, task, rows, tokenizer, sampler)
+    completions = sampler.sample([*rows, *padding], edits)[: len(rows)]
+    return completions, [{} if edits is None else edits.counts(i) for i in range(len(rows))]
 
 
 def scored_samples(
@@ -204,7 +222,7 @@ class _Batch:
         return samples
 
 
-def _make_editor(name: str, task: Task, rows: Sequence[Row], tokenizer: Any, sampler: CompletionSampler) -> Editor:
+def _make_editor(name: str, task: Task, rows: Sequence[Row], tokenizer: Any, sampler: Any) -> Editor:
     if sampler.no_editor_reason is not None:
         raise EditorError(
             f"--editor {name} deletes generated tokens, which only the fast rollout supports, and "

@@ -26,6 +26,15 @@ from ..task import EditorError, Row
 PLAIN_BATCH = 64  # rows that `generate` and masked models process at a time if no number is given
 
 
+def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """Return the tokens of prompts, which are all text or all chats."""
+    if isinstance(prompts[0], str):
+        return tokenizer(text=prompts)["input_ids"]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
 class CompletionSampler:
     """Samples completions from `model`, which must be in evaluation mode. Temperature 0 means greedy decoding.
 
@@ -65,7 +74,7 @@ class CompletionSampler:
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
         if self._policy is not None:
             return [filled for part in parts for filled in self._fill(self._policy, part)]
-        ids, eos_ids = self._prompt_ids([row["prompt"] for row in rows]), self._eos_ids()
+        ids, eos_ids = prompt_ids(self._tokenizer, [row["prompt"] for row in rows]), self._eos_ids()
         if self._decoder is not None and self._is_length_supported(ids, editor):
             completion_ids = rollout(
                 self._model,
@@ -107,13 +116,6 @@ class CompletionSampler:
             print(f"transformers' generate samples some completions, because {reason}", flush=True)
             self._warned_of_length = True
         return reason is None
-
-    def _prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
-        if isinstance(prompts[0], str):
-            return self._tokenizer(text=prompts)["input_ids"]
-        return self._tokenizer.apply_chat_template(
-            prompts, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
 
     def _eos_ids(self) -> set[int]:
         """The tokens that end a completion."""

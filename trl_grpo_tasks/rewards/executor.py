@@ -13,15 +13,16 @@ from __future__ import annotations
 import hashlib
 import pickle
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task
-from .pool import InlinePool, Job, ProcessPool, RewardWorkerError
+from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
 if TYPE_CHECKING:
@@ -67,18 +68,34 @@ class RewardStats:
 class Pending:
     """The outcomes of one batch, some of which may still be computed."""
 
-    def __init__(self, parts: Sequence[Outcome | Future[Outcome] | _Duplicate], drain: Callable[[], None]):
+    def __init__(
+        self,
+        parts: Sequence[Outcome | Future[Outcome] | _Duplicate],
+        drain: Callable[[], None],
+        discard: Callable[[], None] = lambda: None,
+    ):
         self._parts = parts
         self._drain = drain
+        self._discard = discard
 
-    def result(self) -> list[Outcome]:
+    def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
+
+        At the `deadline`, a value of time.monotonic(), completions that are not scored yet get None and a reason, and
+        those that no worker has begun are given up. Without workers, it has no effect.
 
         No completion makes this raise. A task that cannot be loaded in a worker raises RewardWorkerError, because
         every completion would get None.
         """
         self._drain()
-        return [part if isinstance(part, Outcome) else part.result() for part in self._parts]
+        if deadline is None:
+            return [part if isinstance(part, Outcome) else part.result() for part in self._parts]
+        waited = [part.future if isinstance(part, _Duplicate) else part for part in self._parts]
+        futures = {part for part in waited if isinstance(part, Future)}
+        if wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
+            self._discard()
+        late = Outcome(None, LATE, 0.0, cached=False)
+        return [part if isinstance(part, Outcome) else part.result() if part.done() else late for part in self._parts]
 
 
 class RewardExecutor:
@@ -140,7 +157,11 @@ class RewardExecutor:
         if not self._finalizer.alive:
             raise RuntimeError("the reward executor is closed")
         parts = [self._submit_one(row, text) for row, text in zip(rows, completions, strict=True)]
-        return Pending(parts, self._pool.drain)
+        return Pending(parts, self._pool.drain, self._pool.discard)
+
+    def wait_until_started(self) -> None:
+        """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
+        self._pool.wait_until_started()
 
     def close(self) -> None:
         """Stop the workers. Further calls do nothing. It is also called at interpreter exit."""
@@ -209,7 +230,10 @@ class _Duplicate:
     """The outcome of a completion that equals another one which is still being scored."""
 
     def __init__(self, original: Future[Outcome]):
-        self._original = original
+        self.future = original
+
+    def done(self) -> bool:
+        return self.future.done()
 
     def result(self) -> Outcome:
-        return replace(self._original.result(), seconds=0.0, cached=True)
+        return replace(self.future.result(), seconds=0.0, cached=True)

@@ -25,6 +25,7 @@ START_SECONDS = 300.0  # time limit for importing a task; large simulators on a 
 START_ATTEMPTS = 3  # after this many failed starts in a row the task is considered broken
 
 CLOSED = "the reward executor was closed before this completion was scored"
+LATE = "it was not scored before the time limit"
 
 
 class RewardWorkerError(RuntimeError):
@@ -56,6 +57,12 @@ class InlinePool:
             job = self._queue.popleft()
             job.done(score_one(self._task, job.row, job.completion, self._with_prefixes))
 
+    def wait_until_started(self) -> None:
+        """Do nothing: there are no workers."""
+
+    def discard(self) -> None:
+        """Do nothing: `drain` has scored all jobs."""
+
     def close(self) -> None:
         while self._queue:
             self._queue.popleft().done(RewardWorkerError(CLOSED))
@@ -74,6 +81,7 @@ class ProcessPool:
         self._closing = False
         self._broken: RewardWorkerError | None = None
         self._failed_starts = 0
+        self._started = threading.Event()  # a worker has loaded the task, or the pool is broken
         self._owner = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
@@ -96,6 +104,18 @@ class ProcessPool:
 
     def drain(self) -> None:
         """Do nothing: the workers score jobs without being asked."""
+
+    def wait_until_started(self) -> None:
+        """Wait until a worker has loaded the task, or none can."""
+        self._started.wait()
+
+    def discard(self) -> None:
+        """Give up the jobs that no worker has begun."""
+        with self._lock:
+            abandoned = list(self._queue)
+            self._queue.clear()
+        for job in abandoned:
+            job.done(Reply(None, LATE, 0.0))
 
     def close(self) -> None:
         """Kill every worker and wait for it; unfinished jobs get an error. Safe to call twice or after a fork."""
@@ -179,6 +199,7 @@ class ProcessPool:
                     self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
                     return
                 worker.loaded = worker.ready = True
+                self._started.set()
                 worker.deadline = None
                 self._failed_starts = 0
             elif worker.job is not None:
@@ -216,6 +237,7 @@ class ProcessPool:
         """Mark the pool as broken and give `error` to every unfinished job."""
         with self._lock:
             self._broken = self._broken or error
+            self._started.set()
             abandoned = list(self._queue)
             self._queue.clear()
         abandoned += [worker.job for worker in self._workers if worker.job is not None]

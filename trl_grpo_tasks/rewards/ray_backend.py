@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .pool import CLOSED, START_ATTEMPTS, START_SECONDS, Job, RewardWorkerError
+from .pool import CLOSED, LATE, START_ATTEMPTS, START_SECONDS, Job, RewardWorkerError
 from .worker import Reply, TaskRecipe, limit_memory, score_one
 
 POLL_SECONDS = 0.05  # how often the queue is checked for new jobs while actors are busy
@@ -68,6 +68,17 @@ class RayPool:
 
     def drain(self) -> None:
         """Do nothing: the actors score jobs without being asked."""
+
+    def wait_until_started(self) -> None:
+        """Do nothing: actors may wait for a free CPU of the cluster for any length of time."""
+
+    def discard(self) -> None:
+        """Give up the jobs that no actor has begun."""
+        with self._changed:
+            abandoned = list(self._queue)
+            self._queue.clear()
+        for job in abandoned:
+            job.done(Reply(None, LATE, 0.0))
 
     def close(self) -> None:
         """Kill every actor, and shut Ray down if this pool started it."""

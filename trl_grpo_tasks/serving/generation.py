@@ -99,7 +99,7 @@ class VLLMRequests:
         problem = None
         if self._generation.accelerator.is_main_process:
             length = self._generation.max_completion_length
-            problem = _server_problem(self._generation.vllm_client, task, tokenizer, length)
+            problem = server_problem(self._generation.vllm_client, task, tokenizer, length)
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             raise ServerError(f"constrain=True with a vLLM server: {problem}")
@@ -162,7 +162,7 @@ class VLLMRequests:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 
-def _server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) -> str | None:
+def server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) -> str | None:
     """Return why a server does not sample as this run needs it, and the way out; None if it does."""
     if task is None:
         return "a server takes the constraint of a task, but this one was given in Python; set vllm_mode='colocate'"

@@ -441,6 +441,14 @@ def test_a_complete_run(judged, tmp_path, policy, capsys):
     model = str(tmp_path / "run")
     assert command(["generate", "--task", "infill", "--model_name_or_path", model, *asked, *chosen]) == 0
     assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    asked = ["--text", "the r__ cat", "--samples", "9", "--output_dir", str(tmp_path / "solved")]
+    assert command(["solve", model, "--task", "infill", *asked, *chosen]) == 1
+    assert "cannot be judged: the original text is unknown" in capsys.readouterr().out
+    lines = (tmp_path / "solved" / "answers.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    scores = [answer["score"] for answer in answers]
+    assert scores == sorted(scores, reverse=True) and not any(answer["success"] for answer in answers)
 
 
 def test_a_prompt_longer_than_the_context_is_reported_immediately(judged, encoder_path, tmp_path, capsys):

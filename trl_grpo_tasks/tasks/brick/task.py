@@ -158,6 +158,9 @@ class BrickTask(Task):
         messages = prompt(said, world, self.options.prompt_style)
         return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
 
+    def unverifiable(self, row: Row) -> str:
+        return "" if row.get("voxels") else "the caption has no target shape, so only the physics is scored"
+
     def _row_with_caption(self, level: str, text: str) -> dict[str, Any] | None:
         """Return the row of `level` that has this caption, or None."""
         for request, detail in choices(level):

@@ -23,6 +23,7 @@ JUDGES = ("judge", "held_out")
 JUDGE_SEED = 42  # independent of --seed, so that runs with different seeds have the same reward
 JUDGE_HEADS = 4
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
+GIVEN = "given"  # the `schedule` of rows whose gaps the user chose
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
 
 
@@ -146,7 +147,14 @@ class InfillTask(Task):
             pieces = [p for part in text.split(GAP) for p in (*self._tokenizer.tokenize(part), GAP)][:-1]
         places = [place for place, piece in enumerate(text if self._tokenizer is None else pieces) if piece == GAP]
         return self._with_prompt({"pieces": text if self._tokenizer is None else pieces, "places": places,
-                                  "level": self.levels[0], "schedule": "given"})  # fmt: skip
+                                  "level": self.levels[0], "schedule": GIVEN})  # fmt: skip
+
+    def unverifiable(self, row: Row) -> str:
+        return (
+            "the original text is unknown, so the judge's score is all there is"
+            if row.get("schedule") == GIVEN
+            else ""
+        )
 
     def score(self, row: Row, completion: str) -> Score:
         found, problem = fills.read(row, completion)

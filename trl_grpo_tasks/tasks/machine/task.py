@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, option
-from . import data
+from . import data, requests
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import VARIANTS, manual, question
@@ -103,6 +103,10 @@ class MachineTask(Task):
             with_manual=options.manual,
             unbroken=options.breakage,
         )
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
+        return requests.row_of(text, self.options.trials, ["0", *self.options.blocks], self.options.manual)
 
     def score(self, row: Row, completion: str) -> Score | None:
         """Score a machine. Returns None if the simulation exceeded its wall-clock limit: the outcome is unknown."""

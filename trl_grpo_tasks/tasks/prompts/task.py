@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...files import check_local_path
 from ...task import Row, Score, Task, TinySpec, nearest, option, printable
-from . import data, generators, reward
+from . import data, generators, requests, reward
 from .reward import REWARDS, CannotJudgeError, Verdict
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class PromptsTask(Task):
         self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
+        self._numbered: list[dict[str, Any]] = []  # the rows of the file in its order
         if self.options.prompts_file:
             self._rows = self._read_rows(self.options.prompts_file)
             known = [row for rows in self._rows.values() for row in rows]
@@ -107,6 +108,35 @@ class PromptsTask(Task):
         rows = list(self._rows[split])
         random.Random(f"{seed}-{split}").shuffle(rows)
         return rows[:size]
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """Return the row of the file that the text names (see `requests.find_row`), or a row with the text as prompt.
+
+        A new prompt keeps those rewards of --rewards that need no column. If there are none, it cannot be judged.
+        """
+        found = requests.find_row(text, self._numbered)
+        if found is not None:
+            return found
+        if not text.strip():
+            raise ValueError("the prompt is empty; write what the model is to answer")
+        given: dict[str, Any] = {"prompt": text}
+        if self.options.target_length:
+            given["target_length"] = self.options.target_length
+        kept = {
+            name: weight
+            for name, weight in self._default_rewards.items()
+            if all(column in given for column in (REWARDS[name].columns if name in REWARDS else ()))
+        }
+        told = f"a new prompt, judged by {', '.join(kept)}" if kept else "a new prompt"
+        return self._finished_row({**given, "rewards": kept, "interpretation": told}, "the request")
+
+    def row_from(self, given: Row) -> dict[str, Any]:
+        return dict(self._known_row(super().row_from(given)))
+
+    def unverifiable(self, row: Row) -> str:
+        if any(name in self._judges for name in row["rewards"]):
+            return ""
+        return "no reward of this row checks the answer; give a row with an answer, tests or a schema"
 
     def score(self, row: Row, completion: str) -> Score | None:
         """Score a completion by the rewards of its row; None if a reward could not be computed.
@@ -209,6 +239,7 @@ class PromptsTask(Task):
         options = self.options
         parts = data.read_source(source, options.prompt_column)
         ready = {key: [self._ready_row(row, place) for place, row in placed] for key, placed in parts.items()}
+        self._numbered = [row for rows in ready.values() for row in rows]
         if "all" in ready:
             return data.cut(ready["all"], options.test_fraction)
         tested = {data.prompt_key(row) for row in ready["test"]}

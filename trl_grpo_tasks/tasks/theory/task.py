@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, option
-from . import data
+from . import data, requests
 from .anomalies import anomalies
 from .canonical import digest, rediscovered
 from .language import LanguageError, parse, parse_growing
@@ -114,6 +114,10 @@ class TheoryTask(Task):
         # Repeat the rows of a short file, so that every level has a row.
         repeats = -(-len(levels) // max(1, len(rows))) if size is None else 1
         return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
+
+    def row_of(self, text: str) -> dict[str, Any]:
+        """Return the row of the beginning of a theory, or of a sentence about fields added to the Standard Model."""
+        return requests.row_of(text, self.levels[-1])
 
     def score(self, row: Row, completion: str) -> Score:
         goal = GOALS[row.get("level", self.levels[-1])]

@@ -1,0 +1,78 @@
+"""Requests of the machine task: every phrasing means its own trial; sizes; what is not understood."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.tasks.machine.prompts import VARIANTS
+from trl_grpo_tasks.tasks.machine.trials import TRIALS
+
+TASK = get_task("machine", {"trials": list(TRIALS)})
+
+
+@pytest.mark.parametrize("trial", VARIANTS)
+def test_every_phrasing_means_its_trial_and_keeps_its_words(trial):
+    for variant in VARIANTS[trial]:
+        row = TASK.row_of(variant)
+        assert row["trial"] == trial, variant
+        assert row["prompt"][-1]["content"] == f"{variant} Use at most 10 blocks."
+
+
+def test_rows_of_the_data_set_are_their_own_requests():
+    for row in TASK.dataset("test", 36, 0):
+        made = TASK.row_of(row["prompt"][-1]["content"])
+        assert {key: made[key] for key in ("prompt", "level", "trial", "max_blocks")} == {
+            key: row[key] for key in ("prompt", "level", "trial", "max_blocks")
+        }
+        assert TASK.score(made, row["gold"]).success
+
+
+@pytest.mark.parametrize(
+    ("text", "trial", "most"),
+    [
+        ("a car that drives far", "car", 10),
+        ("A LARGE CATAPULT", "catapult", 24),
+        ("a medium trebuchet", "catapult", 16),
+        ("something with wheels, up to 23 blocks", "car", 16),
+        ("a car of 9999 blocks", "car", 24),
+        ("throw a ball over the wall", "wall", 10),
+        ("a small car for a bumpy road", "rough", 10),
+        ("drive up the hill", "slope", 10),
+        ("throw through the hoops", "rings", 10),
+    ],
+)
+def test_words_choose_trial_and_size(text, trial, most):
+    row = TASK.row_of(text)
+    assert (row["trial"], row["max_blocks"]) == (trial, most)
+    assert trial in row["interpretation"] and f"at most {most} blocks" in row["interpretation"]
+    assert f"{TRIALS[trial].goal:g}" in row["interpretation"]
+
+
+def test_the_manual_is_part_of_the_prompt():
+    task = get_task("machine", {"manual": True})
+    (row,) = task.dataset("test", 1, 0)
+    assert task.row_of("a car")["prompt"][0] == row["prompt"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not understood; ask for a machine of one of these trials: car (drive"),
+        ("a poem", "is not understood"),
+        ("over the wall", "means trial 'wall', which is not among --trials"),
+        ("a car of 9 blocks", "9 blocks are too few; allow at least 10"),
+    ],
+)
+def test_what_is_not_understood_is_an_error_with_a_way_out(text, message):
+    with pytest.raises(ValueError) as error:
+        get_task("machine").row_of(text)
+    assert message in str(error.value)
+
+
+@given(st.one_of(st.text(), st.text().map(lambda text: f"car {text}")))
+def test_any_text_is_a_row_or_an_error(text):
+    try:
+        assert TASK.row_of(text)["trial"] in TRIALS
+    except ValueError as error:
+        assert str(error)

@@ -1,0 +1,41 @@
+"""Files of answers: a table `answers.jsonl`, and for each answer its text and what the task exports, numbered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..failures import first_line
+from ..files import write_atomically
+from ..task import Task, printable
+
+Answer = Mapping[str, Any]  # it has a "row" and a "completion", and may have more
+
+
+def write_files(
+    task: Task, answers: Sequence[Answer], folder: str | Path, text_name: str = "sample.txt", first: int = 1
+) -> list[str]:
+    """Write for each answer its text and the files that the task exports, with the number of the answer in each name:
+    sample.txt becomes sample_1.txt. `first` is the first number. Return a line for each answer whose files the task
+    could not make."""
+    problems = []
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number, answer in enumerate(answers, first):
+        files: dict[str, str | bytes] = {text_name: answer["completion"]}
+        try:
+            files |= task.exports(answer["row"], answer["completion"])
+        except Exception as error:  # noqa: BLE001 - the row may be one that the task never made
+            problems.append(printable(f"answer {number}: no files ({type(error).__name__}: {first_line(error)})"))
+        for name, content in files.items():
+            file = Path(folder) / f"{Path(name).stem}_{number}{Path(name).suffix}"
+            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+    return problems
+
+
+def write_table(answers: Sequence[Answer], folder: str | Path, number_name: str = "number") -> None:
+    """Write answers.jsonl, which `trl-grpo-tasks score` and `export` read: one numbered answer per line."""
+    lines = [json.dumps({number_name: number, **answer}) for number, answer in enumerate(answers, 1)]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(folder) / "answers.jsonl", "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,128 @@
+"""`trl-grpo-tasks solve`: sample until the verifier accepts an answer or the budget ends; write the best answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..task import printable
+from .arguments import refuse_unknown
+from .command_parser import CommandParser
+from .generate import describe_sample
+from .requests import Request, read_requests
+from .sampling_options import add_sampling_options, solver_of, task_of_model
+
+if TYPE_CHECKING:
+    from ..evaluation.solution import Solution
+
+LONGEST_REQUEST = 100  # characters of a request that are shown
+REASONS_SHOWN = 3
+
+
+def solve(arguments: Sequence[str]) -> int:
+    """Find an answer that the verifier accepts."""
+    parser = CommandParser(
+        "solve",
+        "RUN_OR_MODEL --text TEXT | --requests FILE | --row JSON [--option value ...]",
+        "Draw samples until the task's verifier accepts one or the budget ends; show and write the best distinct "
+        "answers. The exit status is 0 if every request was solved, 1 if not, 2 for wrong options. For a run of a "
+        "built-in task, the task and its options are the run's.",
+        [
+            "trl-grpo-tasks solve outputs/demo --text 'a small table, world 8' --seconds 10",
+            "trl-grpo-tasks solve outputs/demo --requests captions.txt --samples 256 --top 1",
+            "trl-grpo-tasks solve outputs/my_task --task my_task.py --text abc",
+        ],
+    )
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="the folder of a run, model or adapter, a .gguf file, a Hub id, or tiny"
+    )
+    parser.add_argument("--text", metavar="TEXT", help="what to solve, in the words of the task")
+    parser.add_argument(
+        "--requests", metavar="FILE", help='a .txt file with a text per line, or .jsonl with rows or {"text": "..."}'
+    )
+    parser.add_argument("--row", metavar="JSON", help="a row of the task")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="most samples per request (default: 64, or any with --seconds)"
+    )
+    parser.add_argument("--seconds", type=float, metavar="X", help="time limit per request (default: none)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="answers to show and write (default: 3)")
+    parser.add_argument(
+        "--task", metavar="TASK", help="the task, if it is not that of the run; its options may follow"
+    )
+    add_sampling_options(parser, "solved")
+    parser.add_argument("--vllm_server_url", metavar="URL", help="sample from a server of trl-grpo-tasks serve")
+    known, rest = parser.parse_known(arguments)
+    if rest and not known.task:
+        refuse_unknown(rest, parser)
+    if known.top < 1:
+        raise ValueError(f"--top {known.top} must be at least 1")
+    task = task_of_model(known, rest, "solve", arguments)
+    requests = read_requests(task, known.text, known.requests, known.row)
+    from ..evaluation.solver import check_budget
+    from .answer_files import write_files, write_table
+    from .train import quiet_third_party_logging
+
+    check_budget(known.samples, known.seconds)
+    quiet_third_party_logging()
+    written: list[dict[str, Any]] = []
+    solved = 0
+    with solver_of(known, task, vllm_server_url=known.vllm_server_url) as solver:
+        for number, request in enumerate(requests, 1):
+            try:
+                solver.check_row(request.row)
+            except ValueError as error:
+                raise ValueError(f"request {number}: {error}") from error
+        for number, request in enumerate(requests, 1):
+            solution = solver(request.row, known.samples, known.seconds)
+            solved += solution.solved
+            print("\n".join(describe_solution(solution, request, number, known.top)), flush=True)
+            # After each request, so that an interrupted command leaves what it has found.
+            new = [_entry(solution, request, number, rank) for rank in range(min(known.top, len(solution.answers)))]
+            for problem in write_files(task, new, known.output_dir, first=len(written) + 1):
+                print(problem)
+            written += new
+            write_table(written, known.output_dir)
+    print(f"{solved} of {len(requests)} request{'s' * (len(requests) != 1)} solved; files: {Path(known.output_dir)}")
+    return 0 if solved == len(requests) else 1
+
+
+def describe_solution(solution: Solution, request: Request, number: int, top: int) -> list[str]:
+    """The result of a request in lines that are safe to print: the best answers, and why others failed."""
+    text = str(request)
+    lines = [f"request {number}: {text[:LONGEST_REQUEST]}{' ...' * (len(text) > LONGEST_REQUEST)}"]
+    if solution.interpretation:
+        lines.append(f"  understood as: {solution.interpretation}")
+    spent = f"{solution.samples} sample{'s' * (solution.samples != 1)}, {solution.seconds:.1f} s"
+    if solution.solved:
+        lines.append(f"  solved ({spent})")
+    elif solution.unverifiable:
+        lines.append(f"  cannot be judged: {solution.unverifiable} ({spent})")
+    else:
+        lines.append(f"  not solved: {solution.stopped} ({spent})")
+    for rank, answer in enumerate(solution.answers[:top], 1):
+        often = f" (drawn {answer.drawn} times)" if answer.drawn > 1 else ""
+        lines.append(f"  {rank}. {describe_sample(answer.sample)}{often}")
+    if solution.failures and not (solution.solved or solution.unverifiable):
+        lines.append(f"  failures: {_counted(solution.failures)}")
+    if solution.unscored:
+        lines.append(f"  could not be scored: {_counted(solution.unscored)}")
+    return [printable(line) for line in lines]
+
+
+def _counted(reasons: Counter[str]) -> str:
+    shown = [f"{count} x {reason}" for reason, count in reasons.most_common(REASONS_SHOWN)]
+    left = len(reasons) - len(shown)
+    return "; ".join([*shown, *([f"and {left} other reason{'s' * (left > 1)}"] if left else [])])
+
+
+def _entry(solution: Solution, request: Request, number: int, rank: int) -> dict[str, Any]:
+    """A line of answers.jsonl. `success` is null if the answer could not be scored."""
+    answer = solution.answers[rank]
+    score = answer.sample.score
+    judged = (
+        {"success": None, "score": None} if score is None else {"success": answer.success, "score": score["total"]}
+    )
+    return {"request": number, "rank": rank + 1, **judged, "reason": answer.sample.reason, "row": dict(request.row),
+            "completion": answer.completion}  # fmt: skip

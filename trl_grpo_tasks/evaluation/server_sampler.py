@@ -1,0 +1,95 @@
+"""Sampling of completions from a vLLM server, under the task's constraint if `trl-grpo-tasks serve` started it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import torch
+
+from ..constraints.filters import SamplingFilters
+from ..serving import ServerError
+from ..serving.generation import row_text, server_problem
+from ..serving.served_task import ROW
+from ..task import Row, Task
+from .sampler import prompt_ids
+
+ANSWER_SECONDS = 3600.0  # limit for one request; a batch of long completions on a busy server takes minutes
+
+
+class ServerSampler:
+    """Samples completions from the vLLM server at `url`, with the interface of `CompletionSampler`.
+
+    ServerError if the server cannot be reached or, with `constrained`, does not sample under the constraint of `task`
+    for this tokenizer. `model` is what the server calls its model; its weights cannot be checked.
+    """
+
+    no_editor_reason = "a vLLM server samples the completions"
+
+    def __init__(
+        self,
+        url: str,
+        task: Task,
+        tokenizer: Any,
+        temperature: float,
+        max_length: int,
+        filters: SamplingFilters,
+        constrained: bool,
+    ):
+        if not url.startswith(("http://", "https://")):
+            raise ServerError(f"--vllm_server_url {url}: give an address such as http://127.0.0.1:8000")
+        self._url, self._tokenizer, self._constrained = url.rstrip("/"), tokenizer, constrained
+        self._params = {"temperature": temperature, "max_tokens": max_length}
+        self._params |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
+        self.model = self._ask("/v1/models")["data"][0]["id"]
+        if constrained and (problem := server_problem(self, task, tokenizer, max_length)) is not None:
+            raise ServerError(f"--vllm_server_url {url}: {problem}")
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Return vLLM's configuration, which only servers with development endpoints tell."""
+        return self._ask("/server_info?config_format=json")["vllm_config"]
+
+    def sample(self, rows: Sequence[Row], editor: None = None) -> list[tuple[str, int]]:
+        """Sample one completion per row; equal neighbouring rows are one request."""
+        completions: list[tuple[str, int]] = []
+        for text, equal in groupby(rows, key=row_text):
+            count = len(list(equal))
+            # Without randomness all completions are equal, and vLLM refuses to make several.
+            number = count if self._params["temperature"] else 1
+            body = {
+                "model": self.model,
+                "prompt": prompt_ids(self._tokenizer, [json.loads(text)["prompt"]]),
+                "n": number,
+                "seed": int(torch.randint(2**31, ())),
+                "return_token_ids": True,
+                **self._params,
+            }
+            if self._constrained:
+                body["vllm_xargs"] = {ROW: text}
+            ids = [choice["token_ids"] for choice in self._ask("/v1/completions", body)["choices"]]
+            decoded = [(self._tokenizer.decode(one, skip_special_tokens=True), len(one)) for one in ids]
+            completions += decoded * (count // number)
+        return completions
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        content = None if body is None else json.dumps(body).encode()
+        request = Request(self._url + path, content, {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                return json.load(answer)
+        except HTTPError as error:
+            if error.code == 404 and path.startswith("/server_info"):
+                raise ServerError(
+                    f"the vLLM server at {self._url} does not tell its configuration, so its constraint cannot be "
+                    "checked; start it with `trl-grpo-tasks serve`, or give --constrain false"
+                ) from error
+            said = error.read(500).decode(errors="replace")
+            raise ServerError(f"the vLLM server at {self._url} answered with status {error.code}: {said}") from error
+        except (URLError, OSError, ValueError) as error:
+            raise ServerError(
+                f"the vLLM server at {self._url} does not answer ({error}); start one with `trl-grpo-tasks serve`"
+            ) from error

@@ -1,0 +1,254 @@
+"""`Solver`: draws samples for a request until the task accepts one or the budget ends.
+
+with Solver.from_pretrained("outputs/demo") as solver:
+    solution = solver("a small table, world 8", seconds=10)
+    solution.solved, solution.answers[0].completion
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ..constraints.filters import NAMES, SamplingFilters
+from ..files import check_local_path
+from ..models.loading import load_model
+from ..models.masked_policy import MaskedPolicy
+from ..models.quantised import is_quantised_model
+from ..models.ready import ReadyModel, ready_model
+from ..registry import get_task
+from ..report.page import task_of
+from ..report.run_folder import RunFolder
+from ..rewards.components import worker_count
+from ..rewards.executor import RewardExecutor
+from ..rewards.judge import frozen_of
+from ..task import Row, Task, check_editor
+from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
+from .sampler import CompletionSampler
+from .samples import Sample
+from .server_sampler import ServerSampler
+from .solution import Solution
+
+SAMPLES = 64  # the budget if none is given
+FIRST_BATCH = 8  # samples; each further batch is twice as large, up to ROLLOUT_ROWS
+
+
+class Solver:
+    """Answers requests with a model and the verifier of a task. The model stays loaded between requests.
+
+    Use `from_pretrained` to make one. `close`, or the end of a `with` block, stops the reward workers.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sampler: Any,
+        ready: ReadyModel,
+        executor: RewardExecutor,
+        *,
+        editor: str | None = None,
+        seed: int = 0,
+        is_greedy: bool = False,
+    ):
+        self.task = task
+        self._sampler, self._ready, self._executor = sampler, ready, executor
+        self._editor, self._seed, self._is_greedy = editor, seed, is_greedy
+        self._judges = frozen_of(task.judges())
+        self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self._largest_batch = ROLLOUT_ROWS["cuda" if self._devices else "cpu"]
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_or_run: str | Path,
+        task: Task | str | None = None,
+        *,
+        constrain: bool | None = None,
+        editor: str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        max_completion_length: int | None = None,
+        rollout_batch_size: int | None = None,
+        seed: int = 0,
+        reward_timeout: float = 30.0,
+        reward_workers: int | None = None,
+        vllm_server_url: str | None = None,
+        folder: str | Path = "outputs/solve",
+    ) -> Solver:
+        """Load a model: the folder of a run, a model or an adapter, a .gguf file, a Hub id, or tiny.
+
+        Args:
+            task: The task, or its name, file or module. None: the built-in task of the run, with the run's options.
+            constrain: Sample under the task's constraint. None: if it has one that the editor does not replace.
+            editor: One of the task's editors, which may delete generated text.
+            temperature: 0 takes the likeliest token. This and the filters top_k, top_p and min_p default to the run's.
+            max_completion_length: The maximum number of tokens; the run's, or the task's, by default.
+            rollout_batch_size: How many completions are generated at a time; by default, as many as fit.
+            seed: The same seed gives the same answers, unless a time limit ends the search.
+            reward_timeout: How many seconds scoring one completion may take.
+            reward_workers: The number of processes that score; by default, one per core.
+            vllm_server_url: Sample from this server of the same model, of which only the tokenizer is loaded here.
+            folder: Where `tiny` and .gguf files are converted to a model.
+        """
+        name = str(model_or_run)
+        for option, value in (
+            ("max_completion_length", max_completion_length),
+            ("rollout_batch_size", rollout_batch_size),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"--{option} {value} must be at least 1")
+        if temperature is not None and temperature < 0:
+            raise ValueError(f"--temperature {temperature} must be at least 0")
+        if not reward_timeout > 0:
+            raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
+        settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
+        trained = settings.get("training", {})
+        if task is None:
+            check_local_path(name, "--model")
+            if not settings:
+                raise ValueError(f"{name} is not the folder of a run; name the task too")
+            task = task_of(name)
+        elif isinstance(task, str):
+            task = get_task(task)
+        check_editor(task, editor, bool(constrain))
+        check_local_path(name, "--model")
+        if constrain is None and editor in task.redundant_editors:
+            constrain = False
+        given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        filters = SamplingFilters.of({key: trained.get(key) if given[key] is None else given[key] for key in NAMES})
+        defaults = {"temperature": 1.0, "max_completion_length": 256, **task.defaults, **trained}
+        temperature = defaults["temperature"] if temperature is None else temperature
+        length = max_completion_length or defaults["max_completion_length"]
+        if vllm_server_url is not None and (task.policy == "masked" or editor is not None):
+            what = "an editor" if editor is not None else f"task {task.name!r} with these options"
+            raise ValueError(
+                f"--vllm_server_url: vLLM does not support {what}; leave it out, and the model is run here"
+            )
+
+        task.prepare(trained.get("seed", 42))  # judges of the run are found by its seed, rather than trained again
+        ready = ready_model(name, task, [], folder, seed=seed, constrain=constrain)
+        sampler: Any
+        if vllm_server_url is not None:
+            sampler = ServerSampler(
+                vllm_server_url, task, ready.tokenizer, temperature, length, filters, ready.constraint is not None
+            )
+        else:
+            model = load_model(ready.path, policy=task.policy, dtype="float32")
+            if not is_quantised_model(model):  # otherwise it is on its device already
+                model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+            sampler = CompletionSampler(
+                model.eval(), ready.tokenizer, temperature, length, ready.constraint, filters, rollout_batch_size
+            )
+        executor = RewardExecutor(task, worker_count(reward_workers, 1), reward_timeout)
+        return cls(task, sampler, ready, executor, editor=editor, seed=seed, is_greedy=temperature == 0)
+
+    def __call__(self, request: str | Row, samples: int | None = None, seconds: float | None = None) -> Solution:
+        """Draw samples until the task accepts one, `samples` are drawn, or `seconds` have passed.
+
+        `request` is text, which `Task.row_of` understands, or a row. If neither limit is given, 64 samples are drawn.
+        The time limit is checked between batches of samples and while they are scored, not while a batch is sampled.
+        On a terminal, a bar shows how many samples were drawn, and the best so far.
+        """
+        check_budget(samples, seconds)
+        row = self._row_of(request)
+        most = SAMPLES if samples is None and seconds is None else samples
+        if self._is_greedy:
+            most = 1  # every further sample would be the same
+        solution = Solution(request, row, self.task.unverifiable(row))
+        self._executor.wait_until_started()
+        start = time.monotonic()
+        deadline = None if seconds is None else start + seconds
+        size = FIRST_BATCH
+        # With None, tqdm shows the bar only on a terminal, so that log files stay free of it.
+        with tqdm(total=most, desc="solve", unit="sample", leave=False, disable=None) as bar:
+            while not solution.stopped:
+                size = size if most is None else min(size, most - solution.samples)
+                solution.add(self._batch(row, size, solution.samples, deadline))
+                elapsed = time.monotonic() - start
+                speed = size / max(elapsed - solution.seconds, 1e-9)
+                solution.seconds = elapsed
+                bar.update(size)
+                bar.set_postfix_str(_best_so_far(solution))
+                if solution.solved:
+                    solution.stopped = "an answer was accepted"
+                elif solution.samples == most:
+                    solution.stopped = f"{most} sample{'s were' if most > 1 else ' was'} drawn"
+                elif seconds is not None and elapsed >= seconds:
+                    solution.stopped = f"{seconds:g} s passed"
+                size = min(2 * size, self._largest_batch)
+                if seconds is not None:  # a batch that would not end in time is made smaller
+                    size = max(1, min(size, int((seconds - elapsed) * speed)))
+        return solution
+
+    def sample(self, request: str | Row, samples: int) -> list[Sample]:
+        """Draw exactly this number of samples, and return them in order with their scores."""
+        row = self._row_of(request)
+        drawn: list[Sample] = []
+        while len(drawn) < samples:
+            drawn += self._batch(row, min(self._largest_batch, samples - len(drawn)), len(drawn), None)
+        return drawn
+
+    def check_row(self, row: Row) -> None:
+        """Raise ValueError if the model or the constraint cannot work with this row."""
+        if self.task.policy == "masked":
+            MaskedPolicy(self._ready.tokenizer, self._ready.config).prompt_ids([row["prompt"]])
+        if self._ready.constraint is not None:
+            try:
+                state = self._ready.constraint.start(row)
+                if state is not None:
+                    state.mask()
+            except Exception as error:  # the row comes from the user, so that a task's code can fail in any way
+                raise ValueError(
+                    f"the constraint of task {self.task.name!r} cannot start on this row ({type(error).__name__}: "
+                    f"{error}); give a row like those of the task's data set"
+                ) from error
+
+    def close(self) -> None:
+        """Stop the reward workers."""
+        self._executor.close()
+
+    def __enter__(self) -> Solver:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _row_of(self, request: str | Row) -> dict[str, Any]:
+        row = self.task.row_of(request) if isinstance(request, str) else self.task.row_from(request)
+        self.check_row(row)
+        return row
+
+    def _batch(self, row: dict[str, Any], size: int, first: int, deadline: float | None) -> list[Sample]:
+        """Sample and score a batch that begins with sample number `first` of this request."""
+        rows = [row] * size
+        # Different rows get different random numbers, whatever was asked before.
+        seed = f"{self._seed}-{json.dumps(row, sort_keys=True)}"
+        with torch.random.fork_rng(self._devices), torch.no_grad():
+            completions, counts = sample_batch(
+                self._sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
+            )
+            texts = [text for text, _ in completions]
+            pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * size, texts)
+            return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
+
+
+def check_budget(samples: int | None, seconds: float | None) -> None:
+    """Raise ValueError for a budget that allows nothing."""
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples {samples} must be at least 1")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"--seconds {seconds:g} must be more than 0")
+
+
+def _best_so_far(solution: Solution) -> str:
+    score = solution.answers[0].sample.score
+    if score is None:
+        return "nothing could be scored"
+    return "solved" if solution.solved else f"best score {score['total']:.4g}"

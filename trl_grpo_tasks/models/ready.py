@@ -1,0 +1,48 @@
+"""`ready_model`: tokenizer, configuration and constraint of a model, checked before its weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..task import Row, Task
+from .loading import check_policy, load_tokenizer, prepare_model
+from .masked_policy import MaskedPolicy
+
+
+@dataclass
+class ReadyModel:
+    """A model that fits the task: its folder or Hub id, configuration, tokenizer and constraint."""
+
+    path: str
+    config: Any
+    tokenizer: Any
+    constraint: Any
+
+
+def ready_model(
+    name: str | None,
+    task: Task,
+    rows: Sequence[Row],
+    folder: str | Path,
+    *,
+    seed: int,
+    constrain: bool | None = False,
+    revision: str = "main",
+) -> ReadyModel:
+    """Find the model, or make it in `folder`. `constrain` None: under the task's constraint, if it has one.
+
+    ValueError if the model is of another kind than the task needs, cannot read the prompts of `rows`, or is to be
+    constrained and the task has no constraint.
+    """
+    path = prepare_model(name, task, folder, seed, revision)
+    tokenizer = load_tokenizer(path, revision)
+    config = check_policy(path, task.policy, revision)
+    if task.policy == "masked":
+        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
+    constraint = task.constraint(tokenizer) if constrain in (True, None) else None
+    if constrain and constraint is None:
+        raise ValueError(f"task {task.name!r} has no constraint with these options; leave --constrain out")
+    return ReadyModel(path, config, tokenizer, constraint)
