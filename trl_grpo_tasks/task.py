@@ -252,6 +252,10 @@ class Task:
         """
         return None
 
+    def defines(self, method: str) -> bool:
+        """Whether this task has its own version of an optional method, such as "prefix_scores"."""
+        return getattr(type(self), method) is not getattr(Task, method)
+
     def make_score(
         self,
         components: Mapping[str, float],

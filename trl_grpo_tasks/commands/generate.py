@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..task import Row, Task, check_editor, printable
+from ..training.repair import RepairTask, refuse_editor
 from .export import write_numbered
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def generate(
     free memory. The others default to the task's settings. `run_seed` is the seed of the run that made the model, so
     that its judges are found rather than trained again.
     """
+    if isinstance(task, RepairTask):
+        refuse_editor(editor, task.turns)
+        task, constrain = RepairTask(task.inner, task.turns, task.discount, constrain), constrain or None
     check_editor(task, editor, bool(constrain))
     if constrain is None and editor in task.redundant_editors:
         constrain = False

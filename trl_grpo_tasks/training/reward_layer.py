@@ -194,7 +194,13 @@ class RewardLayer(ScoringLayer):
         credits_B = credits_N[first : first + local]
         mask_B_T, advantages_B = output["completion_mask"], output["advantages"]
         credits_B_T = self.args.step_credit * token_credits(
-            self._steps, record.completion_ids, record.completions, scores_B, credits_B, mask_B_T.shape[1]
+            self._steps,
+            record.completion_ids,
+            record.completions,
+            scores_B,
+            credits_B,
+            record.last_turns,
+            mask_B_T.shape[1],
         ).to(advantages_B)
         output["advantages"] = (advantages_B[:, None] + credits_B_T) * mask_B_T
         sums = torch.stack([(credits_B_T * mask_B_T).abs().sum(), mask_B_T.sum().to(advantages_B)])
