@@ -93,7 +93,10 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
     assert stored
     for success in stored:  # what is imitated is the last turn, after the others
         assert trainer._tokenizer.decode(success["completion_ids"], skip_special_tokens=True) == success["answer"]
-    assert trainer.state.log_history[0]["constraint/forced_fraction"] > 0.3
+    logged = trainer.state.log_history[1]
+    assert logged["constraint/forced_fraction"] > 0.3
+    for name in ("turns", "repaired"):
+        assert logged[f"repair/{name}"] == pytest.approx(sum(score.info[name] for score in scores) / len(scores))
 
 
 def test_steps_belong_to_the_last_turn(tiny_path, tmp_path):

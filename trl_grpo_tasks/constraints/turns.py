@@ -11,6 +11,7 @@ wrote. So no turn can be forged.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -108,7 +109,8 @@ class TurnsConstraint:
             return ids
         ids = []
         for word in reason.split():
-            for text in (f" {word}", word):
+            bare = word.strip(string.punctuation)
+            for text in (f" {word}", word, f" {bare}", bare):
                 spelled = self._ids_of(text, split_special_tokens=True)
                 if spelled and not self._special.intersection(spelled):
                     ids += spelled
