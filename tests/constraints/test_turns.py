@@ -1,5 +1,6 @@
 """Conversations of several turns: every one is found by enumeration, probabilities sum to 1, and no turn is forged."""
 
+import copy
 import itertools
 import math
 from collections import Counter
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from tests.constraints.test_workers import started
-from tests.support.rollouts import dense_logps
+from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
 from tests.support.toy_repair import AdvisingToy, conversations
 from trl_grpo_tasks.constraints import replay
@@ -163,15 +164,17 @@ def test_probabilities_of_all_conversations_sum_to_1_and_samples_follow_them(mod
     assert degrees > 50 and chi2 < degrees + 4 * math.sqrt(2 * degrees)
 
 
-def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(model, tokenizer):
+@pytest.mark.parametrize("as_on_gpu", [False, True])
+def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(model, tokenizer, as_on_gpu):
     """Rows that succeed at once, late and never are in one batch, some of which are cut off."""
     constraint, table = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer))
     rows = [ROWS[i % 2] for i in range(40)]
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    decoder = Paged(copy.deepcopy(model).float()) if as_on_gpu else None
     for length in (60, 12):
         torch.manual_seed(3)
         out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[tokenizer.eos_token_id],
-                      constraint=constraint, rows=rows, table=table)  # fmt: skip
+                      constraint=constraint, rows=rows, table=table, decoder=decoder)  # fmt: skip
         assert out.masks == replay_all(constraint, rows, out.completion_ids, table)
         assert {len(constraint.turns_of(row, ids)) for row, ids in zip(rows, out.completion_ids, strict=True)} >= {
             1,

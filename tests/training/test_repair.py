@@ -16,8 +16,9 @@ from tests.support.training import config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer, redact
 from trl_grpo_tasks.constraints.replayed import replay_all
 from trl_grpo_tasks.constraints.table import pad_mask_numbers
-from trl_grpo_tasks.constraints.turns import join_turns
+from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training import repair
@@ -209,6 +210,42 @@ def test_reasons_are_one_short_line_without_folders_and_secrets(monkeypatch):
     assert shown_reason("  \n") == NO_REASON
     assert len(shown_reason("word " * 200)) <= LONGEST_REASON
     assert shown_reason("word " * 200).endswith("...")
+
+
+@pytest.mark.parametrize("pack", ["brick", "theory", "machine", "prompts"])
+def test_every_pack_repairs_a_bad_answer_and_does_not_tell_the_gold_one(pack):
+    """With the tokens of the tiny model: a bad answer, its feedback, and the gold answer."""
+    inner = get_task(pack)
+    task = RepairTask(inner, 2, 0.9, False)
+    spec = task.tiny()
+    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    for row in inner.dataset("train", 6, 0):
+        gold, bad = inner.gold(row), "60" if pack == "prompts" else inner.bad(row)
+        constraint, ids = task.constraint(tokenizer), []
+        state = constraint.start(row)
+        for text in (bad, gold):
+            for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id, None]:
+                forced = state.forced() if token is None else [token]
+                for one in forced:
+                    state.accept(one)
+                ids += forced
+        assert state.finished
+        text = constraint.text_of(row, ids)
+        assert split_turns(text)[0] == [bad, gold]
+        score = task.score(row, text)
+        assert score.success and score.info["repaired"] and score.total == 0.9 * inner.score(row, gold).total
+        assert gold.strip() not in task.reason(row, bad).split()
+        assert task.render(row, text) and task.exports(row, text).keys() == inner.exports(row, gold).keys()
+
+
+def test_reasons_do_not_tell_the_answer():
+    inner = get_task("prompts", {"generator": "arithmetic"})
+    task = RepairTask(inner, 2, 0.9, None)
+    for row in inner.dataset("train", 40, 0):
+        reason = inner.score(row, "-987").reason
+        assert reason.endswith(f"; expected {inner.gold(row)}")
+        assert task.reason(row, "-987") == "numeric: the final number is -987"
+    assert repair.without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
 
 
 def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):

@@ -86,6 +86,12 @@ def check_length(constraint: TurnsConstraint, rows: Sequence[Row], max_completio
         )
 
 
+def without_answer(reason: str, gold: str) -> str:
+    """Return a reason without the gold answer: the model would fail on purpose to copy it."""
+    answer = gold.strip()
+    return re.sub(rf"(?<!\w){re.escape(answer)}(?!\w)", "...", reason) if answer else reason
+
+
 def shown_reason(reason: str) -> str:
     """Return a reason as feedback shows it: one line, short, without secrets, control characters and folders."""
     line = "".join(c if c.isprintable() else " " for c in redacted(reason))
@@ -143,7 +149,15 @@ class RepairTask(Task):
                 score = score_one(self.inner, json.dumps(row), turn).score
         except TimeoutError:  # between the end of scoring and that of the limit
             return None
-        return None if score is None or score.success else shown_reason(score.reason)
+        if score is None or score.success:
+            return None
+        return shown_reason(without_answer(self.inner.feedback(row, score), self._gold_of(row)))
+
+    def _gold_of(self, row: Row) -> str:
+        try:
+            return self.inner.gold(row)
+        except (ValueError, LookupError):  # the row has no known answer
+            return ""
 
     def demonstration(self, row: Row, tokenizer: Any) -> tuple[Any, str]:
         """Return a prompt and the gold answer for the cold start. For some rows the prompt goes on with a failed turn
