@@ -155,6 +155,9 @@ def test_options_that_cannot_work_are_refused(tmp_path, options, message):
 
 
 def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
+    for turns, discount in ((1, 0.9), (5, 0.9), (2, 0.0)):
+        with pytest.raises(ValueError, match="is not possible; turns are from 2 to 4"):
+            repaired(turns, discount)
     with pytest.raises(ValueError, match="fills all gaps at once"):
         repaired(inner=FillTask())
     judged = AdvisingToy()

@@ -108,6 +108,11 @@ class RepairTask(Task):
     """
 
     def __init__(self, inner: Task, turns: int, discount: float, constrain: bool | None):
+        if not 2 <= turns <= MOST_TURNS or not 0 < discount <= 1:  # they may come from the files of a run
+            raise ValueError(
+                f"a repair of {turns} turns with discount {discount} is not possible; turns are from 2 to "
+                f"{MOST_TURNS}, and the discount is above 0 and at most 1"
+            )
         if inner.policy == "masked":
             raise ValueError(
                 f"repair_turns={turns} does not work with task {inner.name!r}: a masked language model fills all gaps "
