@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..models.loading import building, is_made_from, load_model, origin_of
+from ..models.loading import building, is_made_from, load_model, load_tokenizer, origin_of
 from ..models.quantised import is_quantised_model, restore_adapter
 from ..rollout.attention import disable_cudnn_attention
 from ..task import Row, Task
@@ -46,6 +46,8 @@ def cold_start(
 
     disable_cudnn_attention()
     folder = Path(folder)
+    if tokenizer is None and isinstance(task, RepairTask):  # which writes feedback with it
+        tokenizer = load_tokenizer(model)
     golds = gold_dataset(task, rows, tokenizer)
     origin = {
         "model": origin_of(model) or model,
