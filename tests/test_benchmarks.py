@@ -1,7 +1,9 @@
 """The parts that benchmarks share: shapes, tokenizer, cells in their own processes, ratios; and a whole small run."""
 
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ sys.path.insert(0, str(FOLDER))
 import checkpoints  # noqa: E402
 import colab_t4  # noqa: E402
 import harness  # noqa: E402
+import repair  # noqa: E402
 import rollouts  # noqa: E402
 import workloads  # noqa: E402
 
@@ -113,6 +116,22 @@ def test_checkpoints_of_many_processes_follow_from_those_of_two():
     more = checkpoints.computed({"processes": 64, "obtained": "computed"}, [two, {"processes": 8, **many}])
     assert more == parts | {"total_mb": 42.0, "total_with_references_mb": 231.0, "seconds": 18.0}
     assert checkpoints.computed({"processes": 8, "obtained": "computed"}, [{"error": "no room"}]) == {}
+
+
+@pytest.mark.parametrize("budget", [1, 4, 7, 100])
+def test_rows_are_solved_within_a_budget_as_in_all_orders_of_their_attempts(budget):
+    attempts = [(True, 3), (False, 2), (True, 5), (False, 1)]
+    orders = list(itertools.permutations(attempts))
+
+    def solves(order):
+        spent = list(itertools.accumulate(tokens for _, tokens in order))
+        first = next(at for at, (success, _) in enumerate(order) if success)
+        return spent[first] <= budget
+
+    expected = sum(map(solves, orders)) / len(orders)
+    assert repair.solved(attempts, budget, random.Random(0)) == pytest.approx(expected, abs=0.12)
+    assert repair.solved([(False, 2)], budget, random.Random(0)) == 0
+    assert repair.most_budget([attempts, [(False, 2)]]) == 2
 
 
 def test_minutes_of_a_recipe_include_preparation_and_cold_start():

@@ -220,6 +220,13 @@ class Task:
         answers by it."""
         return completion.strip()
 
+    def feedback(self, row: Row, score: Score) -> str:
+        """Return what the model is told after an answer that failed with this score, for `--repair_turns`.
+
+        It must not contain the expected answer, which the model would learn to copy.
+        """
+        return score.reason
+
     def relabel(self, row: Row, completion: str) -> Row | None:
         """Return another training row that this completion, which fails for `row`, may solve; None if there is none.
 
@@ -271,6 +278,10 @@ class Task:
         this must be a pure function that raises no exception.
         """
         return None
+
+    def defines(self, method: str) -> bool:
+        """Whether this task has its own version of an optional method, such as "prefix_scores"."""
+        return getattr(type(self), method) is not getattr(Task, method)
 
     def make_score(
         self,

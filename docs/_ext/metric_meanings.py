@@ -24,6 +24,8 @@ TRAINING = {
     "constraint/forced_fraction": "Share of positions at which the constraint allowed only one token.",
     "constraint/allowed_mass": "Probability that the model without the constraint gives to allowed tokens, on some of "
     "the positions. It approaches 1 as the model learns the format.",
+    "repair/turns": "Mean number of turns of a completion. Logged with `repair_turns`.",
+    "repair/repaired": "Share of completions that failed in their first turn and succeeded in a later one.",
     "sampling/allowed_tokens": "Mean number of tokens that top_k, top_p and min_p left per position. Logged if one of "
     "them is set and there is no constraint.",
     "sampling/forced_fraction": "Share of positions at which these filters left one token.",

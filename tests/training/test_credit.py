@@ -78,7 +78,7 @@ def test_the_expected_gradient_is_that_of_the_shaped_objective(gamma, size):
         ids = [[*map(ord, text), 0][: len(tree.texts[i][1])] for text, i in zip(texts, group, strict=True)]
         scores = [tree.pairs(text) for text in texts]
         credits = step_credits(scores, size, gamma)
-        found = token_credits(finder, ids, texts, scores, credits, 4).tolist()
+        found = token_credits(finder, ids, texts, scores, credits, [0] * len(ids), 4).tolist()
         for i, row in zip(group, found, strict=True):
             for t in range(len(advantages[i])):
                 advantages[i][t] += weight * row[t]
@@ -154,7 +154,7 @@ def test_text_that_the_tokens_do_not_spell_gets_no_credit():
     finder = StepFinder(Characters())
     assert finder.steps_before([*b"<think>ab"], "ab", [1]) == [0] * 8 + [1], "text after a part that was parsed away"
     assert finder.steps_before([*b"ab"], "xy", [1]) is None
-    credits = token_credits(finder, [[*b"ab"], [*b"ab"]], ["xy", "ab"], [[(2, 1.0)], None], [[1.0], []], 3)
+    credits = token_credits(finder, [[*b"ab"], [*b"ab"]], ["xy", "ab"], [[(2, 1.0)], None], [[1.0], []], [0, 0], 3)
     assert credits.tolist() == [[0.0] * 3] * 2
 
 

@@ -152,6 +152,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     from ..models.precision import fast_half_precision
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
     from ..training.config import TaskGRPOConfig
+    from ..training.repair import refuse_editor, with_repair
 
     task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
@@ -206,7 +207,8 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
         remember(vars(given))
     take_token(args)
     sys.argv[1:] = redacted_words(sys.argv[1:])  # trackers copy sys.argv into their files
-    return get_task(line.task, options), run, args, model
+    refuse_editor(run.editor, args.repair_turns)
+    return with_repair(get_task(line.task, options), args), run, args, model
 
 
 def make_parser(*option_classes: type) -> Any:

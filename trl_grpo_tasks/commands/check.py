@@ -89,13 +89,13 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
     for label, row in tried:
         _check_render(task, label, row)
     yield "ok", f"any text can be rendered and compared ({len(tried)} rows)"
-    if type(task).prefix_scores is Task.prefix_scores:
+    if not task.defines("prefix_scores"):
         yield "-", "prefix scores: the task has none"
     else:
         for label, row in tried:
             _check_prefixes(task, label, row)
         yield "ok", f"scores of prefixes are from 0 to 1 and do not depend on what follows ({len(tried)} rows)"
-    if type(task).group_components is Task.group_components:
+    if not task.defines("group_components"):
         yield "-", "components of a group: the task has none"
     else:
         _check_group(task, *labelled[0])
@@ -314,7 +314,7 @@ def _check_tiny(task: Task, rows: Iterable[LabelledRow]) -> None:
 def _check_constraint(task: Task, rows: Sequence[LabelledRow], tokenizer: Any) -> int | str:
     """The number of rows that were checked, or the reason why none was."""
     spec = task.tiny()
-    if type(task).constraint is Task.constraint:
+    if not task.defines("constraint"):
         return "the task has none"
     if tokenizer is None and spec is None:
         return "the task has no tiny model, so there is no tokenizer to check it with"

@@ -96,7 +96,16 @@ def require_task(spec: str | None, command: str) -> str:
 
 
 def task_of_run(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
-    """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run."""
+    """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run. If the
+    answers of the run have several turns, the task reads them."""
+    from ..report.run_folder import RunFolder
+    from ..training.repair import with_repair_of
+
+    settings = RunFolder.read(run_dir).settings if Path(run_dir).is_dir() else {}
+    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed), settings)
+
+
+def _one_turn_task(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
     if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
         return task_with_options(spec, flags)
     if flags:

@@ -18,7 +18,7 @@ from ..redact import redacted
 from ..report.run_folder import EVAL_ONLY_FILE
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import RunArguments
-from .plan import check_writable
+from .plan import check_turns, check_writable
 
 if TYPE_CHECKING:
     from ..models.ready import ReadyModel
@@ -78,9 +78,10 @@ class Comparison:
                     rows,
                     Path(args.output_dir) / KEPT_FOLDER / candidate.name,
                     seed=args.seed,
-                    constrain=args.constrain,
+                    constrain=args.samples_under_constraint,
                     revision=model_args.model_revision,
                 )
+                check_turns(candidate.model, task, rows, args.max_completion_length)
         return cls(task, run, args, rows, found, quantization_config(model_args, args))
 
     def evaluate(self) -> dict[str, Any]:
@@ -102,6 +103,8 @@ class Comparison:
             "editor": run.editor,
             "seed": args.seed,
         }
+        if args.repair_turns > 1:
+            how |= {"repair_turns": args.repair_turns, "repair_discount": args.repair_discount}
         results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
         if is_main:
             self._keep_earlier(folder, results)
@@ -296,6 +299,7 @@ def _sentence(results: dict[str, Any]) -> str:
         *([f"editor {how['editor']}"] if how["editor"] else []),
         f"temperature {how['temperature']:g}",
         *([how["filters"]] if how["filters"] else []),
+        *([f"up to {how['repair_turns']} turns"] if "repair_turns" in how else []),
     ]
     return (
         f"{how['rows']} held-out rows of task {results['task']} {results['version']}, {how['num_samples']} samples "

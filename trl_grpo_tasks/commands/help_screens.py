@@ -33,6 +33,7 @@ RUN_OPTIONS = {
     "--temperature X": "sampling temperature",
     "--beta X": "weight of the KL penalty against the reference model",
     "--constrain BOOL": "sample under the task's constraint",
+    "--repair_turns N": "answers per completion: after a failure, the reason is fed back (1 to 4)",
     "--use_peft BOOL": "train a LoRA adapter instead of all weights",
     "--cold_start_steps N": "supervised steps on the task's gold answers before GRPO",
     "--eval_rows N": "held-out rows in evaluations; --num_samples N completions for each",

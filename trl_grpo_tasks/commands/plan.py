@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,9 +57,10 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             rows + test_rows + (choosing_rows or []),
             args.output_dir,
             seed=args.seed,
-            constrain=args.constrain,
+            constrain=args.samples_under_constraint,
             revision=model_args.model_revision,
         )
+    check_turns(model, task, rows + test_rows, args.max_completion_length)
     if run.cold_start_steps and is_adapter(model.path):
         raise ValueError(f"a cold start needs a full model, and {model.path} is an adapter; give --cold_start_steps 0")
     if run.save_merged and not _has_adapter(model_args):
@@ -74,6 +76,21 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             )
     peft_config = _adapter(model_args, model, task.policy)
     return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization_config(model_args, args))
+
+
+def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completion_length: int) -> None:
+    """Raise ValueError if completions have several turns and the model or the maximum length does not allow it."""
+    from ..constraints.turns import TurnsConstraint
+    from ..models.loading import empty_model
+    from ..rollout import unsupported_reason
+    from ..training.repair import check_length
+
+    if not isinstance(model.constraint, TurnsConstraint):
+        return
+    check_length(model.constraint, rows, max_completion_length)
+    reason = unsupported_reason(empty_model(model.config, task.policy))
+    if reason is not None:
+        raise ValueError(f"--repair_turns {model.constraint.turns} needs our rollouts, but {reason}; leave it out")
 
 
 def _choosing_rows(task: Task, args: Any, reported: list[dict[str, Any]], say: Any) -> list[dict[str, Any]]:

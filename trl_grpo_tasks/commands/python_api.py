@@ -18,6 +18,7 @@ from typing import Any
 from ..redact import redacted_words
 from ..report.page import option_words
 from ..task import Task
+from ..training.repair import with_repair
 from .arguments import RunArguments, parse
 from .lock import locked
 from .plan import prepare
@@ -61,7 +62,6 @@ def train(recipe: Recipe, callbacks: Sequence[Any] = ()) -> TrainingResult:
     with ExitStack() as held:
         if config.process_index == 0:
             held.enter_context(locked(config.output_dir, "train"))
-        plan = prepare(recipe.task, recipe.run, config, recipe.model)
-        return run_training(
-            recipe.task, recipe.run, config, recipe.model, plan, callbacks=callbacks, command=recipe.command
-        )
+        task = with_repair(recipe.task, config)  # the turns may have been changed since the recipe was read
+        plan = prepare(task, recipe.run, config, recipe.model)
+        return run_training(task, recipe.run, config, recipe.model, plan, callbacks=callbacks, command=recipe.command)

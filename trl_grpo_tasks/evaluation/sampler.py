@@ -16,6 +16,7 @@ from ..constraints.filters import SamplingFilters
 from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.sharding import is_sharded, output_size
 from ..constraints.table import MaskTable
+from ..constraints.turns import TurnsConstraint
 from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
 from ..models.quantised import check_output_head
@@ -63,6 +64,10 @@ class CompletionSampler:
         if is_sharded(model):
             self.no_editor_reason = "sharded weights are only supported by transformers' generate"
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
+        if isinstance(constraint, TurnsConstraint) and self.no_editor_reason is not None:
+            raise ValueError(
+                f"repair_turns={constraint.turns} needs our rollouts, but {self.no_editor_reason}; set it to 1"
+            )
         self._warned_of_length = False
         self._policy: MaskedPolicy | None = None
         if is_masked_lm(model):
@@ -92,6 +97,9 @@ class CompletionSampler:
             for part in parts:
                 part_ids = ids[len(completion_ids) :][: len(part)]
                 completion_ids += self._generate_with_transformers(part_ids, self._sampling(part))
+        constraint = self._constraint
+        if isinstance(constraint, TurnsConstraint):
+            return [(constraint.text_of(row, ids), len(ids)) for row, ids in zip(rows, completion_ids, strict=True)]
         completions = []
         for tokens in completion_ids:
             length = next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))
@@ -112,6 +120,8 @@ class CompletionSampler:
         reason = unsupported_length(self._model, ids, self._max_length)
         if reason is not None and editor is not None:
             raise EditorError(f"an editor needs the fast rollout, but {reason}; leave --editor out")
+        if reason is not None and isinstance(self._constraint, TurnsConstraint):
+            raise ValueError(f"repair_turns={self._constraint.turns} needs our rollouts, but {reason}; set it to 1")
         if reason is not None and not self._warned_of_length:
             print(f"transformers' generate samples some completions, because {reason}", flush=True)
             self._warned_of_length = True

@@ -28,6 +28,7 @@ from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
+from ..training.repair import RepairTask, refuse_editor, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler
 from .samples import Sample
@@ -114,9 +115,12 @@ class Solver:
             check_local_path(name, "--model")
             if not settings:
                 raise ValueError(f"{name} is not the folder of a run; name the task too")
-            task = task_of(name)
+            task = with_repair_of(task_of(name), settings)
         elif isinstance(task, str):
             task = get_task(task)
+        if isinstance(task, RepairTask):
+            refuse_editor(editor, task.turns)
+            task, constrain = RepairTask(task.inner, task.turns, task.discount, constrain), constrain or None
         check_editor(task, editor, bool(constrain))
         check_local_path(name, "--model")
         if constrain is None and editor in task.redundant_editors:
@@ -126,7 +130,8 @@ class Solver:
         defaults = {"temperature": 1.0, "max_completion_length": 256, **task.defaults, **trained}
         temperature = defaults["temperature"] if temperature is None else temperature
         length = max_completion_length or defaults["max_completion_length"]
-        if vllm_server_url is not None and (task.policy == "masked" or editor is not None):
+        is_unsupported = task.policy == "masked" or isinstance(task, RepairTask)
+        if vllm_server_url is not None and (is_unsupported or editor is not None):
             what = "an editor" if editor is not None else f"task {task.name!r} with these options"
             raise ValueError(
                 f"--vllm_server_url: vLLM does not support {what}; leave it out, and the model is run here"

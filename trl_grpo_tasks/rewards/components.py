@@ -70,7 +70,7 @@ class TaskRewards:
 
     @property
     def has_group_components(self) -> bool:
-        return type(self.task).group_components is not Task.group_components
+        return self.task.defines("group_components")
 
     def fill_group_components(
         self,

@@ -94,7 +94,8 @@ class Batch:
             result.masks[i].append(mask)
             self.pending[i].append(token)
         if self.states is not None:
-            open_rows = [i for i in rows if not self._is_finished(i)]
+            # An end token too: the constraint may continue after it, with feedback and another turn.
+            open_rows = [i for i in rows if not self._is_full(i)]
             forced = self.states.accept(open_rows, [result.completion_ids[i][-1] for i in open_rows])
             for i, run in zip(open_rows, forced, strict=True):
                 if run.tokens:
@@ -153,6 +154,11 @@ class Batch:
         if self.states is not None:
             self._append_forced(i, self.states.restart(i, ids))
 
+    def _is_full(self, i: int) -> bool:
+        return len(self.result.completion_ids[i]) >= self.max_new_tokens
+
     def _is_finished(self, i: int) -> bool:
         ids = self.result.completion_ids[i]
-        return bool(ids) and (ids[-1] in self._eos or len(ids) >= self.max_new_tokens)
+        if not ids or ids[-1] not in self._eos:
+            return self._is_full(i)
+        return self.states is None or self._is_full(i) or self.states.numbers([i]) == [FREE]

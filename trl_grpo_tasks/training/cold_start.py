@@ -12,10 +12,11 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..models.loading import building, is_made_from, load_model, origin_of
+from ..models.loading import building, is_made_from, load_model, load_tokenizer, origin_of
 from ..models.quantised import is_quantised_model, restore_adapter
 from ..rollout.attention import disable_cudnn_attention
 from ..task import Row, Task
+from .repair import RepairTask
 
 ADAPTER_FOLDER = "adapter"  # inside the cold start's folder, until its weights are merged
 
@@ -45,7 +46,9 @@ def cold_start(
 
     disable_cudnn_attention()
     folder = Path(folder)
-    golds = gold_dataset(task, rows)
+    if tokenizer is None and isinstance(task, RepairTask):  # which writes feedback with it
+        tokenizer = load_tokenizer(model)
+    golds = gold_dataset(task, rows, tokenizer)
     origin = {
         "model": origin_of(model) or model,
         "answers": hashlib.sha256(json.dumps(golds.to_list()).encode()).hexdigest(),
@@ -141,11 +144,17 @@ def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_co
     return Trainer(loaded, args, data_collator=batch, train_dataset=golds, processing_class=tokenizer)
 
 
-def gold_dataset(task: Task, rows: list[dict[str, Any]]) -> Dataset:
+def gold_dataset(task: Task, rows: list[dict[str, Any]], tokenizer: Any = None) -> Dataset:
     """Prompts and gold answers as SFTTrainer takes them: the loss covers the answers only."""
-    return Dataset.from_list([{"prompt": row["prompt"], "completion": _answer(task, row)} for row in rows])
+    return Dataset.from_list([_example(task, row, tokenizer) for row in rows])
 
 
-def _answer(task: Task, row: Row) -> Any:
-    gold = task.gold(row)
-    return gold if isinstance(row["prompt"], str) else [{"role": "assistant", "content": gold}]
+def _example(task: Task, row: Row, tokenizer: Any) -> dict[str, Any]:
+    if isinstance(task, RepairTask):
+        prompt, gold = task.demonstration(row, tokenizer)
+    else:
+        prompt, gold = row["prompt"], task.gold(row)
+    return {
+        "prompt": prompt,
+        "completion": gold if isinstance(prompt, str) else [{"role": "assistant", "content": gold}],
+    }

@@ -17,6 +17,7 @@ from .archive import check_archive
 from .collapse_options import check_options, complete_options
 from .credit import check_credit
 from .own_successes import check_own_successes
+from .repair import check_repair
 from .sampling_options import check_sampling_options
 from .sharded_options import check_sharding
 
@@ -107,6 +108,16 @@ class TaskGRPOConfig(GRPOConfig):
         "allowed more than one token. Forced tokens have no gradient, but with 'all' they count in lengths and means. "
         "'all' is the default so that loss, KL and entropy compare with TRL's and with runs without a constraint. "
         "With 'decisions', kl_target and entropy_target are per decision too.",
+    )
+
+    # Repair
+    repair_turns: int = option(
+        1,
+        "Turns of a completion, from 1 to 4. After a turn that fails, the reason is fed back, and the model answers "
+        "again. max_completion_length counts all turns and the feedback. Needs rollout 'fast' or 'auto'.",
+    )
+    repair_discount: float = option(
+        0.9, "Factor on the reward for each turn before the last, so that answers which succeed at once are preferred."
     )
 
     # Rollouts
@@ -254,7 +265,7 @@ class TaskGRPOConfig(GRPOConfig):
         _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
         _check_choice("rollout", self.rollout, ROLLOUTS)
         _check_choice("loss_tokens", self.loss_tokens, LOSS_TOKENS)
-        if self.loss_tokens == "decisions" and not self.constrain:
+        if self.loss_tokens == "decisions" and not self.samples_under_constraint:
             raise ValueError(
                 "loss_tokens='decisions' needs constrain=True: without a constraint every token is a decision; "
                 "leave loss_tokens at 'all'"
@@ -280,6 +291,7 @@ class TaskGRPOConfig(GRPOConfig):
         check_archive(self)
         check_credit(self)
         check_own_successes(self)
+        check_repair(self)
         check_options(self)
         self._check_replay()
         check_sampling_options(self)
@@ -331,6 +343,11 @@ class TaskGRPOConfig(GRPOConfig):
                 f"replay keeps whole groups on each process: per_device_train_batch_size * steps_per_generation "
                 f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
             )
+
+    @property
+    def samples_under_constraint(self) -> bool:
+        """Whether completions are under the task's constraint, or under that of several turns."""
+        return self.constrain or self.repair_turns > 1
 
     @property
     def sampling_filters(self) -> SamplingFilters:

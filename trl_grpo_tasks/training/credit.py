@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ..constraints.turns import split_turns
 from ..rewards.worker import PrefixScores
 from ..task import Task
 
@@ -48,7 +49,7 @@ def check_credit_task(args: Any, task: Task | None) -> None:
     """Raise ValueError if `step_credit` is on and the task cannot score prefixes of a completion."""
     if not args.step_credit:
         return
-    if task is None or type(task).prefix_scores is Task.prefix_scores:
+    if task is None or not task.defines("prefix_scores"):
         name = "there is no task" if task is None else f"task {task.name!r} does not define it"
         raise ValueError(f"step_credit={args.step_credit} needs Task.prefix_scores, but {name}; set step_credit=0")
     if task.policy == "masked":
@@ -128,14 +129,22 @@ def token_credits(
     texts_B: Sequence[str],
     scores_B: Sequence[PrefixScores | None],
     credits_B: Sequence[Sequence[float]],
+    last_turns_B: Sequence[int],
     width: int,
 ) -> torch.Tensor:
-    """The credit of each token, padded with 0 to `width` tokens. It is 0 in completions without prefix scores."""
+    """The credit of each token, padded with 0 to `width` tokens. It is 0 in completions without prefix scores.
+
+    `last_turns_B` are the first tokens of the last turns, to which all steps belong: before them no step is complete.
+    """
     credits_B_T = torch.zeros(len(ids_B), width)
-    for row, (ids, text, pairs, credits) in enumerate(zip(ids_B, texts_B, scores_B, credits_B, strict=True)):
+    completions = zip(ids_B, texts_B, scores_B, credits_B, last_turns_B, strict=True)
+    for row, (ids, text, pairs, credits, start) in enumerate(completions):
         if pairs is not None:
-            ends = [place for place, _ in pairs[:-1]]  # the last step ends with the last token, whatever it spells
-            steps = finder.steps_before(ids, text, ends)
+            turn = split_turns(text)[0][-1] if start else text
+            before = len(text) - len(turn)
+            # The last step ends with the last token, whatever it spells.
+            ends = [place - before for place, _ in pairs[:-1]]
+            steps = finder.steps_before(ids[start:], turn, ends)
             if steps is not None:
-                credits_B_T[row, : len(ids)] = torch.tensor([credits[step] for step in steps])
+                credits_B_T[row, : len(ids)] = torch.tensor([credits[step] for step in [0] * start + steps])
     return credits_B_T

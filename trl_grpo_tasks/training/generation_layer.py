@@ -10,6 +10,7 @@ each in a table, and every token refers to its mask by number.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from ..constraints.replayed import replay_all
 from ..constraints.sampling import RecordingProcessor, generating_with
 from ..constraints.sharding import output_size
 from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
+from ..constraints.turns import TurnsConstraint
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
@@ -38,6 +40,7 @@ from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig
 from .record import RolloutRecord
 from .reference import created, with_adapter
+from .repair import RepairTask, check_length
 from .sampling_options import check_sampling
 from .sharded_options import check_model
 
@@ -80,7 +83,9 @@ class GenerationLayer(CheckpointLayer):
         given = {}
         if is_quantised_model(model):
             given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
-        with engine_options(args.constrain or bool(args.sampling_filters), args.vllm_weights_folder) as engine_key:
+        with engine_options(
+            args.samples_under_constraint or bool(args.sampling_filters), args.vllm_weights_folder
+        ) as engine_key:
             super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
         self._prepare_quantised(given)
         self.task = task
@@ -88,7 +93,7 @@ class GenerationLayer(CheckpointLayer):
         self._filters = args.sampling_filters
         self._tables = MaskTables()  # of the latest rollouts, in training and in evaluation
         self._check_sampling()
-        self._constraint = self._ready_constraint(constraint) if args.constrain else None
+        self._constraint = self._ready_constraint(constraint) if args.samples_under_constraint else None
         self._vllm: VLLMRequests | None = None
         if self.use_vllm and self._samples_under_masks:
             self._vllm = VLLMRequests(self.vllm_generation, engine_key, self._filters.top_k, self._output_size())
@@ -123,6 +128,7 @@ class GenerationLayer(CheckpointLayer):
             check_sampling(config.to_dict() | explicit, "the model's generation_config")
         correction = "importance_sampling_correction" if self.args.importance_sampling_correction else ""
         asked = "constrain=True" if self.args.constrain else str(self._filters) or correction
+        asked = asked if self.args.repair_turns == 1 else f"repair_turns={self.args.repair_turns}"
         if asked and (self.tools or self.rollout_func is not None or self._is_vlm or self.aux_loss_enabled):
             raise ValueError(
                 f"{asked} does not work with tools, rollout_func, vision-language models or a router loss "
@@ -136,6 +142,11 @@ class GenerationLayer(CheckpointLayer):
         if constraint is None:
             reason = f"task {self.task.name!r} has none with these options" if self.task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {reason}")
+        if isinstance(self.task, RepairTask):
+            if not isinstance(constraint, TurnsConstraint):
+                constraint = self.task.turns_under(self._tokenizer, constraint)
+            rows = [json.loads(example["row"]) for example in self.train_dataset]
+            check_length(constraint, rows, self.max_completion_length)
         check_outputs(self._tokenizer, self._output_size())
         end = end_of_answer(self._tokenizer) if is_conversational(next(iter(self.train_dataset))) else None
         if end not in (None, self._tokenizer.eos_token):
@@ -154,12 +165,18 @@ class GenerationLayer(CheckpointLayer):
                 self.generation_kwargs[name] = neutral
         reason = None if self.args.rollout == "trl" else unsupported_reason_in(self)
         if reason is not None:
+            self._refuse_turns(reason)
             self.accelerator.print(f"TRL generates the completions, because {reason}")
         self._uses_engine = self.args.rollout != "trl" and reason is None
         if self._uses_engine and self._is_sharded:
             policy = self.accelerator.state.fsdp_plugin.mixed_precision_policy if self.is_fsdp_enabled else None
             dtype = None if policy is None else policy.param_dtype
             self._gathered = GatheredCopy(self._plain_models()[0], dtype, self.accelerator.device)
+
+    def _refuse_turns(self, reason: str) -> None:
+        """Raise ValueError if completions have several turns, which TRL's generation would end with the first."""
+        if self.args.repair_turns > 1:
+            raise ValueError(f"repair_turns={self.args.repair_turns} needs our rollouts, but {reason}; set it to 1")
 
     def _plain_models(self) -> list[Any]:
         """The policy, and the reference model where there is one, without wrappers and adapters."""
@@ -200,6 +217,12 @@ class GenerationLayer(CheckpointLayer):
             completions[:] = [self._policy.text_of(ids) for ids in record.completion_ids]
             # TRL counts a completion without an end token as cut off; fills have no end token.
             self._metrics[record.mode]["completions/clipped_ratio"][-1] = 0.0
+        record.last_turns = [0] * len(record.completion_ids)
+        if isinstance(constraint := self._constraint, TurnsConstraint):
+            for i, (row, ids) in enumerate(zip(record.rows, record.completion_ids, strict=True)):
+                text = constraint.text_of(row, ids)
+                completions[i] = text if isinstance(prompts[i], str) else [{"role": "assistant", "content": text}]
+                record.last_turns[i] = constraint.turns_of(row, ids)[-1][0]
         record.completions = [text_of(completion) for completion in completions]
         return generated
 
@@ -243,6 +266,8 @@ class GenerationLayer(CheckpointLayer):
         if self._gathered is not None:
             longest = max(map(len, prompt_ids)) + self.max_completion_length
             reason = reason_of_any(reason or self._gathered.unsupported_memory(self.num_generations, longest))
+        if reason is not None:
+            self._refuse_turns(reason)
         if reason is not None and not self._has_printed_reason:
             if self._gathered is None or self.accelerator.is_main_process:
                 print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)

@@ -16,7 +16,7 @@ from trl.trainer.utils import pad
 
 from ..constraints.replayed import replay_all
 from ..constraints.table import MaskTable, pad_mask_numbers
-from ..task import Row, Task
+from ..task import Row
 from .archive_layer import ArchiveLayer
 from .own_successes import Success, SuccessStore
 from .record import RolloutRecord
@@ -38,7 +38,7 @@ class ImitationLayer(ArchiveLayer):
             raise ValueError(
                 "own_successes does not work with tools, vision-language models or masked language models; set it to 0"
             )
-        if self.args.relabel and type(self.task).relabel is Task.relabel:
+        if self.args.relabel and not self.task.defines("relabel"):
             raise ValueError(f"relabel=True, but task {self.task.name!r} does not define relabel; set it to False")
         self._successes = SuccessStore(self.args.own_successes)
 
@@ -95,8 +95,10 @@ class ImitationLayer(ArchiveLayer):
         assert self._forms is not None
         record = self.latest_rollout
         answer = self._forms.of(row, record.completions[i])
-        ids, step = record.completion_ids[i], self.state.global_step
-        return Success(row, answer, list(prompt_ids), list(ids), total, step, is_relabelled)
+        # Failed turns are not imitated. The last one has the masks of a first turn, because it begins anew.
+        start, step = record.last_turns[i], self.state.global_step
+        prompt_ids, ids = [*prompt_ids, *record.completion_ids[i][:start]], record.completion_ids[i][start:]
+        return Success(row, answer, prompt_ids, list(ids), total, step, is_relabelled)
 
     # ---- the loss
 

@@ -29,6 +29,7 @@ class RolloutRecord:
     sampling_logps: list[list[float]] | None = None  # None: the generator did not return them
     mask_numbers_B_T: torch.Tensor | None = None  # the mask of each token, in the trainer's table; None: no masks
     completions: list[str] = field(default_factory=list)
+    last_turns: list[int] = field(default_factory=list)  # the first token of each completion's last turn
 
     # Scoring
     logps_B_T: torch.Tensor | None = None  # the latest log-probs that were computed for these completions

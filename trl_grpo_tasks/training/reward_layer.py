@@ -17,6 +17,7 @@ from .canonical_forms import CanonicalForms
 from .config import TaskGRPOConfig
 from .credit import StepFinder, check_credit_task, step_credits, token_credits
 from .dataset import task_dataset
+from .repair import RepairTask
 from .scoring_layer import ScoringLayer
 
 
@@ -98,6 +99,10 @@ class RewardLayer(ScoringLayer):
             self._log_metric("reward_failures", sum(o.score is None for o in outcomes) / len(outcomes))
             self._log_metric("perf/reward_seconds", sum(o.seconds for o in outcomes) / len(outcomes))
             self._log_metric("perf/reward_cache_hit_rate", rewards.executor.stats.hit_rate)
+            if isinstance(self.task, RepairTask):
+                infos = [o.score.info for o in outcomes if o.score] or [{"turns": 0, "repaired": False}]
+                self._log_metric("repair/turns", sum(info["turns"] for info in infos) / len(infos))
+                self._log_metric("repair/repaired", sum(info["repaired"] for info in infos) / len(infos))
         rewards_N_F = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if rewards is not None:
             if rewards.has_group_components:
@@ -194,7 +199,13 @@ class RewardLayer(ScoringLayer):
         credits_B = credits_N[first : first + local]
         mask_B_T, advantages_B = output["completion_mask"], output["advantages"]
         credits_B_T = self.args.step_credit * token_credits(
-            self._steps, record.completion_ids, record.completions, scores_B, credits_B, mask_B_T.shape[1]
+            self._steps,
+            record.completion_ids,
+            record.completions,
+            scores_B,
+            credits_B,
+            record.last_turns,
+            mask_B_T.shape[1],
         ).to(advantages_B)
         output["advantages"] = (advantages_B[:, None] + credits_B_T) * mask_B_T
         sums = torch.stack([(credits_B_T * mask_B_T).abs().sum(), mask_B_T.sum().to(advantages_B)])

@@ -89,5 +89,5 @@ def check_sampling_options(args: Any) -> None:
             f"{filters} with use_vllm: vLLM returns the log-probs of a limited number of tokens, which must "
             "include all that the filters keep; set top_k as well, for example top_k=64"
         )
-    if args.constrain and args.use_transformers_continuous_batching:
+    if args.samples_under_constraint and args.use_transformers_continuous_batching:
         raise ValueError("constrain=True does not work with use_transformers_continuous_batching; set that to False")

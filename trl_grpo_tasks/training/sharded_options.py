@@ -16,7 +16,7 @@ def check_sharding(args: Any) -> None:
     fsdp, fsdp_checkpoints = _fsdp(args)
     if fsdp == 1:
         moving = args.reference_mode != "static"
-        if moving or args.replay_size or args.own_successes or args.constrain or args.sampling_filters:
+        if moving or args.replay_size or args.own_successes or args.samples_under_constraint or args.sampling_filters:
             raise ValueError(
                 "moving references, replay, own successes, constraints and sampling filters do not work with the "
                 "first version of FSDP; use FSDP2 (fsdp_version: 2), DDP or DeepSpeed"

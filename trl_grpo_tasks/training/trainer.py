@@ -55,6 +55,7 @@ from .config import TaskGRPOConfig
 from .curriculum import Curriculum
 from .group_layer import GroupLayer
 from .reference import MovingReference
+from .repair import with_repair
 from .state_files import load_state, state_file
 
 
@@ -93,6 +94,12 @@ class TaskGRPOTrainer(GroupLayer):
         if not isinstance(args, TaskGRPOConfig):
             raise TypeError(
                 f"args must be a TaskGRPOConfig (it takes all options of {type(args).__name__}), got {args!r}"
+            )
+        if task is not None:
+            task = with_repair(task, args)
+        elif args.repair_turns > 1:
+            raise ValueError(
+                f"repair_turns={args.repair_turns} needs a task, which says why an answer fails; set it to 1"
             )
         super().__init__(model, reward_funcs, args, *more, task=task, **kwargs)
         self.pictures = None if task is None else Pictures(task)  # each is drawn once, for report and card

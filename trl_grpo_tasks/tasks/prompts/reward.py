@@ -50,6 +50,9 @@ class Reward(NamedTuple):
 
 # ---- numbers and exact answers
 
+EXPECTED = "; expected "  # before the right number in a reason
+
+
 _NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z_)\]}])[-+]|(?<![0-9A-Za-z_]))"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?: ?/ ?[0-9]+)?"
@@ -102,7 +105,7 @@ def numeric(row: Mapping[str, Any], completion: str) -> Verdict:
         tolerance = 0 if expected.denominator == 1 else size / 10**6
     if abs(given - expected) <= tolerance:
         return Verdict(1.0)
-    return Verdict(0.0, f"the final number is {_short(given)}; expected {_short(expected)}")
+    return Verdict(0.0, f"the final number is {_short(given)}{EXPECTED}{_short(expected)}")
 
 
 def exact(row: Mapping[str, Any], completion: str) -> Verdict:
@@ -137,6 +140,11 @@ def _marked(text: str) -> list[str]:
 def _end_of(pattern: re.Pattern[str], text: str) -> int:
     found = pattern.match(text)
     return found.end() if found else 0
+
+
+def without_expected(reason: str) -> str:
+    """Return a reason without the right number, as a model may be told it."""
+    return re.sub(f"{EXPECTED}[^;]*", "", reason)
 
 
 def _short(number: Fraction) -> str:

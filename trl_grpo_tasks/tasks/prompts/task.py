@@ -173,6 +173,9 @@ class PromptsTask(Task):
             raise ValueError("this row has no known good answer; add a column 'gold' (or 'answer')")
         return gold
 
+    def feedback(self, row: Row, score: Score) -> str:
+        return reward.without_expected(score.reason)
+
     def bad(self, row: Row) -> str:
         evasion = "I do not know."
         score = self.score(row, evasion)

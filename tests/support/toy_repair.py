@@ -1,0 +1,49 @@
+"""The toy task with up to two letters per answer and with reasons in its own vocabulary; conversations enumerated."""
+
+from tests.support.toy import LettersConstraint, ToyTask
+from trl_grpo_tasks.task import Task
+
+
+class AdvisingToy(ToyTask):
+    """Repeat the letter of the prompt. The reason of a failure is the length of the answer, and a word that the tiny
+    model cannot spell."""
+
+    spec = "tests.support.toy_repair"
+
+    def score(self, row, completion):
+        score = super().score(row, completion)
+        reason = "" if score.success else f"length {len(completion)} x"
+        return self.make_score(score.components, score.valid, score.success, reason)
+
+    def constraint(self, tokenizer):
+        return LettersConstraint(tokenizer, most=2)
+
+    def prefix_scores(self, row, completion):
+        """One step per letter."""
+        shares = [completion[:n].count(row["letter"]) / len(completion) for n in range(1, len(completion) + 1)]
+        return [(n + 1, share) for n, share in enumerate(shares)] + [(len(completion), self.share(row, completion))]
+
+    def share(self, row, completion):
+        return self.score(row, completion).components["match"]
+
+
+TASK = AdvisingToy
+assert issubclass(TASK, Task)
+
+
+def conversations(constraint, row):
+    """Every completion that the constraint allows, found by trying every token in every state."""
+    from trl_grpo_tasks.constraints import unpack
+
+    done, todo = [], [()]
+    while todo:
+        ids = todo.pop()
+        state = constraint.start(row)
+        for token in ids:
+            state.accept(token)
+        if state.finished:
+            done.append(list(ids))
+        else:
+            allowed = unpack(state.mask(), constraint.vocab_size)
+            todo += [(*ids, token) for token in range(constraint.vocab_size) if allowed[token]]
+    return done

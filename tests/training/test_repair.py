@@ -1,0 +1,279 @@
+"""Repair over several turns: exact gradients, scores of the last turn, options that are refused, and resumed runs."""
+
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.paths import ROOT
+from tests.support.toy import ToyTask
+from tests.support.toy_fill import FillTask
+from tests.support.toy_repair import AdvisingToy, conversations
+from tests.support.training import config, parameters, timeless, toy_trainer
+from trl_grpo_tasks import TaskGRPOTrainer, redact
+from trl_grpo_tasks.constraints.replayed import replay_all
+from trl_grpo_tasks.constraints.table import pad_mask_numbers
+from trl_grpo_tasks.constraints.turns import join_turns, split_turns
+from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.training import repair
+from trl_grpo_tasks.training.cold_start import gold_dataset
+from trl_grpo_tasks.training.credit import StepFinder, token_credits
+from trl_grpo_tasks.training.record import RolloutRecord
+from trl_grpo_tasks.training.repair import LONGEST_REASON, NO_REASON, RepairTask, shown_reason, with_repair
+
+ON = {"repair_turns": 2, "rollout": "fast", "max_completion_length": 24, "constrain": True}
+ROW = {"prompt": "a1x", "letter": "a", "level": "1"}
+
+
+def repaired(turns=3, discount=0.5, inner=None, constrain=True):
+    return RepairTask(inner or AdvisingToy(), turns, discount, constrain)
+
+
+# ---- the gradient
+
+
+def test_the_policy_gradient_is_that_of_the_expected_reward(tiny_path, tmp_path):
+    """The sum of p R grad(log p) over all conversations, with log-probs of the trainer under its masks, against the
+    derivative of the expected reward, from plain forward passes and masked softmaxes."""
+    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON)
+    constraint, task = trainer._constraint, trainer.task
+    completions = conversations(constraint, ROW)
+    table = trainer._tables.start("train", trainer._output_size())
+    numbers = replay_all(constraint, [ROW] * len(completions), completions, table)
+    rewards = torch.tensor([task.score(ROW, constraint.text_of(ROW, ids)).total for ids in completions])
+    prompt = trainer._tokenizer(ROW["prompt"])["input_ids"]
+    width = max(map(len, completions))
+    ids_B_T = torch.tensor([prompt + ids + [0] * (width - len(ids)) for ids in completions])
+    mask_B_T = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in completions])
+    attention = torch.cat([torch.ones(len(completions), len(prompt), dtype=torch.long), mask_B_T], 1)
+    with trainer._scoring(RolloutRecord("train", mask_numbers_B_T=pad_mask_numbers(numbers))):
+        logps_B_T = trainer._get_per_token_logps_and_entropies(trainer.model, ids_B_T, attention, width)[0]
+    is_forced = torch.from_numpy(table.counts(pad_mask_numbers(numbers).numpy()) == 1) & mask_B_T.bool()
+    assert is_forced.sum() > len(completions) and (logps_B_T[is_forced] == 0).all()
+    logps_B = (logps_B_T * mask_B_T).sum(1)
+    assert logps_B.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    (logps_B.exp().detach() * rewards * logps_B).sum().backward()
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+    model = trainer.model.double()
+    model.zero_grad()
+    logits = model(input_ids=ids_B_T, attention_mask=attention, fused_lm_head=False).logits[:, len(prompt) - 1 : -1]
+    words = [[table.ids(number).tolist() for number in row] for row in numbers]
+    expected = torch.zeros((), dtype=torch.float64)
+    for b, (ids, allowed) in enumerate(zip(completions, words, strict=True)):
+        steps = [logits[b, t, a].log_softmax(0)[a.index(ids[t])] for t, a in enumerate(allowed)]
+        expected = expected + rewards[b].double() * torch.stack(steps).sum().exp()
+    expected.backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name].double(), p.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+# ---- training
+
+
+def test_training_repairs_and_reports_it(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON, max_steps=2, step_credit=0.5, own_successes=8,
+                          num_generations=8, per_device_train_batch_size=16)  # fmt: skip
+    trainer.train()
+    record, constraint = trainer.latest_rollout, trainer._constraint
+    scores = [outcome.score for outcome in record.outcomes]
+    assert {score.info["turns"] for score in scores} == {1, 2}  # rows that succeed at once are beside others
+    for row, ids, text, start, score in zip(
+        record.rows, record.completion_ids, record.completions, record.last_turns, scores, strict=True
+    ):
+        assert text == constraint.text_of(row, ids) and trainer.task.score(row, text) == score
+        assert (start > 0) == (score.info["turns"] > 1)
+        assert set(trainer._tokenizer.decode(ids[start:], skip_special_tokens=True)) <= set("abcd")
+    stored = [success for kept in trainer._successes.state_dict()["rows"] for success in kept]
+    assert stored
+    for success in stored:  # what is imitated is the last turn, after the others
+        assert trainer._tokenizer.decode(success["completion_ids"], skip_special_tokens=True) == success["answer"]
+    logged = trainer.state.log_history[1]
+    assert logged["constraint/forced_fraction"] > 0.3
+    for name in ("turns", "repaired"):
+        assert logged[f"repair/{name}"] == pytest.approx(sum(score.info[name] for score in scores) / len(scores))
+
+
+def test_steps_belong_to_the_last_turn(tiny_path, tmp_path):
+    tokenizer = load_tokenizer(tiny_path)
+    constraint = repaired(2).constraint(tokenizer)
+    ids = next(ids for ids in conversations(constraint, ROW) if constraint.text_of(ROW, ids).endswith("\nab"))
+    text, start = constraint.text_of(ROW, ids), constraint.turns_of(ROW, ids)[-1][0]
+    pairs = repaired(2, 0.5).prefix_scores(ROW, text)
+    assert pairs == [(len(text) - 1, 0.25), (len(text), 0.25), (len(text), 0.25)]
+    found = token_credits(StepFinder(tokenizer), [ids], [text], [pairs], [[1.0, 2.0, 3.0]], [start], len(ids) + 1)
+    # the tokens before the last turn and "a", then "b", then the end
+    assert found[0].tolist() == [1.0] * (start + 1) + [2.0, 3.0, 0.0]
+
+
+def test_a_resumed_run_has_the_same_bits(tiny_path, tmp_path):
+    options = ON | {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "own_successes": 8, "beta": 0.1}
+    whole = toy_trainer(tiny_path, tmp_path / "run", AdvisingToy(), **options)
+    whole.train()
+    resumed = toy_trainer(tiny_path, tmp_path / "run", AdvisingToy(), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert all(torch.equal(p, parameters(resumed)[name]) for name, p in parameters(whole).items())
+    logs = [[timeless(log) for log in trainer.state.log_history[:4]] for trainer in (whole, resumed)]
+    assert logs[0] == logs[1]
+
+
+def test_one_turn_is_the_task_itself(tiny_path, tmp_path):
+    task = ToyTask()
+    assert with_repair(task, SimpleNamespace(repair_turns=1)) is task
+    assert with_repair(repaired(inner=task), SimpleNamespace(repair_turns=1)) is task
+    assert toy_trainer(tiny_path, tmp_path, task, repair_turns=1, constrain=True).task is task
+
+
+def test_free_text_has_turns_too(tiny_path, tmp_path):
+    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1,
+                          loss_tokens="decisions")  # fmt: skip
+    trainer.train()
+    assert any(start for start in trainer.latest_rollout.last_turns)
+    assert trainer._constraint.inner is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repair_turns": 5}, "repair_turns=5 must be from 1 .off. to 4"),
+        ({"repair_turns": 0}, "repair_turns=0 must be from 1"),
+        ({"repair_discount": 0.0}, "repair_discount=0.0 must be above 0"),
+        ({"rollout": "trl"}, "repair_turns=2 needs our rollouts.*set rollout='fast'"),
+        ({"use_vllm": True}, "repair_turns=2 does not work with use_vllm"),
+        ({"relabel": True, "own_successes": 4}, "does not work with relabel"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **ON | options)
+
+
+def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
+    for turns, discount in ((1, 0.9), (5, 0.9), (2, 0.0)):
+        with pytest.raises(ValueError, match="is not possible; turns are from 2 to 4"):
+            repaired(turns, discount)
+    with pytest.raises(ValueError, match="fills all gaps at once"):
+        repaired(inner=FillTask())
+    judged = AdvisingToy()
+    judged.judges = lambda: {"match": "a model"}
+    with pytest.raises(ValueError, match="its judges would rate"):
+        repaired(inner=judged)
+    with pytest.raises(ValueError, match=r"max_completion_length=8 is too short for 2 turns.*at least to 9"):
+        toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"max_completion_length": 8})
+    with pytest.raises(ValueError, match="needs a task, which says why an answer fails"):
+        TaskGRPOTrainer(tiny_path, [len], args=config(tmp_path, **ON))
+
+
+# ---- the task
+
+
+def test_the_score_is_that_of_the_last_turn_discounted():
+    task, inner = repaired(), AdvisingToy()
+    for turns in (["a"], ["b", "a"], ["b", "cc", "aa"], ["b", "c", "d"], ["b", "ab"]):
+        score = task.score(ROW, join_turns(turns, ["1 x"] * (len(turns) - 1)))
+        last = inner.score(ROW, turns[-1])
+        assert score.total == pytest.approx(0.5 ** (len(turns) - 1) * last.total)
+        assert score.info == {"turns": len(turns), "repaired": last.success and len(turns) > 1}
+        assert (score.success, score.valid, score.reason) == (last.success, last.valid, last.reason)
+        assert math.isclose(score.total, sum(task.weights[n] * v for n, v in score.components.items()))
+    assert task.canonical(ROW, join_turns(["b", "a"], ["1 x"])) == "a"
+
+
+def test_workers_score_conversations_of_a_task_in_a_file(tmp_path):
+    file = shutil.copy(ROOT / "trl_grpo_tasks" / "commands" / "task_template.py", tmp_path / "my_task.py")
+    for inner in (AdvisingToy(), get_task(str(file))):
+        task = RepairTask(inner, 2, 0.9, None)
+        row = inner.dataset("train", 1, 0)[0]
+        text = join_turns([inner.bad(row), inner.gold(row)], ["x"])
+        with RewardExecutor(task, workers=1, timeout=60) as executor:
+            (outcome,) = executor.submit([json.dumps(row)], [text]).result()
+        assert outcome.score == task.score(row, text) and outcome.score.info["repaired"]
+
+
+def test_the_picture_shows_all_turns():
+    task = repaired()
+    assert task.render(ROW, "a") == AdvisingToy().render(ROW, "a")
+    shown = task.render(ROW, join_turns(["<b>", "a"], ["1 & x"]))
+    assert "&lt;b&gt;" in shown and "1 &amp; x" in shown and "<b>a</b>" in shown and shown.count("<li>") == 2
+    task.inner.render = lambda row, text: b"PNG of " + text.encode()
+    assert "data:image/png;base64,UE5HIG9mIGE=" in task.render(ROW, join_turns(["b", "a"], ["x"]))
+    assert task.exports(ROW, join_turns(["b", "a"], ["x"])) == {"sample.png": b"PNG of a"}
+
+
+def test_reasons_are_one_short_line_without_folders_and_secrets(monkeypatch):
+    monkeypatch.setattr(redact, "_known", {"hf_secret_token"})
+    assert shown_reason("line 1\n\tof \x1b /tmp/x1/y/answer.py: 3/4 of 1") == "line 1 of answer.py: 3/4 of 1"
+    assert "hf_secret" not in shown_reason("token hf_secret_token is wrong")
+    assert shown_reason("  \n") == NO_REASON
+    assert len(shown_reason("word " * 200)) <= LONGEST_REASON
+    assert shown_reason("word " * 200).endswith("...")
+
+
+@pytest.mark.parametrize("pack", ["brick", "theory", "machine", "prompts"])
+def test_every_pack_repairs_a_bad_answer_and_does_not_tell_the_gold_one(pack):
+    """With the tokens of the tiny model: a bad answer, its feedback, and the gold answer."""
+    inner = get_task(pack)
+    task = RepairTask(inner, 2, 0.9, False)
+    spec = task.tiny()
+    tokenizer = make_tokenizer(spec.tokens, spec.context)
+    for row in inner.dataset("train", 6, 0):
+        gold, bad = inner.gold(row), "60" if pack == "prompts" else inner.bad(row)
+        constraint, ids = task.constraint(tokenizer), []
+        state = constraint.start(row)
+        for text in (bad, gold):
+            for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id, None]:
+                forced = state.forced() if token is None else [token]
+                for one in forced:
+                    state.accept(one)
+                ids += forced
+        assert state.finished
+        text = constraint.text_of(row, ids)
+        assert split_turns(text)[0] == [bad, gold]
+        score = task.score(row, text)
+        assert score.success and score.info["repaired"] and score.total == 0.9 * inner.score(row, gold).total
+        assert gold.strip() not in task.reason(row, bad).split()
+        assert task.render(row, text) and task.exports(row, text).keys() == inner.exports(row, gold).keys()
+
+
+def test_reasons_do_not_tell_the_answer():
+    inner = get_task("prompts", {"generator": "arithmetic"})
+    task = RepairTask(inner, 2, 0.9, None)
+    for row in inner.dataset("train", 40, 0):
+        reason = inner.score(row, "-987").reason
+        assert reason.endswith(f"; expected {inner.gold(row)}")
+        assert task.reason(row, "-987") == "numeric: the final number is -987"
+    assert repair.without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
+
+
+def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):
+    """The task does what the completion says: none of it reaches the rollout."""
+    task = RepairTask(wild, 2, 0.9, None)
+    monkeypatch.setattr(repair, "SECONDS_PER_TURN", 0.2)
+    for said in ("raise", "none", "hang"):
+        assert task.reason({"prompt": "q"}, said) is None
+
+
+def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):
+    tokenizer = load_tokenizer(tiny_path)
+    rows = [{"prompt": f"a1x{'1' * n}", "letter": "a", "level": "1"} for n in range(40)]
+    task = repaired(2)
+    shown = gold_dataset(task, rows, tokenizer).to_list()
+    assert shown == gold_dataset(task, rows, tokenizer).to_list()
+    assert {example["completion"] for example in shown} == {"a"}
+    longer = [(e["prompt"], row["prompt"]) for e, row in zip(shown, rows, strict=True) if e["prompt"] != row["prompt"]]
+    assert 2 <= len(longer) <= 20
+    assert all(prompt == f"{given}x<eos>\n1x\n{given}" for prompt, given in longer)
+    # The tokens are those of a rollout, up to the bad answer.
+    constraint = task.turns_under(tokenizer, None)
+    feedback = constraint.feedback(json.dumps(ROW, sort_keys=True), "x")
+    assert tokenizer("a1xx<eos>\n1x\na1x")["input_ids"][-len(feedback) :] == list(feedback)
+    chat = {**ROW, "prompt": [{"role": "user", "content": "a1x"}]}
+    examples = [task.demonstration({**chat, "n": n}, tokenizer)[0] for n in range(20)]
+    repairs = [prompt for prompt in examples if len(prompt) > 1]
+    assert repairs and all([message["content"] for message in prompt] == ["a1x", "x", "1x"] for prompt in repairs)
