@@ -167,8 +167,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
         if getattr(args, name) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")
-    if task.policy == "masked":
-        check_settings(args)
+    check_settings(args, task.policy == "masked")
     check_model(args, task.policy == "masked", model_args.load_in_4bit or model_args.load_in_8bit)
     check_editor(task, run.editor, args.constrain)
     if run.editor is not None and shards_weights(args):

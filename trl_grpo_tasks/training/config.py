@@ -40,6 +40,7 @@ LEAST = {
     "rollout_batch_size": 1,
     "num_iterations": 1,
     "max_completion_length": 1,
+    "fill_steps": 1,
     "learning_rate": 0,
     "temperature": 0,
     "beta": 0,
@@ -129,6 +130,11 @@ class TaskGRPOConfig(GRPOConfig):
         False,
         "Apply TRL's vllm_importance_sampling_* options to rollouts without vLLM too: tokens are weighted by the "
         "ratio of their probability in training to that in the rollout. Costs one more forward pass per rollout.",
+    )
+    fill_steps: int | None = option(
+        None,
+        "Steps in which a masked language model fills the masks of a text: mask i in step i mod fill_steps, given the "
+        "fills of earlier steps. Stored with the model. Default: that of the model, or 1.",
     )
     share_prompts: bool = option(
         False,
