@@ -154,11 +154,14 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..rewards.components import component_weights
     from ..training.collapse_options import check_best_by
     from ..training.credit import check_credit_task
+    from ..training.guard import check_guard_component
     from ..training.sharded_options import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
-    check_best_by(args, list(component_weights(task, args.component_weights, args.novelty_weight)), has_task=True)
+    components = list(component_weights(task, args.component_weights, args.novelty_weight))
+    check_best_by(args, components, has_task=True)
+    check_guard_component(args, components, task.watched)
     check_credit_task(args, task)
     if args.temperature == 0:
         raise ValueError(

@@ -16,6 +16,7 @@ from .advantages import ESTIMATORS, check_estimator
 from .archive import check_archive
 from .collapse_options import check_options, complete_options
 from .credit import check_credit
+from .guard import check_guard
 from .own_successes import check_own_successes
 from .sampling_options import check_sampling_options
 from .sharded_options import check_sharding
@@ -166,6 +167,18 @@ class TaskGRPOConfig(GRPOConfig):
         "entropy_coef_delta after each step below it, shrinks after each step above it, and is applied below it only. "
         "Sets use_adaptive_entropy.",
     )
+    guard: str | None = option(
+        None,
+        "Keep the mean of this reward component from falling below its value at the start, or below guard_floor: its "
+        "weight grows after each rollout below that, and shrinks towards the usual weight after each rollout above.",
+    )
+    guard_floor: float | None = option(
+        None, "The value that guard keeps. Default: the mean of the component in the first guard_start rollouts."
+    )
+    guard_start: int = option(10, "Rollouts at the start over which the value that guard keeps is measured.")
+    guard_rate: float = option(
+        1.0, "How fast guard reacts: the change of the weight after a rollout whose mean is 1 below the value."
+    )
     best_by: str | None = option(
         None,
         "Keep the checkpoint with the best value of this metric on held-out rows, and make it the final model: "
@@ -285,6 +298,7 @@ class TaskGRPOConfig(GRPOConfig):
         check_sharding(self)
         check_archive(self)
         check_credit(self)
+        check_guard(self)
         check_own_successes(self)
         check_options(self)
         self._check_replay()
