@@ -35,7 +35,7 @@ def logit(p):
 def test_the_weight_converges_to_the_lagrange_multiplier(floor):
     """Two arms, exact gradients: arm 1 gives reward, arm 0 is guarded, and the KL penalty to q has weight beta. At the
     optimum the guarded arm has probability `floor`, and the weight is 1 + beta * (logit(floor) - logit(q))."""
-    beta, q, theta, guard = 0.1, 0.5, 0.0, Guard(floor, rate=0.05, start=1)
+    beta, q, theta, guard = 0.1, 0.5, 0.0, Guard("kept", floor, rate=0.05, start=1)
     for _ in range(4000):
         p = 1 / (1 + math.exp(-theta))
         theta += 0.5 * p * (1 - p) * (guard.weight - 1 - beta * (logit(p) - logit(q)))
@@ -45,34 +45,34 @@ def test_the_weight_converges_to_the_lagrange_multiplier(floor):
 
 
 def test_the_weight_is_bounded_and_the_floor_is_the_mean_at_the_start():
-    guard = Guard(None, rate=1.0, start=2)
+    guard = Guard("kept", None, rate=1.0, start=2)
     for mean in (0.2, math.nan, 0.4):
         assert guard.floor is None and guard.weight == 0
         guard.observe(mean)
     assert guard.floor == pytest.approx(0.3)
     guard.observe(0.2)
-    assert guard.weight == pytest.approx(0.1)
+    assert guard.weight == pytest.approx(0.1 + 20 * 0.1)
     guard.observe(0.9)
     assert guard.weight == 0, "a component above its floor is never penalised"
     for _ in range(100):
         guard.observe(-1.0)
     assert guard.weight == 10
-    again = Guard(None, rate=1.0, start=2)
+    again = Guard("kept", None, rate=1.0, start=2)
     again.load_state_dict(guard.state_dict())
     assert (again.weight, again.floor) == (10, guard.floor)
 
 
 def test_a_run_keeps_the_component_at_its_floor(bert_path, tmp_path):
     """The optimum is known: p(a) = 0.4, p(b) = 0.6, weight = 1 - beta * log(1.5 * q(a) / q(b))."""
-    options = {"max_steps": 120, "beta": 0.1, "num_generations": 16, "per_device_train_batch_size": 64,
+    options = {"beta": 0.1, "num_generations": 16, "per_device_train_batch_size": 64,
                "advantage_estimator": "mean", "loss_type": "dr_grpo", "max_completion_length": 1, "temperature": 1.0,
-               "lr_scheduler_type": "constant", "learning_rate": 5e-3}  # fmt: skip
+               "lr_scheduler_type": "constant", "learning_rate": 1e-3}  # fmt: skip
     kept, weights = {}, {}
     for guard in (None, "kept"):
-        more = {} if guard is None else {"guard": guard, "guard_floor": 0.4, "guard_rate": 0.2}
+        more = {"max_steps": 40} if guard is None else {"max_steps": 110, "guard": guard, "guard_floor": 0.4}
         trainer = toy_trainer(bert_path, tmp_path / str(guard), task=TwoArms(), **options, **more)
         trainer.train()
-        logs = [line for line in trainer.state.log_history if "reward" in line][-50:]
+        logs = [line for line in trainer.state.log_history if "reward" in line][-60 if guard else -10 :]
         kept[guard] = sum(line["rewards/kept/mean"] for line in logs) / len(logs)
         weights[guard] = sum(line.get("guard/weight", 0.0) for line in logs) / len(logs)
     assert kept[None] < 0.1
@@ -95,11 +95,11 @@ def test_reward_functions_can_be_guarded_without_a_task(tiny_path, tmp_path):
     def length(completions, **_):
         return [float(len(text)) for text in completions]
 
-    args = config(tmp_path, max_steps=2, guard="length", guard_floor=100.0, guard_rate=0.01)
+    args = config(tmp_path, max_steps=2, guard="length", guard_floor=100.0, guard_rate=0.001)
     trainer = TaskGRPOTrainer(tiny_path, length, args, Dataset.from_dict({"prompt": ["ab", "ba"]}))
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
-    assert [line["guard/weight"] for line in logs] == [0, pytest.approx(1 - 0.01 * logs[0]["rewards/length/mean"])]
+    assert [line["guard/weight"] for line in logs] == [0, pytest.approx(2.1 - 0.021 * logs[0]["rewards/length/mean"])]
     assert logs[1]["reward"] == pytest.approx((1 + logs[1]["guard/weight"]) * logs[1]["rewards/length/mean"])
 
 

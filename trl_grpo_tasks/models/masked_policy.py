@@ -34,6 +34,9 @@ from ..files import write_atomically
 from ..rollout.attention import disable_cudnn_attention
 from ..rollout.support import without_adapter
 
+# Models that number positions from the padding token's id on, and so have fewer positions than embeddings of them.
+POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
+                           "xlm-roberta", "xlm-roberta-xl")  # fmt: skip
 ADAPTER_FILE = "masked_policy.json"  # in the folder of an adapter
 
 
@@ -61,7 +64,10 @@ class MaskedPolicy:
         self._temperature = temperature
         self._filters = filters if filters and temperature > 0 else None
         self._steps = fill_steps_of(config)
-        self._context = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 2**31)
+        positions = getattr(config, "max_position_embeddings", None) or 2**31
+        if config.model_type in POSITIONS_AFTER_PADDING:
+            positions -= config.pad_token_id + 1
+        self._context = min(tokenizer.model_max_length, positions)
         vocab_size = config.vocab_size
         # Outputs beyond the tokenizer's vocabulary are disallowed too: models round the number of outputs up.
         disallowed = [*tokenizer.all_special_ids, *range(len(tokenizer), vocab_size)]
@@ -69,9 +75,10 @@ class MaskedPolicy:
             0, torch.tensor(sorted(set(disallowed))), False
         )
         self._active_masks: tuple[torch.Tensor, MaskTable] | None = None
-        self._tokens_are_characters = all(
-            len(token) == 1 for token, number in tokenizer.get_vocab().items() if self._allowed_V[number]
-        )
+        names = {token: number for token, number in tokenizer.get_vocab().items() if self._allowed_V[number]}
+        self._tokens_are_characters = all(len(token) == 1 for token in names)
+        if not self._tokens_are_characters:  # a token with a space could not be told from two tokens in a completion
+            self._allowed_V[[number for token, number in names.items() if " " in token]] = False
 
     def prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of texts with masks.
@@ -159,6 +166,16 @@ class MaskedPolicy:
         """Return the token ids of fills in the format of `text_of`."""
         tokens = list(text) if self._tokens_are_characters else text.split(" ")
         return self._tokenizer.convert_tokens_to_ids(tokens)
+
+    def check_answers(self, prompts: Sequence[str], answers: Sequence[str]) -> None:
+        """Raise ValueError for the first answer that does not have one token per mask of its prompt."""
+        for ids, answer in zip(self.prompt_ids(prompts), answers, strict=True):
+            masks, tokens = ids.count(self._mask_id), len(self.ids_of(answer))
+            if masks != tokens:
+                raise ValueError(
+                    f"the task's answer {answer[:80]!r} has {tokens} tokens of this model for {masks} masks; let the "
+                    "task make gaps of the model's tokens (task infill: --tokens_of with the name of the model)"
+                )
 
     # ---- scoring
 

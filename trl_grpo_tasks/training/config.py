@@ -170,14 +170,16 @@ class TaskGRPOConfig(GRPOConfig):
     guard: str | None = option(
         None,
         "Keep the mean of this reward component from falling below its value at the start, or below guard_floor: its "
-        "weight grows after each rollout below that, and shrinks towards the usual weight after each rollout above.",
+        "weight grows with each rollout below that, and shrinks towards the usual weight with each rollout above.",
     )
     guard_floor: float | None = option(
         None, "The value that guard keeps. Default: the mean of the component in the first guard_start rollouts."
     )
     guard_start: int = option(10, "Rollouts at the start over which the value that guard keeps is measured.")
     guard_rate: float = option(
-        1.0, "How fast guard reacts: the change of the weight after a rollout whose mean is 1 below the value."
+        0.2,
+        "How fast guard reacts: the lasting change of the weight after a rollout whose mean is 1 below the value. The "
+        "weight of the next rollout changes by 20 times as much, which prevents oscillations.",
     )
     best_by: str | None = option(
         None,

@@ -9,20 +9,24 @@ from typing import Any
 from ..task import nearest
 
 HIGHEST_WEIGHT = 10.0
+DAMPING_ROLLOUTS = 20  # the latest deficit counts this much more in the weight than earlier ones
 
 
 class Guard:
     """A Lagrange multiplier for the constraint that the mean of a component stays at or above a floor.
 
-    weight <- clip(weight + rate * (floor - mean), 0, 10) after each rollout, beginning with 0: the component is
-    rewarded more, the longer its mean has been below the floor. Without a floor, it is the mean of the component in
-    the first `start` rollouts, in which the weight stays 0.
+    After each rollout, multiplier <- multiplier + rate * (floor - mean), and the weight of the component is the
+    multiplier + 20 * rate * (floor - mean), both within [0, 10]. The multiplier alone would oscillate, because the
+    policy responds to it late; the second term, which vanishes at the optimum, damps that. Without a floor, it is the
+    mean of the component in the first `start` rollouts, in which the weight stays 0.
     """
 
-    def __init__(self, floor: float | None, rate: float, start: int):
+    def __init__(self, component: str, floor: float | None, rate: float, start: int):
+        self.component = component
         self.weight = 0.0
         self.floor = floor
         self._rate, self._start = rate, start
+        self._multiplier = 0.0
         self._first_means: list[float] = []
 
     def observe(self, mean: float) -> None:
@@ -30,17 +34,25 @@ class Guard:
         if math.isnan(mean):
             return
         if self.floor is not None:
-            self.weight = min(max(self.weight + self._rate * (self.floor - mean), 0.0), HIGHEST_WEIGHT)
+            change = self._rate * (self.floor - mean)
+            self._multiplier = _bounded(self._multiplier + change)
+            self.weight = _bounded(self._multiplier + DAMPING_ROLLOUTS * change)
             return
         self._first_means.append(mean)
         if len(self._first_means) >= self._start:
             self.floor = sum(self._first_means) / len(self._first_means)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight, "floor": self.floor, "first_means": list(self._first_means)}
+        return {"weight": self.weight, "multiplier": self._multiplier, "floor": self.floor,
+                "first_means": list(self._first_means)}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight, self.floor, self._first_means = state["weight"], state["floor"], list(state["first_means"])
+        self.weight, self._multiplier, self.floor = state["weight"], state["multiplier"], state["floor"]
+        self._first_means = list(state["first_means"])
+
+
+def _bounded(weight: float) -> float:
+    return min(max(weight, 0.0), HIGHEST_WEIGHT)
 
 
 def check_guard(args: Any) -> None:

@@ -101,8 +101,7 @@ class TaskGRPOTrainer(GroupLayer):
         self._reference = self._make_reference()
         self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._curriculum = self._make_curriculum()
-        check_guard_component(args, self.reward_func_names, () if task is None else task.watched)
-        self._guard = None if args.guard is None else Guard(args.guard_floor, args.guard_rate, args.guard_start)
+        self._guard = self._make_guard()
         self._plain_weights = self.reward_weights.clone()
         check_best_by(args, self.reward_func_names, has_task=task is not None)
         self._best = None if args.best_by is None else BestModel(args)
@@ -137,6 +136,11 @@ class TaskGRPOTrainer(GroupLayer):
             args.seed,
         )
 
+    def _make_guard(self) -> Guard | None:
+        args = self.args
+        check_guard_component(args, self.reward_func_names, () if self.task is None else self.task.watched)
+        return None if args.guard is None else Guard(args.guard, args.guard_floor, args.guard_rate, args.guard_start)
+
     def log(self, *args: Any, **kwargs: Any) -> None:
         grpo_trainer.print_prompt_completions_sample = _print_completions  # TRL has no argument for it
         try:
@@ -168,7 +172,7 @@ class TaskGRPOTrainer(GroupLayer):
         output = super()._generate_and_score_completions(inputs)
         if self._guard is not None:
             self._metrics["train"]["guard/weight"].append(self._guard.weight)
-            self._guard.observe(self._component(self.args.guard).nanmean().item())
+            self._guard.observe(self._component(self._guard.component).nanmean().item())
             if self._guard.floor is not None:
                 self._metrics["train"]["guard/floor"].append(self._guard.floor)
         if self._curriculum is not None:
@@ -181,7 +185,7 @@ class TaskGRPOTrainer(GroupLayer):
         """Add the guard's weight to that of its component, in training only: evaluations must stay comparable."""
         self.reward_weights = self._plain_weights.clone()
         if self.model.training:
-            self.reward_weights[self.reward_func_names.index(self.args.guard)] += guard.weight
+            self.reward_weights[self.reward_func_names.index(guard.component)] += guard.weight
 
     def _train_example(self, index: int) -> dict[str, Any]:
         if self._curriculum is not None:
