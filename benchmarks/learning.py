@@ -3,12 +3,12 @@
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
                                   [--settings NAME ...] [--seeds 1 2 3] [--rows choose]
 
-A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if wanted,
-components of the score that have a column of their own. Each seed
-has one cold start, from which all settings train with this seed. Then the cold start and all models of a seed are
-evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows choose) and reported
-on the other half (--rows report, the default). The same command resumes a grid that was stopped, and finished runs are
-not repeated. --parallel runs that many processes at a time; on one GPU, as many as its memory holds.
+A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
+wanted, components of the score that get a column each. Each seed has one cold start, from which all settings train
+with this seed. Then the cold start and all models of a seed are evaluated on the same held-out rows. Settings
+are chosen on the first half of these rows (--rows choose) and reported on the other half (--rows report, the default).
+The same command resumes a grid that was stopped, and finished runs are not repeated. --parallel runs that many
+processes at a time; on one GPU, as many as its memory holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
 baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
