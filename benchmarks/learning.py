@@ -3,11 +3,12 @@
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
                                   [--settings NAME ...] [--seeds 1 2 3] [--rows choose]
 
-A grid names a recipe, options for all runs, seeds, settings (options of train) and the baseline among them. Each seed
-has one cold start, from which all settings train with this seed. Then the cold start and all models of a seed are
-evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows choose) and reported
-on the other half (--rows report, the default). The same command resumes a grid that was stopped, and finished runs are
-not repeated. --parallel runs that many processes at a time; on one GPU, as many as its memory holds.
+A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
+wanted, components of the score that get a column each. Each seed has one cold start, from which all settings train
+with this seed. Then the cold start and all models of a seed are evaluated on the same held-out rows. Settings
+are chosen on the first half of these rows (--rows choose) and reported on the other half (--rows report, the default).
+The same command resumes a grid that was stopped, and finished runs are not repeated. --parallel runs that many
+processes at a time; on one GPU, as many as its memory holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
 baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
@@ -36,7 +37,7 @@ from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
 from trl_grpo_tasks.training.advantages import expected_best
 
-KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options"}
+KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components"}
 START = "cold start"
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
@@ -61,7 +62,10 @@ def main() -> None:
         list(pool.map(lambda run: train(grid, folder, *run), runs))
         found = list(pool.map(lambda seed: evaluate(grid, folder, seed), grid["seeds"]))
     half = slice(0, grid["rows"]) if options.rows == "choose" else slice(grid["rows"], None)
-    rows = {name: [values_of(of_seed[name][half]) for of_seed in found] for name in (START, *grid["settings"])}
+    rows = {
+        name: [values_of(of_seed[name][half], grid["components"]) for of_seed in found]
+        for name in (START, *grid["settings"])
+    }
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
     text = table(rows, grid["baseline"], minutes)
     content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
@@ -73,13 +77,13 @@ def main() -> None:
 def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Read a grid; ValueError for what is missing or unknown."""
     grid = yaml.safe_load(path.read_text())
-    if unknown := set(grid) - KEYS or KEYS - {"options"} - set(grid):
+    if unknown := set(grid) - KEYS or KEYS - {"options", "components"} - set(grid):
         raise ValueError(f"{path}: {', '.join(sorted(unknown))} unknown or missing; the keys are {sorted(KEYS)}")
     wanted = [grid["baseline"], *(settings or grid["settings"])]
     if missing := [name for name in wanted if name not in grid["settings"]]:
         raise ValueError(f"{path} has no setting {missing[0]!r}; its settings are: {', '.join(grid['settings'])}")
     chosen = {name: options for name, options in grid["settings"].items() if name in wanted}
-    return {"options": {}} | grid | {"settings": chosen, "seeds": list(seeds or grid["seeds"])}
+    return {"options": {}, "components": []} | grid | {"settings": chosen, "seeds": list(seeds or grid["seeds"])}
 
 
 def cold_start(grid: dict[str, Any], folder: Path, seed: int) -> None:
@@ -158,7 +162,7 @@ def finished(folder: Path, name: str, seed: int) -> dict[str, float]:
     return json.loads((run_folder(folder, name, seed) / DONE_FILE).read_text())
 
 
-def values_of(rows: Sequence[Sequence[Sample]]) -> dict[str, list[float]]:
+def values_of(rows: Sequence[Sequence[Sample]], components: Sequence[str] = ()) -> dict[str, list[float]]:
     """Compute the metrics of each row; a sample that could not be scored counts as a failure with reward 0."""
     import torch
 
@@ -173,6 +177,9 @@ def values_of(rows: Sequence[Sequence[Sample]]) -> dict[str, list[float]]:
         "reward": [statistics.fmean(row) for row in reward],
         f"best of {whole}": [max(row) for row in reward],
         "distinct answers": [len(forms_of_row) / whole for forms_of_row in forms],
+    } | {
+        name: [statistics.fmean(s.score["components"][name] if s.score else 0.0 for s in row) for row in rows]
+        for name in components
     }
 
 

@@ -540,11 +540,11 @@ def infill_example() -> str:
 
 
 def infill_masking() -> str:
-    from trl_grpo_tasks.tasks.infill.masking import LONGEST_SPAN, SCHEDULES
+    from trl_grpo_tasks.tasks.infill.masking import SCHEDULES, SPAN_LENGTHS
 
     meaning = {
         "characters": "single characters, anywhere",
-        "spans": f"runs of 2 to {LONGEST_SPAN} characters",
+        "spans": "runs of {} to {} characters, or as `--span_lengths` says".format(*SPAN_LENGTHS),
         "words": "whole words with their punctuation",
         "ends": "the beginning of the text, its end, or both",
     }

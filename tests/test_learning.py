@@ -18,7 +18,8 @@ from trl_grpo_tasks.evaluation.samples import Sample  # noqa: E402
 
 
 def sample(success, total, form, valid=True):
-    return Sample({}, form, 1, {"success": success, "total": total, "valid": valid}, form=form)
+    score = {"success": success, "total": total, "valid": valid, "components": {"half": total / 2}}
+    return Sample({}, form, 1, score, form=form)
 
 
 def test_values_of_rows():
@@ -32,6 +33,7 @@ def test_values_of_rows():
         ],
         [sample(True, 1.0, "c"), sample(True, 3.0, "c"), unscored, sample(False, 0.0, "d")],
     ]
+    assert learning.values_of(rows, ["half"])["half"] == [0.375, 0.5]
     assert learning.values_of(rows) == {
         "success": [0.25, 0.5],
         "pass@2": [pytest.approx(3 / 6), pytest.approx(5 / 6)],  # pairs with a success, of six

@@ -18,6 +18,8 @@ TRAINING = {
     "logp_mean": "Mean log-probability of the sampled tokens under the policy.",
     "kl_penalty": "The KL term of the loss: `beta` times `kl`. Logged if `beta` is above 0.",
     "beta": "Current KL coefficient. Logged if `kl_target` is set, which adapts it.",
+    "guard/weight": "Weight that `guard` added to the usual weight of its component in this rollout.",
+    "guard/floor": "Mean of the component that `guard` keeps. Logged as soon as it has been measured.",
     "reward_failures": "Share of completions without a score: the task returned None, the time limit was reached, or "
     "the worker died. They get advantage 0.",
     "constraint/allowed_tokens": "Mean number of tokens that the constraint allowed per position.",

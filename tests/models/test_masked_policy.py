@@ -2,19 +2,21 @@
 
 import itertools
 import json
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
+from scipy.stats import chisquare
 
 from tests.support.toy_fill import LETTERS, MASK, FillTask
 from tests.support.training import parameters, toy_trainer
 from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable, pad_mask_numbers
 from trl_grpo_tasks.models.loading import check_policy, load_model, load_tokenizer
-from trl_grpo_tasks.models.masked_policy import MaskedPolicy
+from trl_grpo_tasks.models.masked_policy import MaskedPolicy, set_fill_steps
 
 FIRST_LETTER = 5  # ids 0 to 4 are special tokens
 
@@ -54,29 +56,39 @@ def scored(trainer, rollout, **more):
     )
 
 
-def dense_logps(model, ids, temperature):
-    """The oracle: log-probs of the letters at each mask, from a softmax over the letters only."""
-    logits = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits
+def dense_logps(model, ids, temperature, fill=(), steps=1):
+    """The oracle: log-probs of the letters at each mask, from a softmax over the letters only. With several steps, one
+    pass per mask, in which the masks of earlier steps are filled."""
     masked_positions = [place for place, token in enumerate(ids) if token == 4]
-    return (logits[0, masked_positions].double()[:, FIRST_LETTER : FIRST_LETTER + 5] / temperature).log_softmax(-1)
+    rows = []
+    for number, position in enumerate(masked_positions):
+        text = list(ids)
+        for other, place in enumerate(masked_positions):
+            if other % steps < number % steps:
+                text[place] = fill[other]
+        logits = model(input_ids=torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long()).logits
+        rows.append(logits[0, position].double()[FIRST_LETTER : FIRST_LETTER + 5])
+    return (torch.stack(rows) / temperature).log_softmax(-1)
 
 
-def test_policy_and_expected_update_are_exact(bert_path, tmp_path):
+@pytest.mark.parametrize("steps", [1, 2, 3, 9])
+def test_policy_and_expected_update_are_exact(bert_path, tmp_path, steps):
     """For all 125 fills of three masks with five letters, probabilities sum to 1, log-probs and entropies match a
     dense float64 softmax, and the gradient of the loss equals the gradient of the expected reward."""
-    trainer = fill_trainer(
-        bert_path, tmp_path, temperature=0.8, loss_type="dr_grpo", max_completion_length=4, num_generations=8
-    )
+    options = {"temperature": 0.8, "loss_type": "dr_grpo", "max_completion_length": 4, "num_generations": 8}
+    trainer = fill_trainer(bert_path, tmp_path, fill_steps=steps, **options)
     model = trainer.model.double()
     row = json.loads(trainer.train_dataset[1]["row"])
     fills = [list(f) for f in itertools.product(range(FIRST_LETTER, FIRST_LETTER + 5), repeat=3)]
     rollout = rollout_of(trainer, row["prompt"], fills)
     logps, entropies, _ = scored(trainer, rollout)
     assert logps.dtype == torch.float64 and not logps[:, 3].any()
-    dense = dense_logps(model, trainer._tokenizer(row["prompt"])["input_ids"], 0.8)
-    expected = torch.stack([dense[range(3), [i - FIRST_LETTER for i in fill]] for fill in fills])
+    ids = trainer._tokenizer(row["prompt"])["input_ids"]
+    dense = torch.stack([dense_logps(model, ids, 0.8, fill, steps) for fill in fills])
+    letters = torch.tensor(fills) - FIRST_LETTER
+    expected = dense.gather(2, letters[:, :, None])[:, :, 0]
     torch.testing.assert_close(logps[:, :3], expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(entropies[0, :3], -(dense.exp() * dense).sum(1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(entropies[:, :3], -(dense.exp() * dense).sum(2), atol=1e-12, rtol=0)
     probabilities = logps.sum(1).exp()
     assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)
 
@@ -115,12 +127,14 @@ def test_entropy_gradient_is_exact(bert_path, tmp_path):
     texts=st.lists(st.text(alphabet="abcde_", min_size=1, max_size=8).filter(lambda t: "_" in t), min_size=1),
     temperature=st.floats(0.3, 2.0),
     top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    steps=st.integers(1, 4),
 )
-def test_scored_log_probs_equal_sampled_log_probs(bert, texts, temperature, top_p):
+def test_scored_log_probs_equal_sampled_log_probs(bert, texts, temperature, top_p, steps):
     """For random texts and settings, scoring returns the log-probs of the sampling distribution; with top_p, it is the
     distribution over the nucleus."""
     tokenizer, model, oracle = bert
     model.forward = type(model).forward.__get__(model)  # removes wrappers from earlier examples
+    set_fill_steps(model, steps)
     policy = MaskedPolicy(tokenizer, model.config, temperature, SamplingFilters(top_p=top_p))
     prompts = [" ".join(text).replace("_", MASK) for text in texts]
     torch.manual_seed(0)
@@ -144,7 +158,7 @@ def test_scored_log_probs_equal_sampled_log_probs(bert, texts, temperature, top_
     with policy.masks(pad_mask_numbers(fills.masks), table):
         output = model(input_ids=ids, attention_mask=attended, labels=labels, fused_lm_head=True)
     for number, (prompt, fill) in enumerate(zip(prompt_ids, fills.ids, strict=True)):
-        dense = dense_logps(oracle, prompt, temperature).detach()
+        dense = dense_logps(oracle, prompt, temperature, fill, steps).detach()
         if top_p < 1:
             for gap in dense:
                 order = gap.argsort(descending=True)
@@ -169,6 +183,45 @@ def test_fills_follow_the_exact_distribution(bert_path):
     torch.testing.assert_close(drawn.double(), dense_logps(model, ids, 0.8).exp()[0], atol=0.015, rtol=0)
     greedy = MaskedPolicy(tokenizer, model.config, 0).fill(model, [ids] * 3).ids
     assert greedy == [[5 + int(dense_logps(model, ids, 1.0)[0].argmax())]] * 3
+
+
+def test_fills_of_several_steps_follow_the_exact_distribution(bert_path):
+    """Pairs of letters are counted and compared with the product of conditional probabilities (chi-squared test)."""
+    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(8)  # so that the second letter depends on the first
+    ids = tokenizer(f"a {MASK} {MASK}")["input_ids"]
+    pairs = list(itertools.product(range(FIRST_LETTER, FIRST_LETTER + 5), repeat=2))
+    joint = {}
+    for steps in (1, 2):
+        dense = [dense_logps(model, ids, 0.8, pair, steps).detach() for pair in pairs]
+        logps = [(d[0, a - FIRST_LETTER] + d[1, b - FIRST_LETTER]) for d, (a, b) in zip(dense, pairs, strict=True)]
+        joint[steps] = torch.stack(logps).exp().numpy()
+        assert joint[steps].sum() == pytest.approx(1)
+    assert abs(joint[2] - joint[1]).max() > 0.02
+    set_fill_steps(model, 2)
+    torch.manual_seed(3)
+    drawn = Counter(map(tuple, MaskedPolicy(tokenizer, model.config, 0.8).fill(model, [ids] * 20000).ids))
+    counts = [drawn[pair] for pair in pairs]
+    assert chisquare(counts, 20000 * joint[2]).pvalue > 0.01 and chisquare(counts, 20000 * joint[1]).pvalue < 1e-6
+    greedy = MaskedPolicy(tokenizer, model.config, 0).fill(model, [ids]).ids[0]
+    first = FIRST_LETTER + int(dense_logps(model, ids, 1.0)[0].argmax())
+    assert greedy == [first, FIRST_LETTER + int(dense_logps(model, ids, 1.0, [first, 0], 2)[1].argmax())]
+
+
+def test_one_step_is_the_default_and_steps_are_for_masked_models(bert_path, tiny_path, tmp_path):
+    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
+    ids = tokenizer(f"a {MASK} {MASK} {MASK}")["input_ids"]
+    fills = []
+    for steps in (None, 1):
+        set_fill_steps(model, steps)
+        torch.manual_seed(0)
+        fills.append(MaskedPolicy(tokenizer, model.config, 0.8).fill(model, [ids] * 20))
+    assert fills[0] == fills[1]
+    with pytest.raises(ValueError, match="fill_steps=0 must be at least 1"):
+        fill_trainer(bert_path, tmp_path, fill_steps=0)
+    with pytest.raises(ValueError, match=r"fill_steps=2 is for masked language models, .* causal; remove it"):
+        toy_trainer(tiny_path, tmp_path, fill_steps=2)
 
 
 def test_positions_do_not_depend_on_the_rest_of_the_batch(bert_path):
@@ -213,10 +266,11 @@ def test_models_of_the_wrong_kind_are_rejected(bert_path, tiny_path, tmp_path):
         {"beta": 0.1, "num_iterations": 2, "top_p": 0.9},
         {"beta": 0.1, "reference_mode": "ema", "ema_alpha": 0.5},
         {"beta": 0.1, "reference_mode": "periodic", "reference_update_freq": 2, "replay_size": 4, "curriculum": True},
+        {"beta": 0.1, "num_iterations": 2, "fill_steps": 2},
         {"beta": 0.1, "peft": True},
         {"beta": 0.1, "peft": True, "reference_mode": "ema"},
     ],
-    ids=["two iterations, top_p", "ema", "periodic, replay, curriculum", "lora", "lora, ema"],
+    ids=["two iterations, top_p", "ema", "periodic, replay, curriculum", "two steps", "lora", "lora, ema"],
 )
 def test_masked_policy_learns(bert_path, tmp_path, options):
     if options.pop("peft", False):
@@ -265,6 +319,10 @@ def test_resumed_run_matches_bit_for_bit(bert_path, tmp_path, peft):
         "steps_per_generation": 2,
         "gradient_accumulation_steps": 1,
         "top_p": 0.9,
+        "fill_steps": 2,
+        "guard": "success",
+        "guard_start": 2,
+        "guard_rate": 5.0,
         "reference_mode": "ema",
     }
 
@@ -283,6 +341,8 @@ def test_resumed_run_matches_bit_for_bit(bert_path, tmp_path, peft):
         assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
     again.save_model(str(tmp_path / "saved"))
     loaded = load_model(str(tmp_path / "saved"), policy="masked")
+    assert loaded.config.fill_steps == 2, "the saved model forgot how it was trained"
+    assert load_model(str(tmp_path / "checkpoint-5"), policy="masked").config.fill_steps == 2
     ids = again._policy.prompt_ids([f"a {MASK} {MASK} e"])
     greedy = MaskedPolicy(again._tokenizer, loaded.config, 0)
     assert greedy.fill(loaded.eval(), ids).ids == greedy.fill(again.model.eval(), ids).ids

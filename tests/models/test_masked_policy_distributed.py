@@ -29,7 +29,8 @@ trainer._policy.fill = deterministic_fill
 @pytest.mark.slow
 def test_two_processes_equal_one(bert_path, tmp_path):
     """With groups of 4 and batches of 6 per process, the middle group spans both processes."""
-    options = {"num_generations": 4, "max_steps": 3, "beta": 0.1, "top_p": 0.9, "reference_mode": "ema"}
+    options = {"num_generations": 4, "max_steps": 3, "beta": 0.1, "top_p": 0.9, "reference_mode": "ema",
+               "fill_steps": 2, "guard": "match", "guard_floor": 1.0}  # fmt: skip
     one, one_log = run_processes(SCRIPT, bert_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
     two, two_log = run_processes(SCRIPT, bert_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
     for name, value in one.items():
@@ -37,5 +38,15 @@ def test_two_processes_equal_one(bert_path, tmp_path):
             continue
         torch.testing.assert_close(two[name], value, atol=2e-5, rtol=1e-3, msg=name)
     for a, b in zip(one_log, two_log, strict=True):
-        for key in ("reward", "pass@4", "kl", "entropy", "pg_loss", "logp_mean", "advantage_mean", "kl_penalty"):
+        for key in (
+            "reward",
+            "pass@4",
+            "kl",
+            "entropy",
+            "pg_loss",
+            "guard/weight",
+            "logp_mean",
+            "advantage_mean",
+            "kl_penalty",
+        ):
             assert a[key] == pytest.approx(b[key], abs=1e-5), key

@@ -53,11 +53,14 @@ class Comparison:
         """Find rows, models and files; ValueError for what is missing or does not fit."""
         from accelerate import PartialState
 
+        from ..models.masked_policy import check_settings
         from ..models.quantised import quantization_config
         from ..models.ready import ready_model
 
         check_writable(args.output_dir)
         check_editor(task, run.editor, args.constrain)
+        if task.policy != "masked":
+            check_settings(args, is_masked=False)
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
         for candidate in found:
             check_local_path(candidate.given, "--models" if run.models else "--model")
@@ -100,6 +103,7 @@ class Comparison:
             "filters": str(args.sampling_filters),
             "max_completion_length": args.max_completion_length,
             "constrain": args.constrain,
+            "fill_steps": args.fill_steps,
             "editor": run.editor,
             "seed": args.seed,
         }
@@ -216,9 +220,11 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
 def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> Any:
     """The model at `path`, ready to generate."""
     from ..models.loading import load_model
+    from ..models.masked_policy import set_fill_steps
     from ..models.quantised import is_quantised_model
 
     model = load_model(path, policy=task.policy, quantization_config=quantization, **args.model_init_kwargs)
+    set_fill_steps(model, args.fill_steps)
     return model if is_quantised_model(model) else model.to(args.device)
 
 

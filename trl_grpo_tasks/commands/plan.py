@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
-from ..task import Task, check_editor, rows_of
+from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
 
@@ -135,11 +135,14 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..rewards.components import component_weights
     from ..training.collapse_options import check_best_by
     from ..training.credit import check_credit_task
+    from ..training.guard import check_guard_component
     from ..training.sharded_options import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
-    check_best_by(args, list(component_weights(task, args.component_weights, args.novelty_weight)), has_task=True)
+    components = list(component_weights(task, args.component_weights, args.novelty_weight))
+    check_best_by(args, components, has_task=True)
+    check_guard_component(args, components, task.watched)
     check_credit_task(args, task)
     if args.temperature == 0:
         raise ValueError(
@@ -148,8 +151,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
         if getattr(args, name) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")
-    if task.policy == "masked":
-        check_settings(args)
+    check_settings(args, task.policy == "masked")
     check_model(args, task.policy == "masked", model_args.load_in_4bit or model_args.load_in_8bit)
     check_editor(task, run.editor, args.constrain)
     if run.editor is not None and shards_weights(args):

@@ -123,7 +123,10 @@ def load_model(
     if is_adapter(path) and policy == "masked":
         from peft import PeftModel
 
+        from .masked_policy import load_fill_steps
+
         base = load_model(_base_model_of(path), policy=policy, **kwargs)
+        load_fill_steps(base, path)
         return PeftModel.from_pretrained(base, path, is_trainable=trainable)
     with loading_whole_models():
         if is_adapter(path):

@@ -1,20 +1,26 @@
-"""Masked language models as policies: one forward pass fills every masked position of a text.
+"""Masked language models as policies: they fill the masked positions of a text in one or several steps.
 
-The completion of a prompt is its sequence of fills, one token per mask. Given the prompt, the fills are independent,
-so log-probs, entropies and KL are exact. Sampling and scoring use the same distribution: the softmax at the sampling
-temperature over all non-special tokens or, with sampling filters, over the recorded set of tokens that they kept.
+The completion of a prompt is its sequence of fills, one token per mask. With K steps, mask i is filled in step i mod
+K, given the text and all fills of earlier steps; fills of one step are independent of each other. Neighbouring masks
+thus belong to different steps. The order does not depend on the model, so the probability of a completion is the
+product of its fills' conditional probabilities, and log-probs, entropies and KL are exact. (An order by the model's
+confidence would be part of the policy, and would need log-probs of its own.)
 
-Fills are not inputs of the forward pass, so the completions of a group share one pass, in sampling and in scoring.
+Sampling and scoring use the same distribution: the softmax at the sampling temperature over all tokens that may be
+filled in or, with sampling filters, over the recorded set of tokens that they kept. Sampling makes one forward pass
+per step. Scoring knows all fills, and makes one pass over the texts of all steps. Equal texts are passed once: in the
+first step, those are all completions of a group.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
+import json
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +30,14 @@ from trl.trainer.utils import FusedCausalLMOutput
 from ..constraints.base import unpack
 from ..constraints.filters import SamplingFilters, pack_on_device
 from ..constraints.table import FREE, MaskTable
+from ..files import write_atomically
 from ..rollout.attention import disable_cudnn_attention
 from ..rollout.support import without_adapter
+
+# Models that number positions from the padding token's id on, and so have fewer positions than embeddings of them.
+POSITIONS_AFTER_PADDING = ("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
+                           "xlm-roberta", "xlm-roberta-xl")  # fmt: skip
+ADAPTER_FILE = "masked_policy.json"  # in the folder of an adapter
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,8 @@ class Fills:
 
 
 class MaskedPolicy:
-    """Fills and scores texts that contain the tokenizer's mask token. Temperature 0 selects the most likely tokens."""
+    """Fills and scores texts that contain the tokenizer's mask token, in the number of steps that the model's `config`
+    has (see `set_fill_steps`). Temperature 0 selects the most likely tokens."""
 
     def __init__(self, tokenizer: Any, config: Any, temperature: float = 1.0, filters: SamplingFilters | None = None):
         if tokenizer.mask_token_id is None:
@@ -50,7 +63,11 @@ class MaskedPolicy:
         self._mask_id = tokenizer.mask_token_id
         self._temperature = temperature
         self._filters = filters if filters and temperature > 0 else None
-        self._context = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 2**31)
+        self._steps = fill_steps_of(config)
+        positions = getattr(config, "max_position_embeddings", None) or 2**31
+        if config.model_type in POSITIONS_AFTER_PADDING:
+            positions -= config.pad_token_id + 1
+        self._context = min(tokenizer.model_max_length, positions)
         vocab_size = config.vocab_size
         # Outputs beyond the tokenizer's vocabulary are disallowed too: models round the number of outputs up.
         disallowed = [*tokenizer.all_special_ids, *range(len(tokenizer), vocab_size)]
@@ -58,9 +75,10 @@ class MaskedPolicy:
             0, torch.tensor(sorted(set(disallowed))), False
         )
         self._active_masks: tuple[torch.Tensor, MaskTable] | None = None
-        self._tokens_are_characters = all(
-            len(token) == 1 for token, number in tokenizer.get_vocab().items() if self._allowed_V[number]
-        )
+        names = {token: number for token, number in tokenizer.get_vocab().items() if self._allowed_V[number]}
+        self._tokens_are_characters = all(len(token) == 1 for token in names)
+        if not self._tokens_are_characters:  # a token with a space could not be told from two tokens in a completion
+            self._allowed_V[[number for token, number in names.items() if " " in token]] = False
 
     def prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of texts with masks.
@@ -96,20 +114,37 @@ class MaskedPolicy:
 
     @torch.no_grad()
     def fill(self, model: Any, prompt_ids: Sequence[list[int]], table: MaskTable | None = None) -> Fills:
-        """Sample fills for each prompt; equal prompts share a forward pass.
+        """Sample fills for each prompt, step by step.
 
         The sets of tokens that the sampling filters keep are stored in `table`.
         """
         self.check(prompt_ids)
-        distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
-        rows = [torch.tensor(ids, device=model.device) for ids in distinct]
+        texts = [list(ids) for ids in prompt_ids]
+        places = [[place for place, token in enumerate(ids) if token == self._mask_id] for ids in prompt_ids]
+        fills = Fills(
+            [list(row) for row in places], [[0.0] * len(row) for row in places], [[FREE] * len(row) for row in places]
+        )
+        for step in range(min(self._steps, max(map(len, places)))):
+            sampled = [(row, i) for row, found in enumerate(places) for i in range(step, len(found), self._steps)]
+            logits_N_V = self._logits(model, texts, [(row, places[row][i]) for row, i in sampled])
+            for (row, i), token, logp, mask in zip(sampled, *self._sample(logits_N_V, table), strict=True):
+                texts[row][places[row][i]] = fills.ids[row][i] = token
+                fills.logps[row][i], fills.masks[row][i] = logp, mask
+        return fills
+
+    def _logits(self, model: Any, texts: list[list[int]], places: list[tuple[int, int]]) -> torch.Tensor:
+        """Return the logits at each place, which is a text and a position in it; equal texts are passed once."""
+        numbers: dict[tuple[int, ...], int] = {}
+        number_N = [numbers.setdefault(tuple(texts[row]), len(numbers)) for row, _ in places]
+        rows = [torch.tensor(ids, device=model.device) for ids in numbers]
         ids_P_L = pad_sequence(rows, batch_first=True, padding_value=self._tokenizer.pad_token_id)
         attended_P_L = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         logits_P_L_V = model(input_ids=ids_P_L, attention_mask=attended_P_L).logits
-        is_mask_P_L = (ids_P_L == self._mask_id) & attended_P_L.bool()
-        number_B = torch.tensor([distinct[tuple(ids)] for ids in prompt_ids], device=model.device)
-        counts = is_mask_P_L.sum(1)[number_B].tolist()
-        logps_N_V = self._log_softmax(logits_P_L_V[number_B][is_mask_P_L[number_B]], self._allowed_V.to(model.device))
+        return logits_P_L_V[number_N, [place for _, place in places]]
+
+    def _sample(self, logits_N_V: torch.Tensor, table: MaskTable | None) -> tuple[list[int], list[float], list[int]]:
+        """Sample a token for each row of logits; return the tokens, their log-probs and the numbers of their masks."""
+        logps_N_V = self._log_softmax(logits_N_V, self._allowed_V.to(logits_N_V.device))
         masks_N = [FREE] * len(logps_N_V)
         if self._filters is not None:
             kept_N_V = self._filters.kept(logps_N_V)
@@ -120,13 +155,7 @@ class MaskedPolicy:
             sampled_N = logps_N_V.argmax(1)
         else:
             sampled_N = torch.multinomial(logps_N_V.exp(), 1)[:, 0]
-        sampled_logps_N = logps_N_V.gather(1, sampled_N[:, None])[:, 0]
-        ends = list(itertools.accumulate(counts))
-        return Fills(
-            [part.tolist() for part in sampled_N.split(counts)],
-            [part.tolist() for part in sampled_logps_N.split(counts)],
-            [masks_N[end - count : end] for count, end in zip(counts, ends, strict=True)],
-        )
+        return sampled_N.tolist(), logps_N_V.gather(1, sampled_N[:, None])[:, 0].tolist(), masks_N
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return fills as text: tokens joined by spaces, or without spaces if every token is a single character."""
@@ -137,6 +166,16 @@ class MaskedPolicy:
         """Return the token ids of fills in the format of `text_of`."""
         tokens = list(text) if self._tokens_are_characters else text.split(" ")
         return self._tokenizer.convert_tokens_to_ids(tokens)
+
+    def check_answers(self, prompts: Sequence[str], answers: Sequence[str]) -> None:
+        """Raise ValueError for the first answer that does not have one token per mask of its prompt."""
+        for ids, answer in zip(self.prompt_ids(prompts), answers, strict=True):
+            masks, tokens = ids.count(self._mask_id), len(self.ids_of(answer))
+            if masks != tokens:
+                raise ValueError(
+                    f"the task's answer {answer[:80]!r} has {tokens} tokens of this model for {masks} masks; let the "
+                    "task make gaps of the model's tokens (task infill: --tokens_of with the name of the model)"
+                )
 
     # ---- scoring
 
@@ -167,23 +206,27 @@ class MaskedPolicy:
 
     def _score(self, forward: Any, input_ids: Any, attention_mask: Any, labels: Any) -> FusedCausalLMOutput:
         is_fill = labels != -100
-        ids_B_L, attended_B_L = _without_left_padding(input_ids, attention_mask.bool() & ~is_fill)
-        distinct_P_L, number_B = torch.unique(ids_B_L.masked_fill(~attended_B_L, -1), dim=0, return_inverse=True)
+        is_prompt = attention_mask.bool() & ~is_fill
+        ids_B_L, attended_B_L = _without_left_padding(input_ids, is_prompt)
+        # Indices go row by row and in order, so the n-th mask belongs to the n-th label.
+        is_mask_B_L = (ids_B_L == self._mask_id) & attended_B_L
+        row_N, place_N = is_mask_B_L.nonzero(as_tuple=True)
+        step_N = (is_mask_B_L.cumsum(1)[row_N, place_N] - 1) % self._steps
+        text_N, texts_T_L = _texts_of_steps(
+            ids_B_L.masked_fill(~attended_B_L, -1), row_N, place_N, step_N, labels[is_fill]
+        )
+        distinct_P_L, number_T = torch.unique(texts_T_L, dim=0, return_inverse=True)
         attended_P_L = distinct_P_L >= 0
         ids_P_L = distinct_P_L.masked_fill(~attended_P_L, self._tokenizer.pad_token_id)
         logits_P_L_V = forward(input_ids=ids_P_L, attention_mask=attended_P_L.long()).logits
-        is_mask_B_L = (ids_P_L == self._mask_id)[number_B]
         allowed = self._allowed_V.to(input_ids.device)
         if self._active_masks is not None:
             masks_B_T, table = self._active_masks
-            first = (
-                int((attention_mask.bool() & ~is_fill).any(0).nonzero().max()) + 1
-            )  # the column where completions begin
+            first = int(is_prompt.any(0).nonzero().max()) + 1  # the column where completions begin
             masks_N = masks_B_T.numpy()[is_fill[:, first : first + masks_B_T.shape[1]].cpu().numpy()]
             # Special tokens stay disallowed under the FREE mask, which allows all outputs.
             allowed = allowed & torch.from_numpy(unpack(table.words(masks_N), table.vocab_size)).to(allowed.device)
-        # Boolean indexing goes row by row and in order, so the n-th mask belongs to the n-th label.
-        logps_N_V = self._log_softmax(logits_P_L_V[number_B][is_mask_B_L], allowed)
+        logps_N_V = self._log_softmax(logits_P_L_V[number_T[text_N], place_N], allowed)
         logps_N = logps_N_V.gather(1, labels[is_fill][:, None])[:, 0]
         entropies_N = -(logps_N_V.exp() * logps_N_V.masked_fill(~allowed, 0)).sum(1)
         zeros_B_L = torch.zeros(labels.shape, device=labels.device, dtype=logps_N.dtype)
@@ -197,13 +240,45 @@ class MaskedPolicy:
         return (logits_N_V / (self._temperature or 1.0)).masked_fill(~allowed, -torch.inf).log_softmax(1)
 
 
+def fill_steps_of(config: Any) -> int:
+    """Return the number of steps in which a model with this configuration fills masks."""
+    return getattr(config, "fill_steps", None) or 1
+
+
+def set_fill_steps(model: Any, steps: int | None) -> None:
+    """Make a masked language model fill masks in this number of steps; None: as its configuration says.
+
+    The number is stored in the model's config.json, so that the saved model is evaluated and used as it was trained.
+    """
+    if steps is not None:
+        without_adapter(model).config.fill_steps = steps
+
+
+def save_fill_steps(model: Any, folder: str | Path) -> None:
+    """Store the number of steps beside an adapter, whose folder has no config.json."""
+    if without_adapter(model) is not model and (steps := fill_steps_of(model.config)) > 1:
+        write_atomically(Path(folder) / ADAPTER_FILE, json.dumps({"fill_steps": steps}))
+
+
+def load_fill_steps(base: Any, adapter: str | Path) -> None:
+    """Set the number of steps that is stored beside an adapter, if any, in its base model."""
+    file = Path(adapter) / ADAPTER_FILE
+    set_fill_steps(base, json.loads(file.read_text(encoding="utf-8"))["fill_steps"] if file.is_file() else None)
+
+
 def is_masked_lm(model: Any) -> bool:
     """Whether a model, or the base model of an adapter, is a masked language model."""
     return type(without_adapter(model)).__name__.endswith("ForMaskedLM")
 
 
-def check_settings(args: Any) -> None:
-    """Raise ValueError for training options that do not work with a masked language model."""
+def check_settings(args: Any, is_masked: bool) -> None:
+    """Raise ValueError for training options that do not work with a masked language model, or only with one."""
+    if not is_masked:
+        if args.fill_steps is not None:
+            raise ValueError(
+                f"fill_steps={args.fill_steps} is for masked language models, but this policy is causal; remove it"
+            )
+        return
     for name in ("constrain", "use_vllm", "use_transformers_continuous_batching", "mask_truncated_completions",
                  "generation_kwargs", "cache_implementation", "cast_lm_head_to_fp32"):  # fmt: skip
         if getattr(args, name):
@@ -219,12 +294,28 @@ def prepare_for_trl(model: Any, args: Any, peft_config: Any) -> tuple[Any, Any]:
             f"the task fills masks, but {type(without_adapter(model)).__name__} is not a masked language model; "
             "choose a model whose class name ends in ForMaskedLM"
         )
-    check_settings(args)
+    set_fill_steps(model, args.fill_steps)
     args.disable_dropout = True  # with dropout, scored log-probs would differ from those sampled
     without_adapter(model).generation_config = GenerationConfig()
     if peft_config is not None:
         peft_config.task_type = None  # the PEFT class for causal models requires generation methods
     return model, peft_config
+
+
+def _texts_of_steps(
+    ids_B_L: torch.Tensor, row_N: torch.Tensor, place_N: torch.Tensor, step_N: torch.Tensor, fills_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the model reads in each step of each row that fills masks in it, and the number of this text for
+    each fill. A text holds the fills of earlier steps."""
+    steps = int(step_N.max()) + 1
+    texts_K_B_L = ids_B_L.repeat(steps, 1, 1)
+    for step in range(1, steps):
+        is_filled_N = step_N < step
+        texts_K_B_L[step, row_N[is_filled_N], place_N[is_filled_N]] = fills_N[is_filled_N]
+    is_read_K_B = torch.zeros(texts_K_B_L.shape[:2], dtype=torch.bool, device=ids_B_L.device)
+    is_read_K_B[step_N, row_N] = True
+    number_K_B = (is_read_K_B.flatten().cumsum(0) - 1).view_as(is_read_K_B)
+    return number_K_B[step_N, row_N], texts_K_B_L[is_read_K_B]
 
 
 def _without_left_padding(ids_B_L: torch.Tensor, attended_B_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,7 +41,9 @@ def ready_model(
     tokenizer = load_tokenizer(path, revision)
     config = check_policy(path, task.policy, revision)
     if task.policy == "masked":
-        MaskedPolicy(tokenizer, config).prompt_ids([row["prompt"] for row in rows])
+        policy = MaskedPolicy(tokenizer, config)
+        policy.prompt_ids([row["prompt"] for row in rows])
+        policy.check_answers([row["prompt"] for row in rows[:1]], [task.gold(row) for row in rows[:1]])
     constraint = task.constraint(tokenizer) if constrain in (True, None) else None
     if constrain and constraint is None:
         raise ValueError(f"task {task.name!r} has no constraint with these options; leave --constrain out")

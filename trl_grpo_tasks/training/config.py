@@ -16,6 +16,7 @@ from .advantages import ESTIMATORS, check_estimator
 from .archive import check_archive
 from .collapse_options import check_options, complete_options
 from .credit import check_credit
+from .guard import check_guard
 from .own_successes import check_own_successes
 from .repair import check_repair
 from .sampling_options import check_sampling_options
@@ -41,6 +42,7 @@ LEAST = {
     "rollout_batch_size": 1,
     "num_iterations": 1,
     "max_completion_length": 1,
+    "fill_steps": 1,
     "learning_rate": 0,
     "temperature": 0,
     "beta": 0,
@@ -141,6 +143,11 @@ class TaskGRPOConfig(GRPOConfig):
         "Apply TRL's vllm_importance_sampling_* options to rollouts without vLLM too: tokens are weighted by the "
         "ratio of their probability in training to that in the rollout. Costs one more forward pass per rollout.",
     )
+    fill_steps: int | None = option(
+        None,
+        "Steps in which a masked language model fills the masks of a text: mask i in step i mod fill_steps, given the "
+        "fills of earlier steps. Stored with the model. Default: that of the model, or 1.",
+    )
     share_prompts: bool = option(
         False,
         "Score the completions of a prompt behind one copy of it where that saves tokens (prompts longer than half a "
@@ -170,6 +177,20 @@ class TaskGRPOConfig(GRPOConfig):
         "Keep the entropy of the policy, in nats per token, from falling below this value: entropy_coef grows by "
         "entropy_coef_delta after each step below it, shrinks after each step above it, and is applied below it only. "
         "Sets use_adaptive_entropy.",
+    )
+    guard: str | None = option(
+        None,
+        "Keep the mean of this reward component from falling below its value at the start, or below guard_floor: its "
+        "weight grows with each rollout below that, and shrinks towards the usual weight with each rollout above.",
+    )
+    guard_floor: float | None = option(
+        None, "The value that guard keeps. Default: the mean of the component in the first guard_start rollouts."
+    )
+    guard_start: int = option(10, "Rollouts at the start over which the value that guard keeps is measured.")
+    guard_rate: float = option(
+        0.2,
+        "How fast guard reacts: the lasting change of the weight after a rollout whose mean is 1 below the value. The "
+        "weight of the next rollout changes by 20 times as much, which prevents oscillations.",
     )
     best_by: str | None = option(
         None,
@@ -290,6 +311,7 @@ class TaskGRPOConfig(GRPOConfig):
         check_sharding(self)
         check_archive(self)
         check_credit(self)
+        check_guard(self)
         check_own_successes(self)
         check_repair(self)
         check_options(self)

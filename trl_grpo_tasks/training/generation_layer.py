@@ -28,7 +28,7 @@ from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ..constraints.turns import TurnsConstraint
 from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
-from ..models.masked_policy import MaskedPolicy, is_masked_lm, prepare_for_trl
+from ..models.masked_policy import MaskedPolicy, check_settings, is_masked_lm, prepare_for_trl, save_fill_steps
 from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
 from ..rewards.judge import text_of
 from ..rollout import Decoder, rollout, unsupported_reason_in
@@ -74,6 +74,7 @@ class GenerationLayer(CheckpointLayer):
         is_masked = is_masked_lm(model) if task is None else task.policy == "masked"
         is_quantised = is_quantised_model(model) or kwargs.get("quantization_config") is not None
         check_model(args, is_masked, is_quantised)
+        check_settings(args, is_masked)
         if is_masked:
             model = created(model, args, kwargs.pop("quantization_config", None))
             model, peft_config = prepare_for_trl(model, args, peft_config)
@@ -345,6 +346,11 @@ class GenerationLayer(CheckpointLayer):
         return Generated(sampled.completion_ids, masks, sampled.logps)
 
     # ---- checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self._policy is not None and self.args.should_save:
+            save_fill_steps(self.accelerator.unwrap_model(self.model), output_dir or self.args.output_dir)
 
     def _state_dict(self) -> dict[str, Any]:
         """The mask table is saved only with a rollout that refers to it."""

@@ -9,7 +9,7 @@ The trainer consists of layers. Each is a subclass of the one before and does on
 - archive_layer.py: an archive of distinct successes, and a reward for novelty;
 - imitation_layer.py: the model's own successes are stored and imitated;
 - group_layer.py: groups without signal are sampled again, or replaced by stored ones;
-- this file: what changes during training: reference, beta, curriculum.
+- this file: what changes during training: reference, beta, the guard's weight, curriculum.
 
 One rollout is one RolloutRecord (record.py), which each stage fills in. The stages of a training step, in order:
 
@@ -21,7 +21,7 @@ One rollout is one RolloutRecord (record.py), which each stage fills in. The sta
    archive_layer.py: successes are archived, and their novelty is rewarded (`_calculate_rewards`).
 6. imitation_layer.py: successes are stored.
    group_layer.py: groups without signal may be replaced (`_resample_groups`, `_replay_groups`).
-   This file: the curriculum observes the outcome of the first rollout.
+   This file: the curriculum and the guard observe the outcome of the first rollout.
 7. For each batch of the rollout, `_compute_loss`: scoring_layer.py scores it under its masks and logs the parts of the
    loss; imitation_layer.py adds the imitation of stored successes; this file gives the KL divergence to the
    controller of beta.
@@ -54,6 +54,7 @@ from .collapse_options import check_best_by
 from .config import TaskGRPOConfig
 from .curriculum import Curriculum
 from .group_layer import GroupLayer
+from .guard import Guard, check_guard_component
 from .reference import MovingReference
 from .repair import with_repair
 from .state_files import load_state, state_file
@@ -107,6 +108,8 @@ class TaskGRPOTrainer(GroupLayer):
         self._reference = self._make_reference()
         self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._curriculum = self._make_curriculum()
+        self._guard = self._make_guard()
+        self._plain_weights = self.reward_weights.clone()
         check_best_by(args, self.reward_func_names, has_task=task is not None)
         self._best = None if args.best_by is None else BestModel(args)
         self.metrics_file = MetricsFile()
@@ -140,6 +143,11 @@ class TaskGRPOTrainer(GroupLayer):
             args.seed,
         )
 
+    def _make_guard(self) -> Guard | None:
+        args = self.args
+        check_guard_component(args, self.reward_func_names, () if self.task is None else self.task.watched)
+        return None if args.guard is None else Guard(args.guard, args.guard_floor, args.guard_rate, args.guard_start)
+
     def log(self, *args: Any, **kwargs: Any) -> None:
         grpo_trainer.print_prompt_completions_sample = _print_completions  # TRL has no argument for it
         try:
@@ -160,6 +168,8 @@ class TaskGRPOTrainer(GroupLayer):
     # ---- around a rollout
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._guard is not None:
+            self._set_guarded_weight(self._guard)
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self._update_controllers()
@@ -167,11 +177,22 @@ class TaskGRPOTrainer(GroupLayer):
             chosen = [self._curriculum.select(example["index"], self.state.global_step) for example in inputs]
             inputs = [self.train_dataset[index] for index in chosen]
         output = super()._generate_and_score_completions(inputs)
+        if self._guard is not None:
+            self._metrics["train"]["guard/weight"].append(self._guard.weight)
+            self._guard.observe(self._component(self._guard.component).nanmean().item())
+            if self._guard.floor is not None:
+                self._metrics["train"]["guard/floor"].append(self._guard.floor)
         if self._curriculum is not None:
             self._metrics["train"]["curriculum/level"].append(float(self._curriculum.level))
             levels = gather_object([str(json.loads(example["row"]).get("level")) for example in inputs])
             self._curriculum.observe(levels, self._component("success").tolist())
         return output
+
+    def _set_guarded_weight(self, guard: Guard) -> None:
+        """Add the guard's weight to that of its component, in training only: evaluations must stay comparable."""
+        self.reward_weights = self._plain_weights.clone()
+        if self.model.training:
+            self.reward_weights[self.reward_func_names.index(guard.component)] += guard.weight
 
     def _train_example(self, index: int) -> dict[str, Any]:
         if self._curriculum is not None:
@@ -211,7 +232,8 @@ class TaskGRPOTrainer(GroupLayer):
             self._card_notice.succeeded()
 
     def _common_parts(self) -> dict[str, Any]:
-        parts = {"reference": self._reference, "kl": self._kl, "curriculum": self._curriculum, "best": self._best}
+        parts = {"reference": self._reference, "kl": self._kl, "curriculum": self._curriculum, "best": self._best,
+                 "guard": self._guard}  # fmt: skip
         return super()._common_parts() | {name: part for name, part in parts.items() if part is not None}
 
     def _end_of_run(self, checkpoint: str, step: int) -> str | None:

@@ -60,6 +60,12 @@ def agreement(row: Row, fills: Sequence[str]) -> float:
     return right / total
 
 
+def restored(row: Row, fills: Sequence[str]) -> float:
+    """Return the fraction of gaps whose whole fill matches the original."""
+    gold = gold_fills(row)
+    return sum(ours == theirs for ours, theirs in zip(fills, gold, strict=True)) / len(gold)
+
+
 def parts(row: Row, fills: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the filled text in parts, each with whether it is a fill."""
     pieces, result, at = row["pieces"], [], 0

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-Pieces = Sequence[str]
-LONGEST_SPAN = 6
+SPAN_LENGTHS = (2, 6)
 
 
-def characters(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
+@dataclass(frozen=True)
+class Layout:
+    """What schedules know of a text: the number of its places, which places form words, and how long spans are."""
+
+    length: int
+    words: Sequence[Sequence[int]]
+    span_lengths: tuple[int, int]
+
+
+def characters(layout: Layout, count: int, rng: random.Random) -> set[int]:
     """Choose single places, anywhere."""
-    return set(rng.sample(range(len(pieces)), count))
+    return set(rng.sample(range(layout.length), count))
 
 
-def spans(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """Choose runs of two to six places."""
+def spans(layout: Layout, count: int, rng: random.Random) -> set[int]:
+    """Choose runs of places; the last one may be shorter, so that there are `count` places."""
     chosen: set[int] = set()
     while len(chosen) < count:
-        start = rng.randrange(len(pieces))
-        length = min(rng.randint(2, LONGEST_SPAN), count - len(chosen))
-        chosen.update(range(start, min(start + length, len(pieces))))
+        start = rng.randrange(layout.length)
+        length = min(rng.randint(*layout.span_lengths), count - len(chosen))
+        chosen.update(range(start, min(start + length, layout.length)))
     return chosen
 
 
-def words(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
-    """Choose whole words with their punctuation, about `count` places in total, at least one word.
-
-    A token longer than one character counts as a word.
-    """
-    found: list[list[int]] = [[]]
-    for place, piece in enumerate(pieces):
-        if piece == " ":
-            found.append([])
-        elif len(piece) > 1:
-            found.append([place])
-        else:
-            found[-1].append(place)
+def words(layout: Layout, count: int, rng: random.Random) -> set[int]:
+    """Choose whole words with their punctuation, about `count` places in total, at least one word."""
     chosen: set[int] = set()
-    candidates = [word for word in found if word]
+    candidates = list(layout.words)
     rng.shuffle(candidates)
     for word in candidates:
         if not chosen or len(chosen) + len(word) <= count:
@@ -46,13 +44,13 @@ def words(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
     return chosen
 
 
-def ends(pieces: Pieces, count: int, rng: random.Random) -> set[int]:
+def ends(layout: Layout, count: int, rng: random.Random) -> set[int]:
     """Choose places at the beginning, at the end, or at both."""
     before = rng.choice([0, count, rng.randint(0, count)])
-    return {*range(before), *range(len(pieces) - (count - before), len(pieces))}
+    return {*range(before), *range(layout.length - (count - before), layout.length)}
 
 
-SCHEDULES: dict[str, Callable[[Pieces, int, random.Random], set[int]]] = {
+SCHEDULES: dict[str, Callable[[Layout, int, random.Random], set[int]]] = {
     "characters": characters,
     "spans": spans,
     "words": words,
@@ -60,10 +58,25 @@ SCHEDULES: dict[str, Callable[[Pieces, int, random.Random], set[int]]] = {
 }
 
 
-def choose_places(pieces: Pieces, schedule: str, ratio: float, rng: random.Random) -> list[int]:
-    """Choose about `ratio` of the places, at least one and at most all, in order."""
+def choose_places(
+    pieces: Sequence[str],
+    schedule: str,
+    ratio: float,
+    rng: random.Random,
+    span_lengths: tuple[int, int] = SPAN_LENGTHS,
+    words: Sequence[Sequence[int]] | None = None,
+) -> list[int]:
+    """Choose about `ratio` of the places, at least one and at most all, in order.
+
+    `words` are the places of each word; by default, words are separated by pieces that are a space.
+    """
     count = min(len(pieces), max(1, round(ratio * len(pieces))))
-    return sorted(SCHEDULES[schedule](pieces, count, rng))
+    layout = Layout(len(pieces), _words_between_spaces(pieces) if words is None else words, span_lengths)
+    return sorted(SCHEDULES[schedule](layout, count, rng))
+
+
+def _words_between_spaces(pieces: Sequence[str]) -> list[list[int]]:
+    return runs([place for place, piece in enumerate(pieces) if piece != " "])
 
 
 def runs(places: Sequence[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The infill task: fill the gaps of a text, all at once or gap by gap; a frozen judge model scores the result."""
+"""The infill task: fill the gaps of a text, at once or in several steps; a frozen judge model scores the result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ...files import check_local_path
 from ...task import MASK_TOKEN, POLICIES, Row, Score, Task, TinySpec, check_choice, option
 from . import fills
 from .data import GAP, alphabet, cut, read_passages, window
-from .masking import SCHEDULES, choose_places, runs
+from .masking import SCHEDULES, SPAN_LENGTHS, choose_places, runs
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
+    from .tokens import ModelTokens
 
 JUDGES = ("judge", "held_out")
 JUDGE_SEED = 42  # independent of --seed, so that runs with different seeds have the same reward
 JUDGE_HEADS = 4
+DRAWS = 100  # attempts to draw a text that can be written in the tokens of a model
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 GIVEN = "given"  # the `schedule` of rows whose gaps the user chose
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
@@ -46,7 +48,13 @@ class InfillOptions:
         default_factory=lambda: [0.1, 0.2, 0.35],
         metadata={"help": "Fractions of a text that are missing; each is a level, from easy to hard."},
     )
-    policy: str = option("masked", "'masked': a masked LM fills all gaps at once. 'causal': a decoder writes them.")
+    span_lengths: list[int] = field(
+        default_factory=lambda: list(SPAN_LENGTHS),
+        metadata={
+            "help": "Shortest and longest gap of --masking spans, in characters, or in tokens with --tokens_of."
+        },
+    )
+    policy: str = option("masked", "'masked': a masked LM fills the gaps. 'causal': a decoder writes them.")
     gap_slack: int = option(
         0, "With --policy causal: how many characters a fill may be shorter or longer than its gap."
     )
@@ -73,9 +81,9 @@ class InfillTask(Task):
     """
 
     name: ClassVar[str] = "infill"
-    version: ClassVar[str] = "1"
-    description: ClassVar[str] = "Fill the gaps of a text, all in one step; a frozen judge scores how real it looks"
-    weights: Mapping[str, float] = {"judge": 1.0, "held_out": 0.0, "agreement": 0.0}
+    version: ClassVar[str] = "2"
+    description: ClassVar[str] = "Fill the gaps of a text; a frozen judge scores how real it looks"
+    weights: Mapping[str, float] = {"judge": 1.0, "held_out": 0.0, "agreement": 0.0, "restored": 0.0}
     watched = ("held_out",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "num_generations": 8,
@@ -110,26 +118,33 @@ class InfillTask(Task):
         return [self._row(passages, weights, random.Random(f"{seed}-{split}-{i}"), i) for i in range(size)]
 
     def _row(self, passages: Sequence[str], weights: Sequence[int], rng: random.Random, i: int) -> dict[str, Any]:
-        pieces: Any
-        if self._tokenizer is None:
-            pieces = window(passages, weights, self.options.text_length, rng)
-        else:
-            text = window(passages, weights, 8 * self.options.text_length, rng)
-            pieces = self._tokenizer.tokenize(text)[: self.options.text_length]
         level = self.levels[i % len(self.levels)]
-        schedule = rng.choice(self.options.masking)
-        return self._with_prompt({"pieces": pieces, "places": choose_places(pieces, schedule, float(level), rng),
-                                  "level": level, "schedule": schedule})  # fmt: skip
+        length, spans = self.options.text_length, (self.options.span_lengths[0], self.options.span_lengths[1])
+        if self._tokens is None:
+            text = window(passages, weights, length, rng)
+            schedule = rng.choice(self.options.masking)
+            places = choose_places(text, schedule, float(level), rng, spans)
+            return self._with_prompt({"pieces": text, "places": places, "level": level, "schedule": schedule})
+        for _ in range(DRAWS):
+            pieces, words = self._tokens.split(window(passages, weights, 8 * length, rng), length)
+            schedule = rng.choice(self.options.masking)
+            places = choose_places(pieces, schedule, float(level), rng, spans, words)
+            if readable := self._tokens.readable_places(pieces, places, words):
+                return self._with_prompt({"pieces": pieces, "places": readable, "level": level, "schedule": schedule})
+        raise ValueError(
+            f"--tokens_of {self.options.tokens_of}: {DRAWS} texts of the corpus in a row cannot be written in its "
+            "tokens with masks; choose a model whose vocabulary suits the corpus"
+        )
 
     def _with_prompt(self, row: dict[str, Any]) -> dict[str, Any]:
         row = {**row, "policy": self.policy, "slack": self.options.gap_slack}
         if self.policy == "masked":
-            mask = MASK_TOKEN if self._tokenizer is None else self._tokenizer.mask_token
+            if self._tokens is not None:
+                return {"prompt": self._tokens.prompt(row["pieces"], row["places"]), **row}
             pieces = list(row["pieces"])
             for place in row["places"]:
-                pieces[place] = mask
-            shown = "".join(pieces) if self._tokenizer is None else self._tokenizer.convert_tokens_to_string(pieces)
-            return {"prompt": shown, **row}
+                pieces[place] = MASK_TOKEN
+            return {"prompt": "".join(pieces), **row}
         gaps = [GAP * len(run) for run in runs(row["places"])]
         question = QUESTION
         if row["slack"]:
@@ -139,30 +154,28 @@ class InfillTask(Task):
         return {"prompt": [{"role": "user", "content": f"{question}\n{shown}"}], **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Return a row for a text with one `_` per missing character. The original is unknown, so no fill agrees."""
-        text = " ".join(text.replace(MASK_TOKEN, GAP).split())
+        """Return a row for a text with one `_` per missing character, or per missing token with `tokens_of`. The
+        original is unknown, so no fill agrees."""
+        mask, unit = (MASK_TOKEN, "character") if self._tokens is None else (self._tokens.mask, "token")
+        text = " ".join(text.replace(mask, GAP).split())
         if GAP not in text:
-            raise ValueError(f"there is no gap in {text[:80]!r}: write one {GAP} for each missing character")
-        if self._tokenizer is not None:
-            pieces = [p for part in text.split(GAP) for p in (*self._tokenizer.tokenize(part), GAP)][:-1]
-        places = [place for place, piece in enumerate(text if self._tokenizer is None else pieces) if piece == GAP]
-        return self._with_prompt({"pieces": text if self._tokenizer is None else pieces, "places": places,
-                                  "level": self.levels[0], "schedule": GIVEN})  # fmt: skip
+            raise ValueError(f"there is no gap in {text[:80]!r}: write one {GAP} for each missing {unit}")
+        pieces = text if self._tokens is None else self._tokens.split_with_gaps(text)
+        places = [place for place, piece in enumerate(pieces) if piece == GAP]
+        return self._with_prompt({"pieces": pieces, "places": places, "level": self.levels[0], "schedule": GIVEN})
 
     def unverifiable(self, row: Row) -> str:
-        return (
-            "the original text is unknown, so the judge's score is all there is"
-            if row.get("schedule") == GIVEN
-            else ""
-        )
+        is_given = row.get("schedule") == GIVEN
+        return "the original text is unknown, so the judge's score is all there is" if is_given else ""
 
     def score(self, row: Row, completion: str) -> Score:
         found, problem = fills.read(row, completion)
         if problem:
-            return self.make_score({"agreement": 0.0}, False, False, problem)
+            return self.make_score({"agreement": 0.0, "restored": 0.0}, False, False, problem)
         share = fills.agreement(row, found)
         reason = "" if share == 1 else f"{share:.0%} of the missing text matches the original"
-        return self.make_score({"agreement": share}, True, share == 1, reason)
+        components = {"agreement": share, "restored": fills.restored(row, found)}
+        return self.make_score(components, True, share == 1, reason)
 
     def gold(self, row: Row) -> str:
         return fills.write(row, fills.gold_fills(row))
@@ -198,7 +211,7 @@ class InfillTask(Task):
         )
         if not train:
             raise ValueError("the corpus has too few passages for two judges; pass --judge and --held_out_judge")
-        settings = {"length": options.text_length * (1 if self._tokenizer is None else 5),
+        settings = {"length": options.text_length * (1 if options.tokens_of is None else 5),
                     "steps": options.judge_steps, "seed": 2 * seed + held_out}  # fmt: skip
         origin = {"judge": 1, "corpus": options.corpus, "characters": sum(map(len, train)), "width": spec.hidden_size,
                   "held_out": held_out, "test_fraction": options.test_fraction, **settings}  # fmt: skip
@@ -224,8 +237,8 @@ class InfillTask(Task):
         parts = [part for part, _ in fills.parts(row, found)]
         if isinstance(row["pieces"], str):
             return "".join(parts)
-        assert self._tokenizer is not None
-        return self._tokenizer.convert_tokens_to_string(" ".join(parts).split(" "))
+        assert self._tokens is not None
+        return self._tokens.join(" ".join(parts).split(" "))
 
     # ---- models, constraint and pictures
 
@@ -239,7 +252,7 @@ class InfillTask(Task):
     def tiny(self) -> TinySpec | None:
         """Return a model with one token per character; a causal one also needs room for the question and answer."""
         options = self.options
-        if self._tokenizer is not None:
+        if options.tokens_of is not None:
             return None
         tokens = self._alphabet
         context = options.text_length + 8
@@ -253,12 +266,12 @@ class InfillTask(Task):
         return alphabet([*self._passages["train"], *self._passages["test"]])
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _tokens(self) -> ModelTokens | None:
         if self.options.tokens_of is None:
             return None
-        from ...models.loading import load_tokenizer
+        from .tokens import ModelTokens
 
-        return load_tokenizer(self.options.tokens_of)
+        return ModelTokens(self.options.tokens_of)
 
     def render(self, row: Row, completion: str) -> str:
         from .render import to_html
@@ -320,6 +333,9 @@ def _check_options(options: InfillOptions) -> None:
     for ratio in options.mask_ratios:
         if not 0 < ratio <= 1:
             raise ValueError(f"--mask_ratios {ratio} must be greater than 0 and at most 1")
+    if len(options.span_lengths) != 2 or not 1 <= options.span_lengths[0] <= options.span_lengths[1]:
+        given = " ".join(map(str, options.span_lengths))
+        raise ValueError(f"--span_lengths {given} must be two numbers, the shortest and the longest, such as 2 6")
     if not 0 < options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
     for name, least in (

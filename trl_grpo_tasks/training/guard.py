@@ -1,0 +1,89 @@
+"""Guard: an adaptive weight that keeps a reward component from falling while training raises the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..task import nearest
+
+HIGHEST_WEIGHT = 10.0
+DAMPING_ROLLOUTS = 20  # the latest deficit counts this much more in the weight than earlier ones
+
+
+class Guard:
+    """A Lagrange multiplier for the constraint that the mean of a component stays at or above a floor.
+
+    After each rollout, multiplier <- multiplier + rate * (floor - mean), and the weight of the component is the
+    multiplier + 20 * rate * (floor - mean), both within [0, 10]. The multiplier alone would oscillate, because the
+    policy responds to it late; the second term, which vanishes at the optimum, damps that. Without a floor, it is the
+    mean of the component in the first `start` rollouts, in which the weight stays 0.
+    """
+
+    def __init__(self, component: str, floor: float | None, rate: float, start: int):
+        self.component = component
+        self.weight = 0.0
+        self.floor = floor
+        self._rate, self._start = rate, start
+        self._multiplier = 0.0
+        self._first_means: list[float] = []
+
+    def observe(self, mean: float) -> None:
+        """Take the mean of the component in one rollout; NaN, if no completion could be scored, is ignored."""
+        if math.isnan(mean):
+            return
+        if self.floor is not None:
+            change = self._rate * (self.floor - mean)
+            self._multiplier = _bounded(self._multiplier + change)
+            self.weight = _bounded(self._multiplier + DAMPING_ROLLOUTS * change)
+            return
+        self._first_means.append(mean)
+        if len(self._first_means) >= self._start:
+            self.floor = sum(self._first_means) / len(self._first_means)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight, "multiplier": self._multiplier, "floor": self.floor,
+                "first_means": list(self._first_means)}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight, self._multiplier, self.floor = state["weight"], state["multiplier"], state["floor"]
+        self._first_means = list(state["first_means"])
+
+
+def _bounded(weight: float) -> float:
+    return min(max(weight, 0.0), HIGHEST_WEIGHT)
+
+
+def check_guard(args: Any) -> None:
+    """Raise ValueError for options of a guard in a TaskGRPOConfig that do not fit together."""
+    if args.guard is None:
+        if args.guard_floor is not None:
+            raise ValueError(f"guard_floor={args.guard_floor} needs guard, the component to keep above it")
+        return
+    if args.guard_floor is not None and not math.isfinite(args.guard_floor):
+        raise ValueError(f"guard_floor={args.guard_floor} must be a finite number")
+    if not args.guard_rate > 0:
+        raise ValueError(f"guard_rate={args.guard_rate} must be above 0, or the guard has no effect")
+    if args.guard_start < 1:
+        raise ValueError(f"guard_start={args.guard_start} must be at least 1")
+    if args.curriculum and args.guard_floor is None:
+        raise ValueError(
+            f"guard={args.guard!r} compares rollouts with the first ones, but curriculum=True changes their rows; set "
+            "guard_floor, or leave curriculum off"
+        )
+
+
+def check_guard_component(args: Any, components: Sequence[str], watched: Sequence[str] = ()) -> None:
+    """Raise ValueError if the guard names no component, or one that must not be rewarded."""
+    if args.guard is None:
+        return
+    if args.guard not in components:
+        raise ValueError(
+            f"unknown guard {args.guard!r}{nearest(args.guard, components)}; choose one of: {', '.join(components)}"
+        )
+    if args.guard in watched:
+        raise ValueError(
+            f"guard={args.guard!r} would reward a component that is only logged, so that it stays an independent "
+            "measure; guard another one"
+        )
