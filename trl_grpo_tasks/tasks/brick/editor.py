@@ -15,8 +15,10 @@ from typing import Any
 
 from ...task import Row
 from .designs import loads_on
+from .kit import KIT, Kit
+from .solvers import SOLVING, Solving
 from .stability import SolverError, analyse
-from .structure import MAX_OFFSET, Structure, parse
+from .structure import MAX_OFFSET, parse
 
 EDITORS = ("rejection", "rollback", "rejection+rollback")
 MAX_BRICK_REJECTIONS = 50
@@ -48,11 +50,12 @@ class BrickEditor:
         max_brick_rejections: int = MAX_BRICK_REJECTIONS,
         max_rollbacks: int = MAX_ROLLBACKS,
         max_offset: int = MAX_OFFSET,
-        backend: str = "auto",
+        solving: Solving = SOLVING,
+        kit: Kit = KIT,
     ):
         self._rows, self._tokenizer = rows, tokenizer
         self._rejects, self._rolls_back = rejects, rolls_back
-        self._max_bricks, self._max_offset, self._backend = max_bricks, max_offset, backend
+        self._max_bricks, self._max_offset, self._solving, self._kit = max_bricks, max_offset, solving, kit
         self._max_rejections, self._max_rollbacks = max_brick_rejections, max_rollbacks
         self._progress = [_Progress() for _ in rows]
         self._ends_line: dict[int, bool] = {}
@@ -106,7 +109,7 @@ class BrickEditor:
         row = self._rows[i]
         lines = [line for line in text.split("\n") if line.strip()]
         right = bisect_right(range(1, len(lines) + 1), 0, key=lambda n: self._wrong(i, "\n".join(lines[:n])))
-        structure = parse("\n".join(lines[:right]), row["world"], self._max_offset).structure
+        structure = parse("\n".join(lines[:right]), row["world"], self._max_offset, self._kit).structure
         resting = loads_on(structure, row.get("loads") or ())
         if isinstance(resting, str):
             if right == len(lines):
@@ -114,9 +117,9 @@ class BrickEditor:
             resting = []
         count = len(structure)
         while count:
-            built = Structure(structure.bricks[:count], structure.world)
+            built = structure.first(count)
             carried = [load for load in resting if built.occupied[load[:3]]]  # later bricks carry the other weights
-            analysis = analyse(built, backend=self._backend, loads=carried)
+            analysis = analyse(built, backend=self._solving, loads=carried)
             if analysis.stable:
                 break
             count = min(analysis.failing, default=0)
@@ -124,7 +127,7 @@ class BrickEditor:
 
     def _wrong(self, i: int, text: str) -> int:
         """Return the number of invalid lines, bricks outside the world, collisions, and bricks above the limit."""
-        reading = parse(text, self._rows[i]["world"], self._max_offset)
+        reading = parse(text, self._rows[i]["world"], self._max_offset, self._kit)
         structure = reading.structure
         too_many = max(len(structure) - self._max_bricks, 0)
         return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many

@@ -17,6 +17,7 @@ from typing import Any
 from ...files import check_local_path
 from .captions import prompt
 from .designs import encode_voxels, negatives
+from .kit import KIT, Kit
 from .structure import WORLD, parse
 
 DATASET = "AvaLovelace/StableText2Brick"
@@ -35,7 +36,12 @@ CATEGORY_IDS = {
 
 
 def from_hub(
-    source: str = DATASET, split: str = "train", size: int | None = None, seed: int = 0, prompt_style: str = "full"
+    source: str = DATASET,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    prompt_style: str = "full",
+    kit: Kit = KIT,
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
@@ -67,6 +73,7 @@ def from_hub(
             f"{source} {split}, row {index + 1}",
             random.Random(f"{seed}-{split}-{index}"),
             prompt_style,
+            kit,
         )
         for index in order[:size]
     ]
@@ -115,11 +122,11 @@ def _object(entry: Mapping[str, Any]) -> str:
     return str(entry.get("object_id") or entry.get("bricks"))
 
 
-def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style: str) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style: str, kit: Kit) -> dict[str, Any]:
     for column in ("captions", "bricks"):
         if not entry.get(column):
             raise ValueError(f"{place}: column {column!r} is missing or empty; columns are: {', '.join(entry)}")
-    reading = parse(entry["bricks"], WORLD)
+    reading = parse(entry["bricks"], WORLD, kit=kit)
     if problems := reading.problems or reading.structure.problems():
         raise ValueError(f"{place}: column 'bricks' is not a structure: {problems[0]}")
     gold = reading.structure.canonical()
@@ -128,7 +135,7 @@ def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style:
     category = str(entry.get("category_id") or "")
     label, bad = rng.choice(sorted(negatives(gold).items()))
     return {
-        "prompt": prompt(captions[number], WORLD, prompt_style),
+        "prompt": prompt(captions[number], WORLD, prompt_style, kit),
         "caption": captions[number],
         "category": CATEGORY_IDS.get(category, category),
         "level": LEVEL,

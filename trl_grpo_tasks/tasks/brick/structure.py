@@ -1,4 +1,4 @@
-"""Brick structures: part sizes and masses, the two text formats, and connectivity.
+"""Brick structures: the two text formats, collisions, and connectivity.
 
 Absolute text has one brick per line, `2x4 (3,0,1)`: 2 cells along x, 4 along y, lowest corner at x=3, y=0, on layer 1.
 Pivot text gives the position as an offset from an earlier brick, `2x4 @1 (0,-2,1)`: bricks are numbered from 1, and
@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The eight parts and their masses. Parts can be rotated, which gives 14 sizes.
-PART_MASSES_KG = {(1, 1): 0.00043, (1, 2): 0.00081, (1, 4): 0.00157, (1, 6): 0.00228, (1, 8): 0.00303,
-                  (2, 2): 0.00115, (2, 4): 0.00216, (2, 6): 0.00323}  # fmt: skip
-SIZES: tuple[tuple[int, int], ...] = tuple(sorted({size for h, w in PART_MASSES_KG for size in ((h, w), (w, h))}))
+from .kit import KIT, Kit
+
+SIZES = KIT.sizes  # of the default kit
 WORLD = 20
 MAX_OFFSET = 5
 FORMS = ("absolute", "pivot")
@@ -41,10 +40,6 @@ class Brick(NamedTuple):
     def __str__(self) -> str:
         return f"{self.h}x{self.w} ({self.x},{self.y},{self.z})"
 
-    @property
-    def mass_kg(self) -> float:
-        return PART_MASSES_KG[min(self.h, self.w), max(self.h, self.w)]
-
     def is_inside(self, world: int) -> bool:
         return min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
 
@@ -61,9 +56,14 @@ class Structure:
 
     bricks: tuple[Brick, ...]
     world: int = WORLD
+    kit: Kit = KIT
 
     def __len__(self) -> int:
         return len(self.bricks)
+
+    def first(self, count: int) -> Structure:
+        """Return the first `count` bricks as a structure."""
+        return Structure(self.bricks[:count], self.world, self.kit)
 
     @property
     def text(self) -> str:
@@ -159,7 +159,7 @@ class Structure:
 
     def canonical(self) -> Structure:
         """Return the same bricks in the published order: z ascending, then x and y descending."""
-        return Structure(tuple(sorted(self.bricks, key=lambda b: (b.z, -b.x, -b.y))), self.world)
+        return Structure(tuple(sorted(self.bricks, key=lambda b: (b.z, -b.x, -b.y))), self.world, self.kit)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Reading:
         return len(self.is_brick)
 
 
-def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Reading:
+def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET, kit: Kit = KIT) -> Reading:
     """Parse absolute or pivot text, which may be mixed. Any text gives a Reading; invalid lines become problems."""
     bricks: list[Brick] = []
     problems = []
@@ -186,23 +186,23 @@ def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Readin
         lines = lines[:READ_LIMIT]
     lines = [line for line in map(str.strip, lines) if line]
     for number, line in enumerate(lines, 1):
-        brick = _brick_of(line, bricks, max_offset)
+        brick = _brick_of(line, bricks, max_offset, kit)
         is_brick.append(isinstance(brick, Brick))
         if isinstance(brick, Brick):
             bricks.append(brick)
         else:
             problems.append(f"line {number}, {line[:40]!r}: {brick}")
-    return Reading(Structure(tuple(bricks), world), problems, is_brick)
+    return Reading(Structure(tuple(bricks), world, kit), problems, is_brick)
 
 
-def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | str:
+def _brick_of(line: str, placed: Sequence[Brick], max_offset: int, kit: Kit) -> Brick | str:
     """Return the brick of one line, or a message that says what is wrong with the line."""
     match = _LINE.fullmatch(line)
     if match is None:
         return "not of the form `2x4 (3,0,1)` or `2x4 @1 (0,-2,1)`"
     h, w = int(match[1]), int(match[2])
-    if (h, w) not in SIZES:
-        return f"there is no {h}x{w} brick; sizes are {', '.join(f'{h}x{w}' for h, w in SIZES)}"
+    if (h, w) not in kit.part_of:
+        return f"there is no {h}x{w} brick; sizes are {kit.written_sizes}"
     x, y, z = (int(match[group]) for group in (4, 5, 6))
     if match[3] is not None and (pivot := int(match[3])):
         if pivot > len(placed):
@@ -214,13 +214,13 @@ def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | st
     return Brick(h, w, x, y, z)
 
 
-def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD) -> Structure:
+def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD, kit: Kit = KIT) -> Structure:
     """Make a Structure from a Structure, text, or (h, w, x, y, z) tuples. Raises ValueError for invalid text."""
     if isinstance(bricks, Structure):
         return bricks
     if isinstance(bricks, str):
-        reading = parse(bricks, world)
+        reading = parse(bricks, world, kit=kit)
         if reading.problems:
             raise ValueError(f"not a brick structure: {reading.problems[0]}")
         return reading.structure
-    return Structure(tuple(Brick(*brick) for brick in bricks), world)
+    return Structure(tuple(Brick(*brick) for brick in bricks), world, kit)
