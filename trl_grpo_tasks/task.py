@@ -192,7 +192,10 @@ class Task:
         raise UnfinishedTaskError(f"task {self.name!r} must define editor(name, rows, tokenizer)")
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Make a row from the user's own text, for `trl-grpo-tasks generate --text`; no known answer is required."""
+        """Make a row from the user's own text, for `trl-grpo-tasks generate --text`; no known answer is required.
+
+        If the text is understood as something else, the row's `interpretation` says so in one line, which is shown.
+        """
         raise ValueError(
             f"task {self.name!r} cannot make a row from text; define row_of(text), which returns a row as in dataset"
         )

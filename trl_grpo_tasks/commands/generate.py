@@ -44,6 +44,8 @@ def generate(
     if constrain is None and editor in task.redundant_editors:
         constrain = False
     row = task.row_of(text) if isinstance(text, str) else dict(text)
+    if interpretation := row.get("interpretation"):
+        print(printable(interpretation))
     if num_samples < 1:
         raise ValueError(f"--num_samples {num_samples} must be at least 1")
     if temperature is not None and temperature < 0:

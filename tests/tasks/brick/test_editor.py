@@ -348,6 +348,7 @@ def test_generate_writes_texts_pictures_models_and_verdicts(careless_path, tmp_p
 def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys):
     code, out, _ = said(
         capsys, "generate", "--task", "brick", "--model_name_or_path", careless_path, "--text", "a, world 4",
+        "--brick_data", "tests/data/stabletext2brick.jsonl",
         "--num_samples", "3", "--output_dir", str(tmp_path), "--editor", "rejection+rollback",
         "--max_completion_length", "120",
     )  # fmt: skip

@@ -41,7 +41,7 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
     params = dict(request.params)
     words = [request.category]
     if detail == 1:
-        words = [word for word in (*_adjectives(level)[request.category][_main(request)], request.category) if word]
+        words = [word for word in (*adjectives(level)[request.category][_main(request)], request.category) if word]
     text = ("an " if words[0][0] in "aeiou" else "a ") + " ".join(words)
     names = {1: (), 2: category.main, 3: category.main + category.fine}[detail]
     parts = [text, *(PHRASES[name].format(params[name]) for name in names)]
@@ -92,13 +92,13 @@ def choices(level: str) -> list[tuple[Request, int]]:
         if (key := (request.category, _main(request), request.grams)) not in usual:
             usual.add(key)
             found.append((request, 2))
-            if _main(request) in _adjectives(level)[request.category]:
+            if _main(request) in adjectives(level)[request.category]:
                 found.append((request, 1))
     return found
 
 
 @functools.cache
-def _adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
+def adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
     """Map category -> main parameters -> (size word, height word), where words describe them unambiguously."""
     mains: dict[str, set[tuple[Any, ...]]] = {}
     for request in LEVELS[level].requests():

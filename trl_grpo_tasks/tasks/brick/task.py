@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec
@@ -11,8 +12,9 @@ from . import hub
 from .captions import CAPTION_WORDS, caption, choices, prompt
 from .catalogue import CATEGORIES
 from .data import ALL, decode_voxels, loads_on, make_row, make_rows
-from .designs import encode_voxels
+from .designs import NoDesignError, encode_voxels
 from .editor import EDITORS, BrickEditor
+from .interpret import nearest_requests, unused_words
 from .kit import KIT, Kit
 from .levels import LEVELS
 from .library import read_library
@@ -99,20 +101,41 @@ class BrickTask(Task):
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
 
-        A caption that one of the levels can generate gets that level's target and weights. Any other caption has no
-        target: only its physics is scored, and it never counts as a success.
+        A caption that one of the levels can generate gives that row. Any other caption gives the row of the nearest
+        request, and its `interpretation` says which. With published structures, which have no categories, the caption
+        is taken as it is and has no target: only its physics is scored, and it never counts as a success.
         """
-        match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
+        match = re.fullmatch(r"(.*?)(?:,? *\(?world (?:of )?([0-9]{1,4})\)?)?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
         said, named = match.groups()
-        world = int(named) if named else self.options.world_dim or max(map(_world_size, self.levels))
+        asked = int(named) if named else self.options.world_dim
+        world = asked or max(map(_world_size, self.levels))
         if not 1 <= world <= LARGEST_WORLD:
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
+        if self.options.brick_data:
+            messages = prompt(said, world, self.options.prompt_style, self.kit)
+            return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
         for level in self.levels:
-            if level in LEVELS and LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
+            if LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
                 return row
-        messages = prompt(said, world, self.options.prompt_style, self.kit)
-        return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
+        row = self._nearest_row(said, asked)
+        ignored = unused_words(said, row["caption"])
+        left = f" (not used: {', '.join(ignored)})" if ignored else ""
+        return {**row, "interpretation": f"understood as: {row['caption']}, world {row['world']}{left}"}
+
+    def _nearest_row(self, text: str, world: int | None) -> dict[str, Any]:
+        """Return the row of the request nearest to a caption, in a world of this size if one is given."""
+        order = sorted(self.levels, key=_world_size, reverse=True)
+        fitting = [level for level in order if world is None or _world_size(level) == world]
+        fitting = fitting or [level for level in order if _world_size(level) <= (world or 0)]
+        if not fitting:
+            needed = ", ".join(f"{level} needs {_world_size(level)}" for level in order)
+            raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
+        for level, request, detail in nearest_requests(text, fitting):
+            with suppress(NoDesignError):
+                row = make_row(level, request, detail, self.options.prompt_style, self.kit)
+                return row if world in (None, row["world"]) else self._in_world(row, world)
+        raise ValueError(f"nothing like {text!r} can be built with these bricks and this gravity; ask for less")
 
     def _row_with_caption(self, level: str, text: str) -> dict[str, Any] | None:
         """Return the row of `level` that has this caption, or None."""
@@ -122,9 +145,10 @@ class BrickTask(Task):
             # possible thicknesses are compared first.
             supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
             if any(caption(level, request, detail, support) == text for support in supports):
-                row = make_row(level, request, detail, self.options.prompt_style, self.kit)
-                if row["caption"] == text:
-                    return row
+                with suppress(NoDesignError):
+                    row = make_row(level, request, detail, self.options.prompt_style, self.kit)
+                    if row["caption"] == text:
+                        return row
         return None
 
     def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
