@@ -58,9 +58,9 @@ def from_hub(
         files = sorted(file for file in path.rglob(f"{split}*") if file.suffix in FILES)
         if not files:
             raise ValueError(f"folder {source!r} contains no {split}*.jsonl, {split}*.json or {split}*.parquet file")
-        entries = [entry for file in files for entry in _read(file)]
+        entries = [entry for file in files for entry in read_entries(file)]
     elif path.suffix in FILES:
-        found = _read(path)
+        found = read_entries(path)
         held_out = _held_out(found)
         entries = [entry for entry in found if (_object(entry) in held_out) == (split == "test")]
     else:
@@ -79,7 +79,8 @@ def from_hub(
     ]
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl, .json or .parquet file as dictionaries. Raises ValueError if it is damaged."""
     if file.suffix == ".parquet":
         import pyarrow.parquet
 
