@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ WORLD = 20
 MAX_OFFSET = 5
 FORMS = ("absolute", "pivot")
 READ_LIMIT = 2_000  # maximum number of lines parsed from any text: more than real structures have, and still fast
+LONGEST_LINE = 32  # characters; the text of a brick has fewer
 GROUND = -1  # the index of the ground in lists of brick pairs
 
 _LINE = re.compile(r"([0-9]{1,2})x([0-9]{1,2}) (?:@([0-9]{1,4}) )?\((-?[0-9]{1,3}),(-?[0-9]{1,3}),(-?[0-9]{1,3})\)")
@@ -63,7 +64,7 @@ class Structure:
 
     def first(self, count: int) -> Structure:
         """Return the first `count` bricks as a structure."""
-        return Structure(self.bricks[:count], self.world, self.kit)
+        return self if count >= len(self) else Structure(self.bricks[:count], self.world, self.kit)
 
     @property
     def text(self) -> str:
@@ -178,13 +179,9 @@ class Reading:
 def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET, kit: Kit = KIT) -> Reading:
     """Parse absolute or pivot text, which may be mixed. Any text gives a Reading; invalid lines become problems."""
     bricks: list[Brick] = []
-    problems = []
+    lines, is_all = lines_of(text)
+    problems = [] if is_all else [f"only the first {READ_LIMIT} lines are read"]
     is_brick = []
-    lines = text.strip().split("\n", READ_LIMIT)
-    if len(lines) > READ_LIMIT:
-        problems.append(f"only the first {READ_LIMIT} lines are read")
-        lines = lines[:READ_LIMIT]
-    lines = [line for line in map(str.strip, lines) if line]
     for number, line in enumerate(lines, 1):
         brick = _brick_of(line, bricks, max_offset, kit)
         is_brick.append(isinstance(brick, Brick))
@@ -195,16 +192,31 @@ def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET, kit: Kit 
     return Reading(Structure(tuple(bricks), world, kit), problems, is_brick)
 
 
-def _brick_of(line: str, placed: Sequence[Brick], max_offset: int, kit: Kit) -> Brick | str:
-    """Return the brick of one line, or a message that says what is wrong with the line."""
+def lines_of(text: str) -> tuple[list[str], bool]:
+    """Return the lines that are read, without empty ones, and whether these are all."""
+    lines = text.strip().split("\n", READ_LIMIT)
+    return [line for line in map(str.strip, lines[:READ_LIMIT]) if line], len(lines) <= READ_LIMIT
+
+
+@lru_cache(maxsize=50_000)
+def _numbers(line: str) -> tuple[int, int, int | None, int, int, int] | None:
+    """Return h, w, pivot, x, y and z of a line, or None if it has another form. Models repeat lines."""
     match = _LINE.fullmatch(line)
     if match is None:
+        return None
+    h, w, x, y, z = (int(match[group]) for group in (1, 2, 4, 5, 6))
+    return h, w, None if match[3] is None else int(match[3]), x, y, z
+
+
+def _brick_of(line: str, placed: Sequence[Brick], max_offset: int, kit: Kit) -> Brick | str:
+    """Return the brick of one line, or a message that says what is wrong with the line."""
+    numbers = _numbers(line) if len(line) <= LONGEST_LINE else None
+    if numbers is None:
         return "not of the form `2x4 (3,0,1)` or `2x4 @1 (0,-2,1)`"
-    h, w = int(match[1]), int(match[2])
+    h, w, pivot, x, y, z = numbers
     if (h, w) not in kit.part_of:
         return f"there is no {h}x{w} brick; sizes are {kit.written_sizes}"
-    x, y, z = (int(match[group]) for group in (4, 5, 6))
-    if match[3] is not None and (pivot := int(match[3])):
+    if pivot:
         if pivot > len(placed):
             return f"pivot {pivot} does not exist yet; there are {len(placed)} bricks before this line"
         if max(abs(x), abs(y), abs(z)) > max_offset:
