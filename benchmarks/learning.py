@@ -5,10 +5,12 @@
 
 A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
 wanted, components of the score that get a column each. Each seed has one cold start, from which all settings train
-with this seed. Then the cold start and all models of a seed are evaluated on the same held-out rows. Settings
-are chosen on the first half of these rows (--rows choose) and reported on the other half (--rows report, the default).
-The same command resumes a grid that was stopped, and finished runs are not repeated. --parallel runs that many
-processes at a time; on one GPU, as many as its memory holds.
+with this seed. A setting for which the cold start does not fit, for example because it writes text in another form, is
+listed under `own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all
+models of a seed are evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows
+choose) and reported on the other half (--rows report, the default). The same command resumes a grid that was stopped,
+and finished runs are not repeated. --parallel runs that many processes at a time; on one GPU, as many as its memory
+holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
 baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
@@ -18,6 +20,7 @@ and learning.md into --output_dir.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -37,7 +40,8 @@ from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
 from trl_grpo_tasks.training.advantages import expected_best
 
-KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components"}
+KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start"}
+OPTIONAL = {"options": {}, "components": [], "own_start": {}}
 START = "cold start"
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
@@ -57,14 +61,15 @@ def main() -> None:
     folder = options.output_dir / options.grid.stem
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.parallel) as pool:
-        list(pool.map(lambda seed: cold_start(grid, folder, seed), grid["seeds"]))
+        starts = starts_of(grid)
+        list(pool.map(lambda one: cold_start(grid, folder, *one), itertools.product(starts, grid["seeds"])))
         runs = [(name, seed) for seed in grid["seeds"] for name in grid["settings"]]
         list(pool.map(lambda run: train(grid, folder, *run), runs))
         found = list(pool.map(lambda seed: evaluate(grid, folder, seed), grid["seeds"]))
     half = slice(0, grid["rows"]) if options.rows == "choose" else slice(grid["rows"], None)
     rows = {
         name: [values_of(of_seed[name][half], grid["components"]) for of_seed in found]
-        for name in (START, *grid["settings"])
+        for name in (*starts, *grid["settings"])
     }
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
     text = table(rows, grid["baseline"], minutes)
@@ -77,26 +82,41 @@ def main() -> None:
 def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Read a grid; ValueError for what is missing or unknown."""
     grid = yaml.safe_load(path.read_text())
-    if unknown := set(grid) - KEYS or KEYS - {"options", "components"} - set(grid):
+    if unknown := set(grid) - KEYS or KEYS - set(OPTIONAL) - set(grid):
         raise ValueError(f"{path}: {', '.join(sorted(unknown))} unknown or missing; the keys are {sorted(KEYS)}")
     wanted = [grid["baseline"], *(settings or grid["settings"])]
     if missing := [name for name in wanted if name not in grid["settings"]]:
         raise ValueError(f"{path} has no setting {missing[0]!r}; its settings are: {', '.join(grid['settings'])}")
     chosen = {name: options for name, options in grid["settings"].items() if name in wanted}
-    return {"options": {}, "components": []} | grid | {"settings": chosen, "seeds": list(seeds or grid["seeds"])}
+    grid = OPTIONAL | grid
+    own = {name: options for name, options in grid["own_start"].items() if name in chosen}
+    if unknown := grid["own_start"].keys() - grid["settings"].keys():
+        raise ValueError(f"{path}: own_start names {', '.join(sorted(unknown))}, which is none of the settings")
+    return grid | {"settings": chosen, "seeds": list(seeds or grid["seeds"]), "own_start": own}
 
 
-def cold_start(grid: dict[str, Any], folder: Path, seed: int) -> None:
-    """Train the cold start of a seed, unless it is there."""
-    if not (run_folder(folder, START, seed) / DONE_FILE).is_file():
-        run(grid, folder, START, seed, {"max_steps": 1})
+def start_of(grid: dict[str, Any], name: str) -> str:
+    """Return the name of the cold start of a setting."""
+    return f"{START}, {name}" if name in grid["own_start"] else START
+
+
+def starts_of(grid: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the cold starts by name, each with the options that its settings have in all commands."""
+    return {start_of(grid, name): grid["own_start"].get(name, {}) for name in grid["settings"]}
+
+
+def cold_start(grid: dict[str, Any], folder: Path, start: str, seed: int) -> None:
+    """Train a cold start of a seed, unless it is there."""
+    if not (run_folder(folder, start, seed) / DONE_FILE).is_file():
+        run(grid, folder, start, seed, starts_of(grid)[start] | {"max_steps": 1})
 
 
 def train(grid: dict[str, Any], folder: Path, name: str, seed: int) -> None:
     """Train a setting from the cold start of its seed, unless it has finished."""
     if not (run_folder(folder, name, seed) / DONE_FILE).is_file():
-        start = {"model": model_folder(folder, START, seed), "cold_start_steps": 0}
-        run(grid, folder, name, seed, grid["settings"][name] | start)
+        start = start_of(grid, name)
+        options = starts_of(grid)[start] | grid["settings"][name]
+        run(grid, folder, name, seed, options | {"model": model_folder(folder, start, seed), "cold_start_steps": 0})
 
 
 def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[str, Any]) -> None:
@@ -112,14 +132,23 @@ def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[
 
 
 def evaluate(grid: dict[str, Any], folder: Path, seed: int) -> dict[str, list[list[Sample]]]:
-    """Evaluate the cold start and the models of a seed. Returns {name: samples of each row}."""
-    out = folder / f"evaluation-{seed}"
-    models = {name: model_folder(folder, name, seed) for name in (START, *grid["settings"])}
+    """Evaluate the cold starts and the models of a seed. Returns {name: samples of each row}."""
+    found: dict[str, list[list[Sample]]] = {}
+    for start in starts_of(grid):
+        found |= evaluate_start(grid, folder, start, seed)
+    return found
+
+
+def evaluate_start(grid: dict[str, Any], folder: Path, start: str, seed: int) -> dict[str, list[list[Sample]]]:
+    """Evaluate a cold start and the models that began from it."""
+    out = run_folder(folder, start.replace(START, "evaluation"), seed)
+    names = [start, *(name for name in grid["settings"] if start_of(grid, name) == start)]
+    models = {name: model_folder(folder, name, seed) for name in names}
     wanted = [(str(path), 2 * grid["rows"] * grid["samples"]) for path in models.values()]
     evaluations = evaluations_in(out)
     if [(one["model"], len(one["samples"])) for one in evaluations] != wanted:
         sampling = {"eval_rows": 2 * grid["rows"], "num_samples": grid["samples"], "seed": EVALUATION_SEED}
-        options = flags(grid["options"] | sampling | {"output_dir": out})
+        options = flags(grid["options"] | starts_of(grid)[start] | sampling | {"output_dir": out})
         named = [f"{slug(name)}={path}" for name, path in models.items()]
         command(["eval", "--config", grid["recipe"], *options, "--models", *named], out.with_suffix(".log"))
         evaluations = evaluations_in(out)
@@ -155,7 +184,7 @@ def run_folder(folder: Path, name: str, seed: int) -> Path:
 
 
 def model_folder(folder: Path, name: str, seed: int) -> Path:
-    return run_folder(folder, name, seed) / ("cold_start" if name == START else "")
+    return run_folder(folder, name, seed) / ("cold_start" if name.startswith(START) else "")
 
 
 def finished(folder: Path, name: str, seed: int) -> dict[str, float]:
@@ -189,7 +218,7 @@ def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes:
     lines = ["| setting | " + " | ".join(metrics) + " | minutes |", "|---" * (len(metrics) + 2) + "|"]
     for name, seeds in rows.items():
         cells = [spread([statistics.fmean(seed[metric]) for seed in seeds]) for metric in metrics]
-        if name not in (START, baseline):
+        if name != baseline and not name.startswith(START):
             pairs = [
                 gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]]) for metric in metrics
             ]

@@ -29,6 +29,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.stability import analyse, prefix_stability
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
@@ -182,7 +183,7 @@ def plain_gurobi(structure: Structure) -> float | None:
                 if is_friction:
                     model.addConstr(force <= 980 * factor)
             for row, terms in enumerate(sums):
-                weight = 9800 * structure.bricks[row // 5].mass_kg if row % 5 == 2 else 0
+                weight = 9800 * KIT.part_of[structure.bricks[row // 5][:2]].mass_kg if row % 5 == 2 else 0
                 model.addConstr(gurobipy.quicksum(terms) == weight)
             model.optimize()
             return model.ObjVal
@@ -203,7 +204,7 @@ def plain_scipy(structure: Structure) -> float | None:
             frictions.append(count)
         count += 1
     weights = np.zeros(5 * len(structure))
-    weights[2::5] = [9800 * brick.mass_kg for brick in structure.bricks]
+    weights[2::5] = [9800 * KIT.part_of[brick[:2]].mass_kg for brick in structure.bricks]
     at, ones = np.arange(len(frictions)), np.ones(len(frictions))
     limits = sparse.csr_array(
         (np.r_[ones, -980 * ones], (np.r_[at, at], np.r_[frictions, count * ones])), shape=(len(at), count + 1)

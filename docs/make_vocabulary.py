@@ -190,12 +190,12 @@ def brick_example() -> str:
 
 
 def brick_parts() -> str:
-    from trl_grpo_tasks.tasks.brick.structure import PART_MASSES_KG, SIZES
+    from trl_grpo_tasks.tasks.brick.kit import KIT
 
     rows = []
-    for (h, w), mass in PART_MASSES_KG.items():
-        written = [f"{a}x{b}" for a, b in SIZES if {a, b} == {h, w} and sorted((a, b)) == [h, w]]
-        rows.append((f"{h} x {w}", f"{mass * 1000:g}", codes(written)))
+    for part in KIT.parts:
+        written = [f"{h}x{w}" for h, w in KIT.sizes if KIT.part_of[h, w] == part]
+        rows.append((f"{part.short} x {part.long}", f"{part.mass_kg * 1000:g}", codes(written)))
     return table(["part (cells)", "mass in g", "sizes as written"], rows)
 
 

@@ -78,6 +78,25 @@ def test_grids_with_mistakes_are_refused(tmp_path):
         learning.read_grid(grid_file(tmp_path, stepz=3), None, None)
     with pytest.raises(ValueError, match="has no setting 'passk'; its settings are: grpo"):
         learning.read_grid(grid_file(tmp_path), ["passk"], None)
+    with pytest.raises(ValueError, match="own_start names pivot, which is none of the settings"):
+        learning.read_grid(grid_file(tmp_path, own_start={"pivot": {}}), None, None)
+
+
+def test_settings_share_a_cold_start_unless_they_have_their_own(tmp_path, monkeypatch):
+    own = {"pivot": {"text_form": "pivot"}}
+    path = grid_file(tmp_path, settings={"grpo": {}, "pivot": {"lr": 1}, "maxrl": {}}, own_start=own)
+    grid = learning.read_grid(path, None, None)
+    assert learning.starts_of(grid) == {"cold start": {}, "cold start, pivot": {"text_form": "pivot"}}
+    assert learning.starts_of(learning.read_grid(path, ["maxrl"], None)) == {"cold start": {}}
+    runs = []
+    monkeypatch.setattr(learning, "run", lambda *given: runs.append(given[2:]))
+    learning.cold_start(grid, tmp_path, "cold start, pivot", 1)
+    learning.train(grid, tmp_path, "pivot", 1)
+    model = tmp_path / "cold_start_pivot-1" / "cold_start"
+    assert runs == [
+        ("cold start, pivot", 1, {"text_form": "pivot", "steps": 1}),
+        ("pivot", 1, {"text_form": "pivot", "lr": 1, "model": model, "cold_start_steps": 0}),
+    ]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/grids").glob("*.yaml")), ids=lambda path: path.stem)
@@ -85,8 +104,9 @@ def test_grids_name_options_that_exist(path):
     from trl_grpo_tasks.commands.arguments import parse
 
     grid = learning.read_grid(path, None, None)
-    for options in grid["settings"].values():
-        parse(["--config", grid["recipe"], *learning.flags(grid["options"] | options)])
+    for name, options in grid["settings"].items():
+        started = learning.starts_of(grid)[learning.start_of(grid, name)]
+        parse(["--config", grid["recipe"], *learning.flags(grid["options"] | started | options)])
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ class Task:
             text that replaces them, one token per mask.
         defaults: Training options that suit the task. Recipes and command-line options override them.
         tiny_defaults: Further training options that apply only to the embedded tiny model.
+        fixed_options: Options that must have the same values when a run is resumed.
         Options: A dataclass whose fields become command-line options; see `option`.
         editors: Names of the task's editors, which --editor chooses from.
         redundant_editors: Editors that delete only what the constraint never allows.
@@ -133,6 +134,7 @@ class Task:
     policy: str = "causal"
     defaults: ClassVar[Mapping[str, Any]] = {}
     tiny_defaults: ClassVar[Mapping[str, Any]] = {}
+    fixed_options: Sequence[str] = ()
     editors: Sequence[str] = ()
     redundant_editors: Sequence[str] = ()
     tools: ClassVar[Mapping[str, str | Callable[[list[str]], int | None]]] = {}

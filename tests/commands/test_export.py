@@ -51,12 +51,12 @@ def test_equal_samples_are_written_once(tmp_path, capsys):
 def test_an_answer_from_a_file(tmp_path, capsys):
     task = get_task("brick")
     (tmp_path / "table.txt").write_text("2x4 (0,0,0)\n2x2 (0,1,1)\n")
-    words = ("--task", "brick", "--text", "two bricks, world 8", "--out", tmp_path / "out", "--prompt_style", "full")
+    words = ("--task", "brick", "--text", "a table, world 8", "--out", tmp_path / "out", "--prompt_style", "full")
     code, out, err = said(capsys, tmp_path / "table.txt", *words)
     assert (code, err) == (0, "") and out == f"files of 1 answer: {tmp_path / 'out'}\n"
     kinds = ["parts_1.csv", "sample_1.glb", "sample_1.ldr", "sample_1.png", "sample_1.txt", "steps_1.md"]
     assert names(tmp_path / "out") == ["answers.jsonl", *kinds]
-    files = task.exports(task.row_of("two bricks, world 8"), "2x4 (0,0,0)\n2x2 (0,1,1)\n")
+    files = task.exports(task.row_of("a table, world 8"), "2x4 (0,0,0)\n2x2 (0,1,1)\n")
     for name in ("parts.csv", "sample.glb", "sample.ldr", "steps.md"):
         written = (tmp_path / "out" / name.replace(".", "_1.")).read_bytes()
         assert written == (files[name] if isinstance(files[name], bytes) else files[name].encode())

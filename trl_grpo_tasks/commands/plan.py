@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
+from ..report.run_folder import RunFolder
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
@@ -41,6 +42,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from ..models.ready import ready_model
 
     _check_folder(args)
+    _check_fixed_options(task, args)
     _check_options(task, run, args, model_args)
     rows = rows_of(task, "train", args.train_rows, args.seed)
     state = PartialState()
@@ -225,6 +227,20 @@ def _check_folder(args: Any) -> None:
             f"--resume_from_checkpoint: there is no complete checkpoint in {args.output_dir}; leave the option out, "
             "or give it the value auto, which starts a new run then (a finished cold start is not repeated)"
         )
+
+
+def _check_fixed_options(task: Task, args: Any) -> None:
+    """Raise ValueError if a run is resumed with another value of one of the task's `fixed_options`."""
+    if not task.fixed_options or not _resumes_output_dir(args):
+        return
+    before = RunFolder.read(args.output_dir).settings.get("task", {}).get("options", {})
+    for name in task.fixed_options:
+        given = getattr(task.options, name)
+        if name in before and before[name] != given:
+            raise ValueError(
+                f"the run in {args.output_dir} was started with another --{name} ({before[name]!s:.60}, not "
+                f"{given!s:.60}); resume with the original value, or choose another --output_dir"
+            )
 
 
 def _resumes_output_dir(args: Any) -> bool:

@@ -125,7 +125,7 @@ class RepairTask(Task):
             )
         self.inner, self.turns, self.discount, self._constrain = inner, turns, discount, constrain
         for name in ("name", "version", "description", "weights", "levels", "watched", "tiny_defaults", "tools",
-                     "Options", "options"):  # fmt: skip
+                     "Options", "options", "fixed_options"):  # fmt: skip
             setattr(self, name, getattr(inner, name))
         lengths = {name: turns * n for name, n in inner.defaults.items() if name == "max_completion_length"}
         self.defaults = {**inner.defaults, **lengths}  # type: ignore[misc]

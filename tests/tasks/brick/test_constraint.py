@@ -37,11 +37,11 @@ def cells(brick):
     return {(brick.x + i, brick.y + j, brick.z) for i in range(brick.h) for j in range(brick.w)}
 
 
-def legal_bricks(bricks, world, attach, canonical):
+def legal_bricks(bricks, world, attach, canonical, sizes=SIZES):
     """Return every legal next brick, by a direct implementation of the rules."""
     taken = {cell for brick in bricks for cell in cells(brick)}
     studs = {(x, y, z + step) for x, y, z in taken for step in (1, -1)}
-    places = itertools.product(SIZES, range(world), range(world), range(world))
+    places = itertools.product(sizes, range(world), range(world), range(world))
     for (h, w), x, y, z in places:
         brick = Brick(h, w, x, y, z)
         own = cells(brick)
@@ -57,14 +57,14 @@ def legal_bricks(bricks, world, attach, canonical):
 class Oracle:
     """Decides which texts are allowed by enumerating all legal lines."""
 
-    def __init__(self, world, max_bricks, form, attach, canonical, max_offset):
+    def __init__(self, world, max_bricks, form, attach, canonical, max_offset, sizes=SIZES):
         self.max_bricks = max_bricks
 
         @lru_cache(None)
         def lines(bricks):
             """Return the legal next lines with their bricks."""
             found = {}
-            for brick in legal_bricks(bricks, world, attach, canonical) if len(bricks) < max_bricks else ():
+            for brick in legal_bricks(bricks, world, attach, canonical, sizes) if len(bricks) < max_bricks else ():
                 if form == "absolute":
                     found[f"{brick.h}x{brick.w} ({brick.x},{brick.y},{brick.z})\n"] = brick
                     continue

@@ -9,6 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from tests.support.toy import ToyTask
@@ -348,6 +350,7 @@ def test_generate_writes_texts_pictures_models_and_verdicts(careless_path, tmp_p
 def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys):
     code, out, _ = said(
         capsys, "generate", "--task", "brick", "--model_name_or_path", careless_path, "--text", "a, world 4",
+        "--brick_data", "tests/data/stabletext2brick.jsonl",
         "--num_samples", "3", "--output_dir", str(tmp_path), "--editor", "rejection+rollback",
         "--max_completion_length", "120",
     )  # fmt: skip
@@ -406,3 +409,21 @@ def test_eval_with_an_editor(careless_path, tmp_path, capsys):
     assert "unconstrained, editor rejection+rollback, temperature 1" in out
     assert all(set(sample["counts"]) == {"rejections", "rollbacks"} for sample in evaluation["samples"])
     assert "rollbacks_median" in out and evaluation["metrics"]["rollbacks"] <= 3
+
+
+LINES = st.lists(
+    st.builds("{}x{} ({},{},{})".format, *[st.integers(1, 3)] * 2, *[st.integers(-1, 3)] * 3)
+    | st.builds("1x2 @{} ({},0,1)".format, st.integers(0, 4), st.integers(-2, 2))
+    | st.sampled_from(["", "x", "2x2 (0,0,0)"]),
+    max_size=9,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(LINES, st.integers(1, 5))
+def test_the_first_invalid_line_is_found_as_by_trying_every_prefix(lines, max_bricks):
+    editor = BrickEditor([ROW], SPANNING, rejects=False, rolls_back=True, max_bricks=max_bricks)
+    written = [line for line in lines if line.strip()]
+    tried = [editor._wrong(0, "\n".join(written[:count])) for count in range(1, len(written) + 1)]
+    right = next((count for count, wrong in enumerate(tried) if wrong), len(tried))
+    assert editor._right_lines(parse("\n".join(written), WORLD)) == right

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trl_grpo_tasks.tasks.brick import ldraw
-from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, PARTS, from_ldr, palette_indices, to_ldr
+from trl_grpo_tasks.tasks.brick.kit import KIT
+from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, from_ldr, palette_indices, to_ldr
 from trl_grpo_tasks.tasks.brick.render import DRAWN_LIMIT, before_after, picture, png, sheet
 from trl_grpo_tasks.tasks.brick.scene import (
     EMPTY,
@@ -269,7 +270,7 @@ def test_a_part_in_the_file_fills_the_brick(size):
     brick = Brick(*size, 3, 7, 2)
     fields = to_ldr(Structure((brick,)), "x").split("\n")[3].split()
     short, long = sorted(size)
-    assert fields[14] == PARTS[short, long] + ".dat"
+    assert fields[14] == KIT.part_of[short, long].ldraw + ".dat"
     x, y, z, a, b, c, d, e, f, g, h, i = map(int, fields[2:14])
     box = [(u, v, w) for u in (-10 * long, 10 * long) for v in (0, 24) for w in (-10 * short, 10 * short)]
     placed = np.array(

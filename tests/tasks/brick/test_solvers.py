@@ -67,7 +67,7 @@ def test_a_missing_solver_that_was_requested_is_reported(monkeypatch):
 
 
 def test_a_solver_that_fails_is_replaced_by_another(monkeypatch):
-    def dies(program):
+    def dies(*_):
         raise RuntimeError("out of luck")
 
     monkeypatch.setitem(solvers._SOLVE_WITH, "highs", dies)

@@ -16,6 +16,7 @@ from scipy.optimize import linprog
 from tests.support.brick_structures import CANTILEVER, T, W, close, random_structure
 from tests.support.paths import DATA, SHARED
 from trl_grpo_tasks.tasks.brick import balance, solvers
+from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.stability import Load, analyse, prefix_stability
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
@@ -58,7 +59,7 @@ class PlainModel:
                     self.add((beside, step, i, j, -1), (upper, step, i, j, -1))
         self.needed = np.zeros(5 * len(self.bricks))
         for n, brick in enumerate(self.bricks):
-            self.needed[5 * n + 2] += 9800 * (brick.mass_kg if masses is None else masses[n])
+            self.needed[5 * n + 2] += 9800 * (KIT.part_of[brick[:2]].mass_kg if masses is None else masses[n])
         for x, y, z, mass in loads:
             n = owner[x, y, z]
             cx, cy = self.middle(n)
@@ -240,15 +241,15 @@ def test_reduced_program_matches_the_plain_model():
 def test_published_mode_matches_the_plain_model(backend, monkeypatch):
     values = []
 
-    def keep_value(program, order):
-        values.append(solvers.solve(program, order).value)
-        return solvers.solve(program, order)
+    def keep_value(*program):
+        values.append(solvers.solve(*program).value)
+        return solvers.solve(*program)
 
     monkeypatch.setattr(balance, "solve", keep_value)
     differ_from_plain = differ_from_load_factor = 0
     for seed in range(20):
         structure = random_structure(4 + seed % 9, 300 + seed, up=1, ground=0)
-        masses = [brick.mass_kg * (10 if seed % 2 else 1) for brick in structure.bricks]
+        masses = [KIT.part_of[brick[:2]].mass_kg * (10 if seed % 2 else 1) for brick in structure.bricks]
         value, scores = PlainModel(structure, masses).published()
         found = analyse(structure, "published", backend, masses=masses)
         assert values[-1] * 9.8 * np.mean(masses) == pytest.approx(value, rel=1e-5)
@@ -274,7 +275,7 @@ def test_explained_loads_are_a_balance_and_failing_bricks_cannot_be_relieved():
         61,
     ):  # cases where the least total friction exceeds the load factor somewhere
         structure = random_structure(14, seed, up=1, ground=0.1, world=8)
-        masses = [brick.mass_kg * 40 for brick in structure.bricks]
+        masses = [KIT.part_of[brick[:2]].mass_kg * 40 for brick in structure.bricks]
         quick, full = analyse(structure, masses=masses), analyse(structure, masses=masses, explain=True)
         assert full.load_factor == close(quick.load_factor) and max(full.loads) == close(full.load_factor)
         plain = PlainModel(structure, masses)
@@ -352,7 +353,7 @@ def test_load_factor_is_convex_in_a_load(seed, bricks, data):
 
 def test_scaling_all_weights_scales_the_load_factor():
     structure = random_structure(15, 2)
-    masses = [brick.mass_kg for brick in structure.bricks]
+    masses = [KIT.part_of[brick[:2]].mass_kg for brick in structure.bricks]
     expected = analyse(structure).load_factor
     for scale in (1e-6, 1e-2, 1e3, 1e6):
         for backend in ("highs", "clarabel"):

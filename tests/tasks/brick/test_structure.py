@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.structure import (
     GROUND,
     MAX_OFFSET,
-    PART_MASSES_KG,
     READ_LIMIT,
     SIZES,
     WORLD,
@@ -27,8 +27,8 @@ in_a_small_world = st.tuples(sizes, *[st.integers(-1, 6)] * 2, st.integers(-1, 4
 
 
 def test_parts():
-    assert len(PART_MASSES_KG) == 8 and len(SIZES) == 14
-    assert Brick(4, 2, 0, 0, 0).mass_kg == Brick(2, 4, 0, 0, 0).mass_kg == 0.00216
+    assert len(KIT.parts) == 8 and len(SIZES) == 14
+    assert KIT.part_of[4, 2].mass_kg == KIT.part_of[2, 4].mass_kg == 0.00216
     assert str(Brick(2, 4, 3, 0, 1)) == "2x4 (3,0,1)"
     assert Brick(2, 4, 18, 16, 19).is_inside(20) and not Brick(2, 4, 19, 16, 19).is_inside(20)
     assert not Brick(1, 1, 0, 0, 20).is_inside(20) and not Brick(1, 1, 0, -1, 0).is_inside(20)

@@ -77,19 +77,19 @@ def test_invalid_options_are_reported(options, message):
         BrickOptions(**options)
 
 
-def test_a_users_caption_gives_a_row():
-    task = BrickTask()
+def test_a_caption_for_published_structures_is_taken_as_it_is():
+    task = BrickTask(BrickOptions(brick_data=PUBLISHED))
     row = task.row_of("a castle for a cat")
     assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a castle for a cat", 20, None, [])
     assert task.score(row, "2x4 (0,0,0)\n").info["shape"].startswith("not judged")
     assert task.row_of("a castle, world 9")["prompt"] == [{"role": "user", "content": "a castle, world 9"}]
-    assert BrickTask(BrickOptions(world_dim=24)).row_of("x")["world"] == 24
+    assert BrickTask(BrickOptions(world_dim=24, brick_data=PUBLISHED)).row_of("x")["world"] == 24
     with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):
         task.row_of("a castle, world 99")
 
 
 def test_without_a_target_only_physics_is_scored_without_success():
-    task = BrickTask()
+    task = BrickTask(BrickOptions(brick_data=PUBLISHED))
     row = task.row_of("a red dragon")
     stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
     assert stands.valid and not stands.success and not falls.success

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .forces import GRAVITY, ROWS, STUD_HOLDS_N, STUD_PITCH_M, Columns, Contacts, matrix_of
-from .solvers import LinearProgram, order_of, solve
-from .structure import GROUND, SIZES, WORLD, Structure, parse, structure_of
+from .forces import ROWS, STUD_PITCH_M, Columns, Contacts, matrix_of
+from .kit import KIT, Kit
+from .solvers import LinearProgram, Solving, order_of, solve
+from .structure import GROUND, WORLD, Structure, parse, structure_of
 
 MODES = ("load_factor", "feasible", "published")
 PUBLISHED_MAX_WEIGHT, PUBLISHED_SUM_WEIGHT = 1e-3, 1e-6
@@ -44,16 +45,19 @@ class Analysis:
 def analyse(
     bricks: Structure | str | Iterable[Sequence[int]],
     mode: str = "load_factor",
-    backend: str = "auto",
+    backend: str | Solving = "auto",
     *,
     masses: Sequence[float] | None = None,
     loads: Iterable[Load | tuple[int, int, int, float]] = (),
     explain: bool = False,
     world: int = WORLD,
+    kit: Kit = KIT,
 ) -> Analysis:
-    """Analyse the stability of a Structure, of text, or of (h, w, x, y, z) tuples (`world` applies to the last two).
+    """Analyse the stability of a Structure, of text, or of (h, w, x, y, z) tuples (`world` and `kit` are of the last
+    two).
 
-    `masses` overrides the masses of the bricks, in kg; `loads` are weights placed on bricks.
+    `backend` is the name of a solver, or a `Solving` with a time limit and a log. `masses` overrides the masses of the
+    bricks, in kg; `loads` are weights placed on bricks.
 
     A structure that cannot be built, or text with an invalid line, is reported as unstable with the reason, because
     the input may be a model's output. For an overloaded structure, `failing` lists the bricks that give way first:
@@ -71,9 +75,10 @@ def analyse(
     """
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; modes are: {', '.join(MODES)}")
-    reading = parse(bricks, world) if isinstance(bricks, str) else None
-    structure = structure_of(bricks, world) if reading is None else reading.structure
-    solvers = order_of(backend, ROWS * len(structure))
+    reading = parse(bricks, world, kit=kit) if isinstance(bricks, str) else None
+    structure = structure_of(bricks, world, kit) if reading is None else reading.structure
+    solving = Solving(backend) if isinstance(backend, str) else backend
+    solvers = order_of(solving.backend, ROWS * len(structure))
     if reading is not None and reading.problems:
         return Analysis(False, None, reasons=tuple(reading.problems))
     failing, reasons = unbuildable(structure)
@@ -90,14 +95,14 @@ def analyse(
         warn_no_solver()
         return Analysis(not floating, None, floating, reasons)
     if mode == "published":
-        return _published(structure, weights_N, solvers)
+        return _published(structure, weights_N, solvers, solving)
     overload = 1 + TOLERANCE if mode == "feasible" else 1 - TOLERANCE
-    return analyse_balance(structure, weights_N, solvers, overload, explain)
+    return analyse_balance(structure, weights_N, solvers, solving, overload, explain)
 
 
 def unbuildable(structure: Structure) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the bricks that cannot be where they are, and messages for all problems."""
-    unknown = [i for i, brick in enumerate(structure.bricks) if brick[:2] not in SIZES]
+    unknown = [i for i, brick in enumerate(structure.bricks) if brick[:2] not in structure.kit.part_of]
     reasons = [f"{_named(structure, i)}, is not one of the parts" for i in unknown] + structure.problems()
     failing = {*unknown, *structure.outside, *(later for _, later in structure.collisions)}
     return tuple(sorted(failing)), tuple(reasons)
@@ -107,7 +112,8 @@ def weights_of(
     structure: Structure, masses: Sequence[float] | None, loads: Iterable[Load | tuple[int, int, int, float]]
 ) -> tuple[np.ndarray, list[Load]]:
     """Return the gravity wrench per brick, [brick, row] in N and N x studs, and the loads that are not on a brick."""
-    masses = [brick.mass_kg for brick in structure.bricks] if masses is None else list(masses)
+    kit = structure.kit
+    masses = [kit.part_of[brick[:2]].mass_kg for brick in structure.bricks] if masses is None else list(masses)
     placed = [Load(*load) for load in loads]
     if len(masses) != len(structure):
         raise ValueError(f"got {len(masses)} masses for {len(structure)} bricks; pass one mass per brick")
@@ -115,7 +121,7 @@ def weights_of(
         if not 0 <= mass < math.inf:
             raise ValueError(f"invalid mass {mass} kg: masses must be finite and not negative")
     weights_N = np.zeros((len(structure), ROWS))
-    weights_N[:, 0] = np.array(masses) * GRAVITY
+    weights_N[:, 0] = np.array(masses) * kit.gravity
     unsupported = []
     for load in placed:
         inside = all(0 <= place < structure.world for place in load[:3])
@@ -125,7 +131,7 @@ def weights_of(
             continue
         h, w, x, y, _ = structure.bricks[carrier]
         arms = (1, load.x - x - (h - 1) / 2, load.y - y - (w - 1) / 2)
-        weights_N[carrier, :3] += load.mass_kg * GRAVITY * np.array(arms)
+        weights_N[carrier, :3] += load.mass_kg * kit.gravity * np.array(arms)
     return weights_N, unsupported
 
 
@@ -133,6 +139,7 @@ def analyse_balance(
     structure: Structure,
     weights_N: np.ndarray,
     solvers: Sequence[str],
+    solving: Solving,
     overload: float = 1 - TOLERANCE,
     explain: bool = False,
 ) -> Analysis:
@@ -145,10 +152,12 @@ def analyse_balance(
     cost = np.zeros(matrix.shape[1])
     cost[-1] = 1
     unit_N = force_unit(weights_N)
-    solution = solve(LinearProgram(matrix, weights_N.ravel() / unit_N, cost, forces[0].count), solvers)
-    load_factor = max(solution.value, 0.0) * unit_N / STUD_HOLDS_N
+    solution = solve(LinearProgram(matrix, weights_N.ravel() / unit_N, cost, forces[0].count), solvers, solving)
+    load_factor = max(solution.value, 0.0) * unit_N / structure.kit.stud_strength_N
 
-    loads = _least_friction(weights_N, forces, grips, load_factor, solvers) if explain else None
+    loads = None
+    if explain:
+        loads = _least_friction(structure, weights_N, forces, grips, load_factor, solvers, solving)
     told = None if loads is None else tuple(loads.tolist())
     if load_factor < overload:
         return Analysis(True, load_factor, loads=told, solver=solution.solver)
@@ -165,15 +174,21 @@ def analyse_balance(
 
 
 def _least_friction(
-    weights_N: np.ndarray, forces: Sequence[Columns], grips: Columns, load_factor: float, solvers: Sequence[str]
+    structure: Structure,
+    weights_N: np.ndarray,
+    forces: Sequence[Columns],
+    grips: Columns,
+    load_factor: float,
+    solvers: Sequence[str],
+    solving: Solving,
 ) -> np.ndarray:
     """Return each brick's friction relative to a stud's capacity, in the equilibrium with the least total friction.
 
     The total is over each brick's largest friction, and no friction exceeds the load factor.
     """
     bricks, rows = len(weights_N), weights_N.size
-    unit_N = force_unit(weights_N)
-    limit = load_factor * (1 + TOLERANCE) * STUD_HOLDS_N / unit_N
+    unit_N, capacity_N = force_unit(weights_N), structure.kit.stud_strength_N
+    limit = load_factor * (1 + TOLERANCE) * capacity_N / unit_N
     # One extra row per brick: its friction plus the unused part of the limit equals the limit.
     own, one = np.arange(bricks), np.ones(bricks)
     frictions = Columns(
@@ -183,11 +198,11 @@ def _least_friction(
     cost = np.zeros(matrix.shape[1])
     cost[-2 * bricks : -bricks] = 1
     rhs = np.append(weights_N.ravel() / unit_N, np.full(bricks, limit))
-    x = solve(LinearProgram(matrix, rhs, cost, forces[0].count), solvers).x
-    return np.clip(x[-2 * bricks : -bricks] * unit_N / STUD_HOLDS_N, 0, load_factor)
+    x = solve(LinearProgram(matrix, rhs, cost, forces[0].count), solvers, solving).x
+    return np.clip(x[-2 * bricks : -bricks] * unit_N / capacity_N, 0, load_factor)
 
 
-def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[str]) -> Analysis:
+def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[str], solving: Solving) -> Analysis:
     """Run the published analysis.
 
     It minimises the imbalance, plus 1e-3 of each brick's largest friction, plus 1e-6 of all frictions. The published
@@ -222,9 +237,9 @@ def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[st
     matrix = matrix_of([block for block, _ in blocks], rows + points)
     unit_N = force_unit(weights_N)
     rhs = np.append(weights_N.ravel() / unit_N, np.zeros(points))
-    solution = solve(LinearProgram(matrix, rhs, cost, presses.count), solvers)
+    solution = solve(LinearProgram(matrix, rhs, cost, presses.count), solvers, solving)
     largest, amiss = np.split(solution.x[-bricks - 2 * len(missed) :], [bricks])
-    shares = largest * unit_N / STUD_HOLDS_N
+    shares = largest * unit_N / structure.kit.stud_strength_N
     unbalanced = np.any(amiss.reshape(2, bricks, 3) > TOLERANCE, axis=(0, 2))
     fails = unbalanced | (shares >= 1 - TOLERANCE)
     failing = tuple(np.flatnonzero(fails).tolist())

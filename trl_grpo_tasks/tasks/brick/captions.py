@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .catalogue import CATEGORIES, Request
+from .kit import KIT, Kit
 from .levels import LEVELS
-from .structure import SIZES, WORLD
+from .structure import WORLD
 
 DETAILS = (1, 2, 3)
 PROMPT_STYLES = ("short", "full")
@@ -40,7 +41,7 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
     params = dict(request.params)
     words = [request.category]
     if detail == 1:
-        words = [word for word in (*_adjectives(level)[request.category][_main(request)], request.category) if word]
+        words = [word for word in (*adjectives(level)[request.category][_main(request)], request.category) if word]
     text = ("an " if words[0][0] in "aeiou" else "a ") + " ".join(words)
     names = {1: (), 2: category.main, 3: category.main + category.fine}[detail]
     parts = [text, *(PHRASES[name].format(params[name]) for name in names)]
@@ -52,7 +53,7 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
     return ", ".join(parts)
 
 
-def prompt(text: str, world: int, style: str) -> list[dict[str, str]]:
+def prompt(text: str, world: int, style: str, kit: Kit = KIT) -> list[dict[str, str]]:
     """Make chat messages that ask for `text`: "short" is little more than the caption, "full" explains the task."""
     if style == "short":
         return [{"role": "user", "content": text if world == WORLD else f"{text}, world {world}"}]
@@ -60,18 +61,24 @@ def prompt(text: str, world: int, style: str) -> list[dict[str, str]]:
         raise ValueError(f"unknown prompt style {style!r}; styles are: {', '.join(PROMPT_STYLES)}")
     return [
         {"role": "system", "content": "You design toy-brick structures that can be built and that stand."},
-        {"role": "user", "content": f"{_INSTRUCTION.format(world=world, last=world - 1)}\n\n### Input:\n{text}"},
+        {"role": "user", "content": f"{_instruction(world, kit)}\n\n### Input:\n{text}"},
     ]
+
+
+def _instruction(world: int, kit: Kit) -> str:
+    grip = "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
+    gravity = "" if kit.gravity == KIT.gravity else f" Gravity is {kit.gravity:g} m/s2."
+    return _INSTRUCTION.format(world=world, last=world - 1, sizes=kit.written_sizes, grip=grip) + gravity
 
 
 _INSTRUCTION = (
     "Build what the input describes. Write one brick a line, as `hxw (x,y,z)`: h cells along x, w cells along y, one "
-    f"high, with its lowest corner at (x,y,z). Sizes: {', '.join(f'{h}x{w}' for h, w in SIZES)}. "
+    "high, with its lowest corner at (x,y,z). Sizes: {sizes}. "
     "Coordinates go from 0 to {last} in a world of {world}x{world}x{world}; z=0 is the ground. Go up layer by layer; "
     "within a layer x falls, then y. Bricks must not overlap, and each must stand on the ground or on studs of a "
     "brick below. Lengths and reaches run along x, widths and depths along y; the structure stands in the corner "
     "where x and y are 0, and what overhangs points towards x=0. It must carry the weights that the input names, with "
-    "the thinnest support that holds: a stud grips with about 1 N."
+    "the thinnest support that holds: a stud grips with about {grip} N."
 )
 
 
@@ -85,13 +92,13 @@ def choices(level: str) -> list[tuple[Request, int]]:
         if (key := (request.category, _main(request), request.grams)) not in usual:
             usual.add(key)
             found.append((request, 2))
-            if _main(request) in _adjectives(level)[request.category]:
+            if _main(request) in adjectives(level)[request.category]:
                 found.append((request, 1))
     return found
 
 
 @functools.cache
-def _adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
+def adjectives(level: str) -> dict[str, dict[tuple[Any, ...], tuple[str, str]]]:
     """Map category -> main parameters -> (size word, height word), where words describe them unambiguously."""
     mains: dict[str, set[tuple[Any, ...]]] = {}
     for request in LEVELS[level].requests():

@@ -7,10 +7,10 @@ from typing import Any
 
 from ...constraints.choices import Choices, ChoiceTreeConstraint
 from ...task import Row
+from .kit import KIT, Kit
 from .placements import Placements, Rules
-from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, Brick, parse
+from .structure import FORMS, MAX_OFFSET, READ_LIMIT, WORLD, Brick, parse
 
-_SPELLED = [f"{h}x{w}" for h, w in SIZES]
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
 _COORDINATES = {n: f"{n}," for n in range(1 - _LARGEST_WORLD, _LARGEST_WORLD)}
 _LAST_COORDINATES = {n: f"{n})\n" for n in _COORDINATES}
@@ -27,6 +27,7 @@ def brick_constraint(
     attach: bool = True,
     canonical: bool = False,
     max_offset: int = MAX_OFFSET,
+    kit: Kit = KIT,
 ) -> ChoiceTreeConstraint:
     """Make a constraint to texts of 1 to `max_bricks` bricks that are inside the world and do not collide.
 
@@ -39,7 +40,7 @@ def brick_constraint(
         raise ValueError(f"unknown form {form!r}; forms are: {', '.join(FORMS)}")
     if max_offset < 0:
         raise ValueError(f"max_offset is {max_offset}; it must be 0 or more")
-    tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset)
+    tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
     return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
 
 
@@ -54,7 +55,9 @@ class BrickTree:
 
     def __init__(self, world: int, max_bricks: int, form: str, **rules: Any):
         self._defaults, self._form, self._options = (world, max_bricks), form, rules
-        self._opened = [size + (" (" if form == "absolute" else " @") for size in _SPELLED]
+        self._kit: Kit = rules.get("kit", KIT)
+        self._spelled = [f"{h}x{w}" for h, w in self._kit.sizes]
+        self._opened = [size + (" (" if form == "absolute" else " @") for size in self._spelled]
         self._pivot: tuple[int, ...] = (0,) if form == "absolute" else ()  # absolute: every offset is from the origin
         self._rules = lru_cache(_WORLDS_KEPT)(lambda world, max_bricks: Rules(world, max_bricks=max_bricks, **rules))
         self.placements: dict[tuple[int, int, str], Placements] = {}
@@ -82,8 +85,8 @@ class BrickTree:
         if len(chosen) == 5:
             size, _, x, y, z = chosen
             world, max_bricks, text = written
-            h, w = SIZES[size]
-            before, written, chosen = written, (world, max_bricks, f"{text}{_SPELLED[size]} ({x},{y},{z})\n"), []
+            h, w = self._kit.sizes[size]
+            before, written, chosen = written, (world, max_bricks, f"{text}{self._spelled[size]} ({x},{y},{z})\n"), []
             if written not in self.placements:
                 self._keep(written, self._placements(before).place(Brick(h, w, x, y, z)))
         placed = self._placements(written)
@@ -107,7 +110,7 @@ class BrickTree:
         if placed is None:
             world, max_bricks, text = written
             placed = Placements.empty(self._rules(world, max_bricks))
-            for brick in parse(text).structure.bricks:
+            for brick in parse(text, kit=self._kit).structure.bricks:
                 placed = placed.place(brick)
             self._keep(written, placed)
         return placed

@@ -19,8 +19,9 @@ from typing import Any
 
 from .captions import PROMPT_STYLES, caption, choices, prompt
 from .catalogue import Request
-from .designs import decode_voxels, design, encode_voxels, loads_on, negatives
+from .designs import NoDesignError, decode_voxels, design, encode_voxels, loads_on, negatives
 from .hub import from_hub
+from .kit import KIT, Kit, Part
 from .levels import LEVELS
 
 __all__ = ["ALL", "SPLITS", "decode_voxels", "from_hub", "loads_on", "make_row", "make_rows", "negatives"]
@@ -45,13 +46,15 @@ def make_rows(
     *,
     levels: Sequence[str] = ALL,
     prompt_style: str = "short",
+    kit: Kit = KIT,
     workers: int | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Generate `size` rows of a split, alternating between levels (`size=None`: every row once).
 
-    A level that runs out of rows starts again from its first. The rows depend on split, size, seed, levels and style,
-    but not on `workers`, the number of processes (None: chosen from the number of rows).
+    Requests that have no stable answer with the kit are left out. A level that runs out of rows starts again from its
+    first. The rows depend on all arguments but `workers`, the number of processes (None: chosen from the number of
+    rows), and `progress`.
 
     Columns: `prompt` (chat messages), `caption`, `category`, `level`, `world`, `detail`, `voxels` (the target; read it
     with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and `bad_label` (a failing
@@ -65,26 +68,44 @@ def make_rows(
         raise ValueError(f"no level was given; levels are: {', '.join(LEVELS)}")
     if prompt_style not in PROMPT_STYLES:
         raise ValueError(f"unknown prompt style {prompt_style!r}; styles are: {', '.join(PROMPT_STYLES)}")
-    plan = _plan(split, size, seed, levels)
-    if workers is None:
-        workers = min(os.cpu_count() or 1, 8, len(plan) // MIN_ROWS_PER_WORKER)
-    with _progress_bar(len(plan), progress) as bar:
-        if workers > 1:
-            return _in_processes(plan, workers, prompt_style, bar)
-        rows = []
-        for entry in plan:
-            rows.append(make_row(*entry, prompt_style))
-            bar.update()
-        return rows
+    todo = {level: _shuffled(level, split, seed) for level in levels}
+    wanted = dict.fromkeys(levels, 0)
+    for index, level in enumerate(levels):
+        wanted[level] += len(todo[level]) if size is None else len(range(index, size, len(levels)))
+    wanted = {level: min(count, len(todo[level])) for level, count in wanted.items()}
+    rows: dict[str, list[dict[str, Any]]] = {level: [] for level in levels}
+    with _progress_bar(sum(wanted.values()), progress) as bar:
+        # A request without an answer is replaced by the next of its level, in another round.
+        while plan := [
+            (level, *choice) for level in rows for choice in todo[level][: wanted[level] - len(rows[level])]
+        ]:
+            processes = min(os.cpu_count() or 1, 8, len(plan) // MIN_ROWS_PER_WORKER) if workers is None else workers
+            for (level, *_), row in zip(plan, _rows_of(plan, processes, prompt_style, kit, bar), strict=True):
+                todo[level] = todo[level][1:]
+                if row is not None:
+                    rows[level].append(row)
+    if empty := [level for level in levels if wanted[level] and not rows[level]]:
+        raise ValueError(
+            f"nothing of level {empty[0]!r} can be built with these bricks at gravity {kit.gravity:g} and a stud "
+            f"strength of {kit.stud_strength_N:g} N; choose other --brick_levels, --brick_library, --gravity or "
+            "--stud_strength"
+        )
+    if size is None:
+        return [row for turn in itertools.zip_longest(*rows.values()) for row in turn if row is not None]
+    turns = [itertools.cycle(rows[level]) for level in levels]
+    return [dict(next(turns[index % len(turns)])) for index in range(size)]
 
 
-def make_row(level: str, request: Request, detail: int, prompt_style: str = "short") -> dict[str, Any]:
-    """Generate the row for one request, with a caption at the given level of detail (1 to 3)."""
+def make_row(level: str, request: Request, detail: int, prompt_style: str = "short", kit: Kit = KIT) -> dict[str, Any]:
+    """Generate the row for one request, with a caption at the given level of detail (1 to 3).
+
+    Raises NoDesignError if the request has no stable answer with the kit.
+    """
     world = LEVELS[level].world
-    made = design(request, world)
+    made = design(request, world, kit)
     text = caption(level, request, detail, made.support)
     return {
-        "prompt": prompt(text, world, prompt_style),
+        "prompt": prompt(text, world, prompt_style, kit),
         "caption": text,
         "category": request.category,
         "level": level,
@@ -96,15 +117,6 @@ def make_row(level: str, request: Request, detail: int, prompt_style: str = "sho
         "bad": made.bad.text,
         "bad_label": made.bad_label,
     }
-
-
-def _plan(split: str, size: int | None, seed: int, levels: Sequence[str]) -> list[tuple[str, Request, int]]:
-    """Choose the (level, request, detail) of every row, in order."""
-    orders = [[(level, *choice) for choice in _shuffled(level, split, seed)] for level in levels]
-    if size is None:
-        return [entry for turn in itertools.zip_longest(*orders) for entry in turn if entry is not None]
-    turns = [itertools.cycle(order) for order in orders]
-    return [next(turns[index % len(turns)]) for index in range(size)]
 
 
 def _shuffled(level: str, split: str, seed: int) -> list[tuple[Request, int]]:
@@ -127,23 +139,39 @@ def _progress_bar(total: int, wanted: bool) -> Any:
     return tqdm(total=total, desc="making brick rows", unit="row", disable=not shown)
 
 
-def _in_processes(
-    plan: list[tuple[str, Request, int]], workers: int, prompt_style: str, bar: Any
-) -> list[dict[str, Any]]:
-    """Generate the rows of a plan in worker processes and return them in order.
+def _rows_of(
+    plan: list[tuple[str, Request, int]], workers: int, prompt_style: str, kit: Kit, bar: Any
+) -> list[dict[str, Any] | None]:
+    """Generate the rows of a plan, in worker processes if there are several, and return them in order.
 
-    The plan is split by category as far as possible, because each worker caches the layers it has already covered.
+    A request without an answer gives None. The plan is split by category as far as possible, because each worker
+    caches the layers it has already covered.
     """
+    if workers <= 1:
+        made = []
+        for entry in plan:
+            made.append(_row_or_none(*entry, prompt_style, kit))
+            bar.update()
+        return made
     order = sorted(range(len(plan)), key=lambda index: plan[index][1].category)
     step = -(-len(plan) // workers)
     parts = [[plan[index] for index in order[start : start + step]] for start in range(0, len(plan), step)]
     with ThreadPoolExecutor(workers) as threads:
-        made = itertools.chain.from_iterable(threads.map(lambda part: _run_worker(part, prompt_style, bar), parts))
-        rows = dict(zip(order, made, strict=True))
+        results = threads.map(lambda part: _run_worker(part, prompt_style, kit, bar), parts)
+        rows = dict(zip(order, itertools.chain.from_iterable(results), strict=True))
     return [rows[index] for index in range(len(plan))]
 
 
-def _run_worker(part: list[tuple[str, Request, int]], prompt_style: str, bar: Any) -> list[dict[str, Any]]:
+def _row_or_none(level: str, request: Request, detail: int, prompt_style: str, kit: Kit) -> dict[str, Any] | None:
+    try:
+        return make_row(level, request, detail, prompt_style, kit)
+    except NoDesignError:
+        return None
+
+
+def _run_worker(
+    part: list[tuple[str, Request, int]], prompt_style: str, kit: Kit, bar: Any
+) -> list[dict[str, Any] | None]:
     """Generate rows in a new process, updating the progress bar for each."""
     entries = [(level, request.category, request.params, request.grams, detail) for level, request, detail in part]
     rows = []
@@ -153,7 +181,7 @@ def _run_worker(part: list[tuple[str, Request, int]], prompt_style: str, bar: An
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8", env=one_thread) as process:
         assert process.stdin is not None and process.stdout is not None  # both are pipes
         with contextlib.suppress(BrokenPipeError):  # the process died; its exit status is checked below
-            process.stdin.write(json.dumps([prompt_style, entries]))
+            process.stdin.write(json.dumps([prompt_style, (kit.parts, kit.gravity, kit.stud_strength_N), entries]))
             process.stdin.close()
         for line in process.stdout:
             rows.append(json.loads(line))
@@ -168,7 +196,8 @@ def _run_worker(part: list[tuple[str, Request, int]], prompt_style: str, bar: An
 
 def _worker_main() -> None:
     """Entry point of a worker process: read all requests from stdin and write one row per line to stdout."""
-    prompt_style, entries = json.load(sys.stdin)
+    prompt_style, (parts, *physics), entries = json.load(sys.stdin)
+    kit = Kit(tuple(Part(*part) for part in parts), *physics)
     for level, category, params, grams, detail in entries:
         request = Request(category, tuple((name, value) for name, value in params), tuple(grams))
-        print(json.dumps(make_row(level, request, detail, prompt_style)), flush=True)
+        print(json.dumps(_row_or_none(level, request, detail, prompt_style, kit)), flush=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .catalogue import CATEGORIES, Request
+from .kit import KIT, Kit
 from .layout import lay, lay_once
 from .stability import Load, analyse
 from .structure import Structure
@@ -31,9 +32,16 @@ class Design:
     bad_label: str
 
 
+class NoDesignError(ValueError):
+    """Raised when no layout of these parts is strong enough for a request."""
+
+
 @functools.lru_cache(maxsize=4_000)
-def design(request: Request, world: int) -> Design:
-    """Find the gold answer to a request, with the thinnest support that carries the weights."""
+def design(request: Request, world: int, kit: Kit = KIT) -> Design:
+    """Find the gold answer to a request, with the thinnest support that carries the weights, or raise NoDesignError.
+
+    Every request of the levels has an answer with the default kit.
+    """
     category = CATEGORIES[request.category]
     supports = category.supports(dict(request.params)) if category.support else [None]
     thin: Structure | None = None
@@ -48,11 +56,11 @@ def design(request: Request, world: int) -> Design:
         y = (shape.shape[1] - 1) // 2
         loads = [{"grams": grams, "at": [x, y]} for grams, x in zip(request.grams, places, strict=False)]
         factor_of = functools.partial(load_factor, loads=loads)
-        gold, factor = lay(voxels, factor_of, LIMIT, attempts=2 if category.support else 20)
+        gold, factor = lay(voxels, factor_of, LIMIT, attempts=2 if category.support else 20, kit=kit)
         if gold is not None and factor < LIMIT:
             return Design(voxels, gold, loads, support, *_bad(voxels, gold, loads, thin))
         thin = gold if factor >= 1 else None
-    raise ValueError(f"no design can carry {request}; reduce its weight or its reach")
+    raise NoDesignError(f"no design can carry {request}; reduce its weight or its reach")
 
 
 def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> float:
@@ -98,7 +106,7 @@ def _bad(
         return thin, "thin support"
     if loads:
         for joint in (-3.0, -6.0):
-            careless = lay_once(voxels, joint=joint)
+            careless = lay_once(voxels, joint=joint, kit=gold.kit)
             if careless is not None and load_factor(careless, loads) > 1:
                 return careless, "shallow joints"
     made = negatives(gold)
@@ -115,8 +123,8 @@ def negatives(gold: Structure) -> dict[str, Structure]:
     else:
         floating = [brick for brick in gold.bricks if brick.z > 0]
     return {
-        "floating": Structure(tuple(floating), gold.world),
-        "colliding": Structure((*gold.bricks, last), gold.world),
+        "floating": Structure(tuple(floating), gold.world, gold.kit),
+        "colliding": Structure((*gold.bricks, last), gold.world, gold.kit),
     }
 
 

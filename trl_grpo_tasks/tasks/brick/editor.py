@@ -11,17 +11,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...task import Row
 from .designs import loads_on
-from .stability import SolverError, analyse
-from .structure import MAX_OFFSET, Structure, parse
+from .kit import KIT, Kit
+from .solvers import SOLVING, Solving
+from .stability import Analysis, Load, SolverError, analyse
+from .structure import LONGEST_LINE, MAX_OFFSET, Reading, Structure, lines_of, parse
 
+ANALYSES_KEPT = 4096
 EDITORS = ("rejection", "rollback", "rejection+rollback")
 MAX_BRICK_REJECTIONS = 50
 MAX_ROLLBACKS = 100
-LONGEST_LINE = 32  # tokens: the text of a brick has fewer characters than this
 
 
 @dataclass
@@ -48,14 +51,17 @@ class BrickEditor:
         max_brick_rejections: int = MAX_BRICK_REJECTIONS,
         max_rollbacks: int = MAX_ROLLBACKS,
         max_offset: int = MAX_OFFSET,
-        backend: str = "auto",
+        solving: Solving = SOLVING,
+        kit: Kit = KIT,
     ):
         self._rows, self._tokenizer = rows, tokenizer
         self._rejects, self._rolls_back = rejects, rolls_back
-        self._max_bricks, self._max_offset, self._backend = max_bricks, max_offset, backend
+        self._max_bricks, self._max_offset, self._solving, self._kit = max_bricks, max_offset, solving, kit
         self._max_rejections, self._max_rollbacks = max_brick_rejections, max_rollbacks
         self._progress = [_Progress() for _ in rows]
         self._ends_line: dict[int, bool] = {}
+        # What is kept after a cut was analysed before, and samples of one caption are often equal.
+        self._analyse = lru_cache(ANALYSES_KEPT)(self._analyse_loaded)
 
     def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
         kept = self._before_rejected_line(i, ids, ended) if self._rejects else None
@@ -99,14 +105,15 @@ class BrickEditor:
         progress.rollbacks += 1
         progress.redrawn = progress.accepted = 0  # every line that is kept is valid
         ends = [0, *(t for t, token in enumerate(ids, 1) if self._is_break(token))]
-        return ends[bisect_right(ends, sound, key=lambda end: parse(self._text(ids[:end], ended=False)).lines) - 1]
+        return ends[bisect_right(ends, sound, key=lambda end: self._lines(ids[:end])) - 1]
 
     def _sound_bricks(self, i: int, text: str) -> int | None:
         """Return how many of the first bricks are stable together, or None if all lines are valid and stable."""
         row = self._rows[i]
         lines = [line for line in text.split("\n") if line.strip()]
-        right = bisect_right(range(1, len(lines) + 1), 0, key=lambda n: self._wrong(i, "\n".join(lines[:n])))
-        structure = parse("\n".join(lines[:right]), row["world"], self._max_offset).structure
+        reading = parse("\n".join(lines), row["world"], self._max_offset, self._kit)
+        right = self._right_lines(reading)
+        structure = reading.structure.first(right)
         resting = loads_on(structure, row.get("loads") or ())
         if isinstance(resting, str):
             if right == len(lines):
@@ -114,17 +121,30 @@ class BrickEditor:
             resting = []
         count = len(structure)
         while count:
-            built = Structure(structure.bricks[:count], structure.world)
-            carried = [load for load in resting if built.occupied[load[:3]]]  # later bricks carry the other weights
-            analysis = analyse(built, backend=self._backend, loads=carried)
+            built = structure.first(count)
+            carried = tuple(load for load in resting if built.occupied[load[:3]])  # later bricks carry the others
+            analysis = self._analyse(built, carried)
             if analysis.stable:
                 break
             count = min(analysis.failing, default=0)
         return None if 0 < count == len(lines) else count
 
+    def _analyse_loaded(self, structure: Structure, loads: tuple[Load, ...]) -> Analysis:
+        return analyse(structure, backend=self._solving, loads=loads)
+
+    def _right_lines(self, reading: Reading) -> int:
+        """Return the number of lines before the first that is invalid; up to there, every line is a brick."""
+        structure = reading.structure
+        firsts = [structure.outside[:1], [later for _, later in structure.collisions[:1]]]
+        valid = reading.is_brick.index(False) if False in reading.is_brick else reading.lines
+        return min(valid, self._max_bricks, *(index for first in firsts for index in first))
+
+    def _lines(self, ids: Sequence[int]) -> int:
+        return len(lines_of(self._text(ids, ended=False))[0])
+
     def _wrong(self, i: int, text: str) -> int:
         """Return the number of invalid lines, bricks outside the world, collisions, and bricks above the limit."""
-        reading = parse(text, self._rows[i]["world"], self._max_offset)
+        reading = parse(text, self._rows[i]["world"], self._max_offset, self._kit)
         structure = reading.structure
         too_many = max(len(structure) - self._max_bricks, 0)
         return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many

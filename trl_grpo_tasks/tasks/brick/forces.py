@@ -23,10 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from .structure import PART_MASSES_KG, Structure
+from .structure import Structure
 
-GRAVITY = 9.8
-STUD_HOLDS_N = 0.98  # the largest friction that one contact point can bear, in newtons
 STUD_PITCH_M = 0.0078
 HEIGHT_STUDS = 0.0096 / STUD_PITCH_M
 ROWS = 5  # rows per brick, in order: vertical force, moment along x, moment along y, force along x, force along y
@@ -35,7 +33,6 @@ ROWS = 5  # rows per brick, in order: vertical force, moment along x, moment alo
 # stud on four sides; wider bricks hold it between their walls and a tube.
 _WIDE = np.array([(1 / 8, -1 / 8), (-1 / 4, 0), (1 / 8, 1 / 8)])
 _NARROW = np.array([(0, -1 / 4), (-1 / 4, 0), (0, 1 / 4), (1 / 4, 0)])
-_LONGEST = max(max(size) for size in PART_MASSES_KG)
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class Contacts:
     corners: np.ndarray  # [pair, axis]: the centre of the connecting stud with the lowest coordinates
     studs: np.ndarray  # [pair, axis]: number of connecting studs
     narrow: np.ndarray  # [pair]: 1 if the upper brick is one cell wide
+    longest: tuple[int, int]  # the largest long side and the largest short side of the kit's parts
     sides: tuple[np.ndarray, np.ndarray]  # per axis, [pair, 2]: adjacent bricks in the order of the axis
 
     @classmethod
@@ -79,6 +77,7 @@ class Contacts:
             corners=corners,
             studs=studs,
             narrow=(sizes[upper].min(axis=1) == 1).astype(np.int64),
+            longest=(max(part.long for part in structure.kit.parts), max(part.short for part in structure.kit.parts)),
             sides=(
                 _neighbours(owner[:-1], owner[1:], len(bricks)),
                 _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
@@ -155,7 +154,7 @@ def _neighbours(first: np.ndarray, second: np.ndarray, bricks: int) -> np.ndarra
 
 def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every contact point, its pair and its offset from the pair's corner stud."""
-    counts, starts, offsets = _point_table(corners_only)
+    counts, starts, offsets = _point_table(corners_only, *contacts.longest)
     kind = contacts.narrow, contacts.studs[:, 0], contacts.studs[:, 1]
     count = counts[kind]
     pair = np.repeat(np.arange(len(count)), count)
@@ -163,12 +162,15 @@ def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndar
 
 
 @cache
-def _point_table(corners_only: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tabulate contact points by [narrow, studs along x, studs along y]: counts, start indices, and all points."""
-    counts = np.zeros((2, _LONGEST + 1, _LONGEST + 1), dtype=np.int64)
+def _point_table(corners_only: bool, longest: int, widest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tabulate contact points by [narrow, studs along x, studs along y]: counts, start indices, and all points.
+
+    Parts are at most `longest` x `widest` cells.
+    """
+    counts = np.zeros((2, longest + 1, longest + 1), dtype=np.int64)
     points = []
-    for narrow, studs_x, studs_y in np.ndindex(2, _LONGEST, _LONGEST):
-        if min(studs_x, studs_y) > 1 - narrow:  # indices are studs - 1; no part is more than two studs wide
+    for narrow, studs_x, studs_y in np.ndindex(2, longest, longest):
+        if min(studs_x, studs_y) >= (1 if narrow else widest):  # indices are studs - 1
             continue
         studs = np.array(list(np.ndindex(studs_x + 1, studs_y + 1)))
         overlap = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)

@@ -17,6 +17,7 @@ from typing import Any
 from ...files import check_local_path
 from .captions import prompt
 from .designs import encode_voxels, negatives
+from .kit import KIT, Kit
 from .structure import WORLD, parse
 
 DATASET = "AvaLovelace/StableText2Brick"
@@ -35,7 +36,12 @@ CATEGORY_IDS = {
 
 
 def from_hub(
-    source: str = DATASET, split: str = "train", size: int | None = None, seed: int = 0, prompt_style: str = "full"
+    source: str = DATASET,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    prompt_style: str = "full",
+    kit: Kit = KIT,
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
@@ -52,9 +58,9 @@ def from_hub(
         files = sorted(file for file in path.rglob(f"{split}*") if file.suffix in FILES)
         if not files:
             raise ValueError(f"folder {source!r} contains no {split}*.jsonl, {split}*.json or {split}*.parquet file")
-        entries = [entry for file in files for entry in _read(file)]
+        entries = [entry for file in files for entry in read_entries(file)]
     elif path.suffix in FILES:
-        found = _read(path)
+        found = read_entries(path)
         held_out = _held_out(found)
         entries = [entry for entry in found if (_object(entry) in held_out) == (split == "test")]
     else:
@@ -67,12 +73,14 @@ def from_hub(
             f"{source} {split}, row {index + 1}",
             random.Random(f"{seed}-{split}-{index}"),
             prompt_style,
+            kit,
         )
         for index in order[:size]
     ]
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl, .json or .parquet file as dictionaries. Raises ValueError if it is damaged."""
     if file.suffix == ".parquet":
         import pyarrow.parquet
 
@@ -115,11 +123,11 @@ def _object(entry: Mapping[str, Any]) -> str:
     return str(entry.get("object_id") or entry.get("bricks"))
 
 
-def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style: str) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style: str, kit: Kit) -> dict[str, Any]:
     for column in ("captions", "bricks"):
         if not entry.get(column):
             raise ValueError(f"{place}: column {column!r} is missing or empty; columns are: {', '.join(entry)}")
-    reading = parse(entry["bricks"], WORLD)
+    reading = parse(entry["bricks"], WORLD, kit=kit)
     if problems := reading.problems or reading.structure.problems():
         raise ValueError(f"{place}: column 'bricks' is not a structure: {problems[0]}")
     gold = reading.structure.canonical()
@@ -128,7 +136,7 @@ def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style:
     category = str(entry.get("category_id") or "")
     label, bad = rng.choice(sorted(negatives(gold).items()))
     return {
-        "prompt": prompt(captions[number], WORLD, prompt_style),
+        "prompt": prompt(captions[number], WORLD, prompt_style, kit),
         "caption": captions[number],
         "category": CATEGORY_IDS.get(category, category),
         "level": LEVEL,

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import heapq
+import io
 from collections import Counter, defaultdict
 
-from .ldraw import PARTS
 from .structure import GROUND, Structure
 
 
 def parts_csv(structure: Structure) -> str:
-    """Return the parts list: size, count and LDraw part number, with one line per size.
+    """Return the parts list: size, count, LDraw part number, and name if parts have names, with one line per size.
 
     >>> print(parts_csv(Structure(((2, 4, 0, 0, 0), (4, 2, 0, 0, 1)))), end="")
     size,count,ldraw_part
     2x4,2,3001
     """
-    counts = Counter((min(h, w), max(h, w)) for h, w, *_ in structure.bricks)
-    lines = [f"{h}x{w},{count},{PARTS[h, w]}" for (h, w), count in sorted(counts.items())]
-    return "\n".join(["size,count,ldraw_part", *lines, ""])
+    counts = Counter(structure.kit.part_of[h, w] for h, w, *_ in structure.bricks)
+    has_names = any(part.name for part in structure.kit.parts)
+    lines = []
+    for part, count in sorted(counts.items()):
+        named = [part.name] if has_names else []
+        lines.append([f"{part.short}x{part.long}", str(count), part.ldraw, *named])
+    header = ["size", "count", "ldraw_part", *(["name"] if has_names else [])]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    return text.getvalue()
 
 
 def build_order(structure: Structure) -> list[int]:

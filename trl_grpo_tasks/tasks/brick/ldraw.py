@@ -1,7 +1,8 @@
 """LDraw files (.ldr), which brick viewers open, and the colours that they share with our pictures.
 
 LDraw's unit is 0.4 mm: a stud pitch is 20, a brick's height 24, and -y is up. Our x is LDraw's x and our y is its z,
-which preserves handedness. A part's origin is the centre of the top of its body, with its long side along x.
+which preserves handedness. A part's origin is the centre of the top of its body, with its long side along x. A part
+that LDraw's library lacks is written into the file itself, as a box.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .kit import KIT, Kit, Part
 from .structure import WORLD, Brick, Structure
 
 STUD, HEIGHT = 20, 24
-
-PARTS = {(1, 1): "3005", (1, 2): "3004", (1, 4): "3010", (1, 6): "3009", (1, 8): "3008",
-         (2, 2): "3003", (2, 4): "3001", (2, 6): "2456"}  # fmt: skip
-_SIZE_OF_PART = {part: size for size, part in PARTS.items()}
 
 _ALONG_X = "1 0 0 0 1 0 0 0 1"
 _ALONG_Y = "0 0 1 0 1 0 -1 0 0"  # a quarter turn about the vertical axis
@@ -91,21 +89,43 @@ def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
         # x + h/2 stud pitches is a whole number of LDraw units, because a pitch is 20.
         place = f"{STUD * (2 * x + h) // 2} {-HEIGHT * (z + 1)} {STUD * (2 * y + w) // 2}"
         turn = _ALONG_X if h >= w else _ALONG_Y
-        lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {PARTS[min(h, w), max(h, w)]}.dat")
-    return "\n".join([*lines, "0 STEP", ""])
+        lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {part_file(structure.kit.part_of[h, w])}")
+    lines.append("0 STEP")
+    used = {structure.kit.part_of[brick[:2]] for brick in structure.bricks}
+    if boxes := sorted(part for part in used if not part.ldraw):
+        lines.insert(0, f"0 FILE {file_name}.ldr")  # a file of several models begins with their names
+        lines += [line for part in boxes for line in (f"0 FILE {part_file(part)}", *_box(part))]
+    return "\n".join([*lines, ""])
 
 
-def from_ldr(text: str, world: int = WORLD) -> Structure:
-    """Read the bricks of an LDraw model. Lines that place other parts are skipped.
+def part_file(part: Part) -> str:
+    return f"{part.ldraw or f'brick_{part.short}x{part.long}'}.dat"
 
-    Raises ValueError if one of the eight parts is tilted or off the grid, which our structures cannot represent.
+
+def _box(part: Part) -> list[str]:
+    """Return the six faces of a part, as quadrilaterals in the colour of the brick (16) that uses it."""
+    x, z = part.long * STUD // 2, part.short * STUD // 2
+    top = [(-x, 0, -z), (x, 0, -z), (x, 0, z), (-x, 0, z)]
+    bottom = [(i, HEIGHT, k) for i, _, k in top]
+    sides = [(top[n], bottom[n], bottom[n - 3], top[n - 3]) for n in range(4)]
+    faces = [top, bottom[::-1], *sides]
+    return [f"0 {part.name or f'brick {part.short}x{part.long}'}"] + [
+        " ".join(["4 16", *(str(value) for corner in face for value in corner)]) for face in faces
+    ]
+
+
+def from_ldr(text: str, world: int = WORLD, kit: Kit = KIT) -> Structure:
+    """Read the bricks of an LDraw model. Lines that place parts outside the kit are skipped.
+
+    Raises ValueError if one of its parts is tilted or off the grid, which our structures cannot represent.
     """
+    size_of = {part_file(part): part[:2] for part in kit.parts}
     bricks = []
     for line in text.splitlines():
         fields = line.split()
         if len(fields) != 15 or fields[0] != "1":
             continue
-        size = _SIZE_OF_PART.get(fields[14].lower().removesuffix(".dat"))
+        size = size_of.get(f"{fields[14].lower().removesuffix('.dat')}.dat")
         if size is None:
             continue
         numbers = np.array([float(field) for field in fields[2:14]])
@@ -121,4 +141,4 @@ def from_ldr(text: str, world: int = WORLD) -> Structure:
                 f"this part is tilted or off the grid of {STUD} x {HEIGHT} x {STUD} units: {line[:120]!r}"
             )
         bricks.append(brick)
-    return Structure(tuple(bricks), world)
+    return Structure(tuple(bricks), world, kit)

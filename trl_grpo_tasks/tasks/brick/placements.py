@@ -8,18 +8,13 @@ so only these are recomputed. Placements are immutable, so completions with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
-from .structure import MAX_OFFSET, SIZES, Brick
-
-_NUMBER_OF = {size: number for number, size in enumerate(SIZES)}
-# A long brick covers what two shorter ones cover, one behind the other: 6 is 4 and 2.
-_PARTS = {2: (1, 1), 4: (2, 2), 6: (4, 2), 8: (4, 4)}
-
-_NOWHERE = (0,) * len(SIZES)  # a layer without legal corners
+from .kit import KIT, Kit, Size
+from .structure import MAX_OFFSET, Brick
 
 
 class Box(NamedTuple):
@@ -48,6 +43,7 @@ class Rules:
         attach: bool = True,
         canonical: bool = False,
         max_offset: int = MAX_OFFSET,
+        kit: Kit = KIT,
     ):
         self.world, self.max_bricks, self.attach, self.canonical = world, max_bricks, attach, canonical
         self.row, self.area = (1 << world) - 1, world * world
@@ -56,14 +52,18 @@ class Rules:
         def rectangle(h: int, w: int) -> int:
             return first_cells[h] * ((1 << w) - 1) if min(h, w) > 0 else 0
 
-        self.footprints = [rectangle(h, w) if max(h, w) <= world else 0 for h, w in SIZES]
-        self.inside = [rectangle(world + 1 - h, world + 1 - w) for h, w in SIZES]
+        self.footprints = [rectangle(h, w) if max(h, w) <= world else 0 for h, w in kit.sizes]
+        self.inside = [rectangle(world + 1 - h, world + 1 - w) for h, w in kit.sizes]
+        self.number_of = {size: number for number, size in enumerate(kit.sizes)}
+        self.nowhere = (0,) * len(kit.sizes)  # a layer without legal corners
+        joined = _with_halves(kit.sizes)
+        place = {size: number for number, size in enumerate(joined)}
         self._joins: list[tuple[int, int, int]] = []
-        for h, w in SIZES[1:]:
-            first, second = _PARTS[h if h > 1 else w]
-            parts = ((first, w), (second, w)) if h > 1 else ((h, first), (h, second))
-            shift = first * world if h > 1 else first
-            self._joins.append((_NUMBER_OF[parts[0]], _NUMBER_OF[parts[1]], shift))
+        for h, w in joined[1:]:
+            first, second = _halves((h, w))
+            self._joins.append((place[first], place[second], first[0] * world if h > 1 else first[1]))
+        # Sizes that are only halves of others are left out of the result.
+        self._chosen = None if len(joined) == len(kit.sizes) else [place[size] for size in kit.sizes]
         # For each coordinate, the range of coordinates within the offset; for each cell, the cells within it.
         self.reach = [(max(at - max_offset, 0), min(at + max_offset + 1, world)) for at in range(world)]
         self.near = [
@@ -79,14 +79,33 @@ class Rules:
         corners = [cells]
         for first, second, shift in self._joins:
             corners.append(corners[first] | corners[second] >> shift)
-        return corners
+        return corners if self._chosen is None else [corners[number] for number in self._chosen]
+
+
+def _halves(size: Size) -> tuple[Size, Size]:
+    """Return two smaller bricks that, one behind the other, cover what this one covers: 6 is 4 and 2."""
+    h, w = size
+    first = 1 << ((h if h > 1 else w) - 1).bit_length() - 1  # the largest power of two below the side
+    return ((first, w), (h - first, w)) if h > 1 else ((h, first), (h, w - first))
+
+
+def _with_halves(sizes: Iterable[Size]) -> list[Size]:
+    """Return these sizes, 1x1, and all halves of halves, each after its own halves."""
+    found: set[Size] = {(1, 1)}
+    todo = list(sizes)
+    while todo:
+        size = todo.pop()
+        if size not in found:
+            found.add(size)
+            todo += _halves(size)
+    return sorted(found)
 
 
 class Placements:
     """The bricks placed so far and the legal positions of the next one.
 
-    Sizes are indices into SIZES; `legal[z][size]` holds the legal corners of a size in layer z. No position is legal
-    once there are `max_bricks` bricks.
+    Sizes are indices into the kit's sizes; `legal[z][size]` holds the legal corners of a size in layer z. No position
+    is legal once there are `max_bricks` bricks.
     """
 
     __slots__ = ("_occupied", "bricks", "legal", "rules")
@@ -99,7 +118,7 @@ class Placements:
     @classmethod
     def empty(cls, rules: Rules) -> Placements:
         """Return the placements of the empty world."""
-        higher = _NOWHERE if rules.attach else rules.inside
+        higher = rules.nowhere if rules.attach else rules.inside
         return cls(rules, (), (0,) * rules.world, (rules.inside, *[higher] * (rules.world - 1)))
 
     def place(self, brick: Brick) -> Placements:
@@ -107,10 +126,10 @@ class Placements:
         rules, (h, w, x, y, z) = self.rules, brick
         bricks = (*self.bricks, brick)
         if len(bricks) >= rules.max_bricks:
-            return Placements(rules, bricks, self._occupied, (_NOWHERE,) * rules.world)
+            return Placements(rules, bricks, self._occupied, (rules.nowhere,) * rules.world)
         corner = x * rules.world + y
         occupied = list(self._occupied)
-        occupied[z] |= rules.footprints[_NUMBER_OF[h, w]] << corner
+        occupied[z] |= rules.footprints[rules.number_of[h, w]] << corner
         low = z - 1 if rules.attach and not rules.canonical and z else z
         high = z + 2 if rules.attach and z + 1 < rules.world else z + 1
         changed = [self._corners(occupied, layer) for layer in range(low, high)]
@@ -118,7 +137,7 @@ class Placements:
         if rules.canonical:
             before = (1 << corner) - 1  # bits ascend by x, then y; bricks descend
             changed[0] = [corners & before for corners in changed[0]]
-            below = (_NOWHERE,) * low
+            below = (rules.nowhere,) * low
         return Placements(rules, bricks, tuple(occupied), (*below, *changed, *self.legal[high:]))
 
     def _corners(self, occupied: Sequence[int], z: int) -> list[int]:
@@ -134,7 +153,7 @@ class Placements:
 
     def sizes(self) -> list[int]:
         """Return the sizes that have a legal position."""
-        layers = [layer for layer in self.legal if layer is not _NOWHERE]
+        layers = [layer for layer in self.legal if layer is not self.rules.nowhere]
         return [size for size, corners in enumerate(zip(*layers, strict=True)) if any(corners)]
 
     def pivots(self, size: int) -> list[int]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from .balance import Load, analyse_balance, force_unit, unbuildable, warn_no_solver, weights_of
-from .forces import ROWS, STUD_HOLDS_N, Contacts, matrix_of
-from .solvers import SolverError, installed, order_of, quiet_highs, run_highs
+from .forces import ROWS, Contacts, matrix_of
+from .kit import KIT, Kit
+from .solvers import SOLVING, SolverError, Solving, installed, order_of, quiet_highs, run_highs
 from .structure import WORLD, Structure, structure_of
 
 
@@ -23,20 +24,23 @@ def prefix_stability(
     masses: Sequence[float] | None = None,
     loads: Iterable[Load | tuple[int, int, int, float]] = (),
     world: int = WORLD,
+    kit: Kit = KIT,
+    solving: Solving = SOLVING,
 ) -> list[float | None]:
     """Return the load factor of the first brick, of the first two, and so on, as `analyse` would compute them.
 
     The entry is None while a brick floats until a later one connects it, and from the first brick that cannot be
-    built. A load counts from the brick that carries it.
+    built. A load counts from the brick that carries it. HiGHS solves where it is installed, whatever the backend of
+    `solving`.
 
     >>> [round(factor, 4) for factor in prefix_stability("1x1 (5,5,0)\\n1x4 (5,5,1)\\n1x8 (5,5,2)\\n")]
     [0.0, 0.0196, 0.1181]
     """
-    structure = structure_of(bricks, world)
+    structure = structure_of(bricks, world, kit)
     factors: list[float | None] = [None] * len(structure)
     failing, _ = unbuildable(structure)
     sound = min(failing, default=len(structure))
-    structure = Structure(structure.bricks[:sound], structure.world)
+    structure = structure.first(sound)
     grounded = _grounded(structure)
     if not any(grounded):
         return factors
@@ -45,7 +49,7 @@ def prefix_stability(
     if not solvers:
         warn_no_solver()
         return factors
-    warm = _WarmProgram(structure, weights_N) if installed("highs") else None
+    warm = _WarmProgram(structure, weights_N, solving) if installed("highs") else None
     for last in np.flatnonzero(grounded).tolist():
         if warm is not None:
             try:
@@ -53,8 +57,8 @@ def prefix_stability(
                 continue
             except SolverError:
                 warm = None  # solve each remaining prefix as a separate program, with any solver
-        prefix = Structure(structure.bricks[: last + 1], structure.world)
-        factors[last] = analyse_balance(prefix, weights_N[: last + 1], solvers).load_factor
+        prefix = structure.first(last + 1)
+        factors[last] = analyse_balance(prefix, weights_N[: last + 1], solvers, solving).load_factor
     return factors
 
 
@@ -85,7 +89,7 @@ def _grounded(structure: Structure) -> list[bool]:
 class _WarmProgram:
     """The load-factor program of a growing prefix of a structure, in a HiGHS instance that keeps its basis."""
 
-    def __init__(self, structure: Structure, weights_N: np.ndarray):
+    def __init__(self, structure: Structure, weights_N: np.ndarray, solving: Solving):
         import highspy
 
         contacts = Contacts.of(structure)
@@ -110,7 +114,8 @@ class _WarmProgram:
         self._friction = np.zeros(weights_N.size)  # the only column that changes as bricks are added
         self._bricks = 0
         self._infinity = highspy.kHighsInf
-        self._highs = quiet_highs()
+        self._stud_strength_N, self._solving = structure.kit.stud_strength_N, solving
+        self._highs = quiet_highs(solving)
         # Measured at 200 bricks: from an extended basis, the primal simplex takes a third of the dual's time.
         for option, value in (("presolve", "off"), ("simplex_strategy", 4), ("simplex_scale_strategy", 0)):
             self._highs.setOptionValue(option, value)
@@ -144,5 +149,8 @@ class _WarmProgram:
             highs.changeCoeff(row, 0, self._friction[row])
 
         self._bricks = bricks
-        run_highs(highs)
-        return max(highs.getInfo().objective_function_value, 0.0) * self._unit_N / STUD_HOLDS_N
+        if self._solving.time_limit_s is not None:  # HiGHS adds up the time of all runs of an instance
+            highs.setOptionValue("time_limit", highs.getRunTime() + self._solving.time_limit_s)
+        with self._solving.logged("highs", ROWS * bricks, end + 1):
+            run_highs(highs)
+        return max(highs.getInfo().objective_function_value, 0.0) * self._unit_N / self._stud_strength_N

@@ -13,7 +13,8 @@ from ...task import Row
 from .captions import choices
 from .catalogue import CATEGORIES, Request
 from .data import make_row
-from .designs import design
+from .designs import NoDesignError, design
+from .kit import KIT, Kit
 from .levels import LEVELS
 from .structure import Structure
 
@@ -47,12 +48,22 @@ def rows_like(
     for index in sorted(like, key=lambda index: (-iou_R[index], targets[index].category != row["category"])):
         target = targets[index]
         for request in sorted(target.requests, key=lambda request: (request.grams != asked, request.grams)):
-            if target.support is None or design(request, LEVELS[target.level].world).support == target.support:
+            if _has_design(request, target, structure.kit):
                 details = _details(target.level)[request]
                 detail = row["detail"] if row["detail"] in details else max(details)
-                made = make_row(target.level, request, detail, prompt_style)
+                made = make_row(target.level, request, detail, prompt_style, structure.kit)
                 if (made["gold"], made["loads"]) != (row["gold"], row["loads"]):
                     yield made
+
+
+def _has_design(request: Request, target: _Target, kit: Kit) -> bool:
+    """Whether the gold answer to a request has the target's shape."""
+    if target.support is None and kit == KIT:  # every request has an answer
+        return True
+    try:
+        return design(request, LEVELS[target.level].world, kit).support == target.support
+    except NoDesignError:
+        return False
 
 
 @functools.cache

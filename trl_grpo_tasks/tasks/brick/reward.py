@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from .designs import decode_voxels, loads_on
+from .kit import KIT, Kit
+from .solvers import SOLVING, Solving
 from .stability import Analysis, analyse
 from .structure import MAX_OFFSET, Structure, parse
 
@@ -39,15 +41,16 @@ def judge(
     *,
     max_bricks: int,
     success_iou: float,
-    backend: str = "auto",
+    solving: Solving = SOLVING,
     max_offset: int = MAX_OFFSET,
+    kit: Kit = KIT,
 ) -> Judgement:
     """Judge any text as an answer to a row.
 
     A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` and `length`
     are 0, and the answer is never a success.
     """
-    reading = parse(text, row["world"], max_offset)
+    reading = parse(text, row["world"], max_offset, kit)
     structure = reading.structure
     problems = reading.problems + structure.problems(max_bricks)
     valid = not problems
@@ -61,7 +64,7 @@ def judge(
         if isinstance(resting, str):
             analysis = Analysis(stable=False, load_factor=None, reasons=(resting,))
         else:
-            analysis = analyse(structure, backend=backend, loads=resting, world=row["world"])
+            analysis = analyse(structure, backend=solving, loads=resting)
         if analysis.stable:
             # Without a solver the load factor is unknown, and "stable" means only connected to the ground.
             steadiness = 1.0 - (analysis.load_factor or 0.0)

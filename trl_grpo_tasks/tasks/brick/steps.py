@@ -10,22 +10,29 @@ import numpy as np
 
 from .designs import decode_voxels, loads_on
 from .forces import ROWS
-from .solvers import order_of
+from .kit import KIT, Kit
+from .solvers import SOLVING, Solving, order_of
 from .stability import analyse, prefix_stability
 from .structure import MAX_OFFSET, READ_LIMIT, Structure, parse
 
 
 def prefix_scores(
-    text: str, row: Mapping[str, Any], *, max_bricks: int, backend: str = "auto", max_offset: int = MAX_OFFSET
+    text: str,
+    row: Mapping[str, Any],
+    *,
+    max_bricks: int,
+    solving: Solving = SOLVING,
+    max_offset: int = MAX_OFFSET,
+    kit: Kit = KIT,
 ) -> list[tuple[int, float]]:
     """Return (characters, score) after each complete line, and at the end of the text.
 
     The score is the mean of the components "stability" and "shape" that the text up to there has as an answer.
     """
-    reading = parse(text, row["world"], max_offset)
+    reading = parse(text, row["world"], max_offset, kit)
     structure = reading.structure
     intact = reading.is_brick.index(False) if False in reading.is_brick else reading.lines
-    margins = _margins(Structure(structure.bricks[: min(intact, max_bricks)], structure.world), row, backend)
+    margins = _margins(structure.first(min(intact, max_bricks)), row, solving)
     has_target = row.get("voxels") is not None
     shapes = _shapes(structure, decode_voxels(row["voxels"], row["world"])) if has_target else None
     bricks_after = [0, *accumulate(map(int, reading.is_brick))]
@@ -53,18 +60,18 @@ def _line_ends(text: str) -> list[int]:
     return ends
 
 
-def _margins(structure: Structure, row: Mapping[str, Any], backend: str) -> list[float]:
+def _margins(structure: Structure, row: Mapping[str, Any], solving: Solving) -> list[float]:
     """The stability margin of the first 0, 1, 2, ... bricks: 1 minus the load factor, 0 where they are not stable."""
     loads = row.get("loads") or ()
-    if not loads and order_of(backend, ROWS * len(structure)):
-        factors = prefix_stability(structure)
+    if not loads and order_of(solving.backend, ROWS * len(structure)):
+        factors = prefix_stability(structure, solving=solving)
         return [0.0, *(0.0 if factor is None else max(1.0 - factor, 0.0) for factor in factors)]
     # A weight rests on the highest brick below it, which changes with the prefix.
     margins = [0.0]
     for bricks in range(1, len(structure) + 1):
-        prefix = Structure(structure.bricks[:bricks], structure.world)
+        prefix = structure.first(bricks)
         resting = loads_on(prefix, loads)
-        found = None if isinstance(resting, str) else analyse(prefix, backend=backend, loads=resting)
+        found = None if isinstance(resting, str) else analyse(prefix, backend=solving, loads=resting)
         margins.append(1.0 - (found.load_factor or 0.0) if found is not None and found.stable else 0.0)
     return margins
 

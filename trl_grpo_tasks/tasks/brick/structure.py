@@ -1,4 +1,4 @@
-"""Brick structures: part sizes and masses, the two text formats, and connectivity.
+"""Brick structures: the two text formats, collisions, and connectivity.
 
 Absolute text has one brick per line, `2x4 (3,0,1)`: 2 cells along x, 4 along y, lowest corner at x=3, y=0, on layer 1.
 Pivot text gives the position as an offset from an earlier brick, `2x4 @1 (0,-2,1)`: bricks are numbered from 1, and
@@ -11,19 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-# The eight parts and their masses. Parts can be rotated, which gives 14 sizes.
-PART_MASSES_KG = {(1, 1): 0.00043, (1, 2): 0.00081, (1, 4): 0.00157, (1, 6): 0.00228, (1, 8): 0.00303,
-                  (2, 2): 0.00115, (2, 4): 0.00216, (2, 6): 0.00323}  # fmt: skip
-SIZES: tuple[tuple[int, int], ...] = tuple(sorted({size for h, w in PART_MASSES_KG for size in ((h, w), (w, h))}))
+from .kit import KIT, Kit
+
+SIZES = KIT.sizes  # of the default kit
 WORLD = 20
 MAX_OFFSET = 5
 FORMS = ("absolute", "pivot")
 READ_LIMIT = 2_000  # maximum number of lines parsed from any text: more than real structures have, and still fast
+LONGEST_LINE = 32  # characters; the text of a brick has fewer
 GROUND = -1  # the index of the ground in lists of brick pairs
 
 _LINE = re.compile(r"([0-9]{1,2})x([0-9]{1,2}) (?:@([0-9]{1,4}) )?\((-?[0-9]{1,3}),(-?[0-9]{1,3}),(-?[0-9]{1,3})\)")
@@ -41,10 +41,6 @@ class Brick(NamedTuple):
     def __str__(self) -> str:
         return f"{self.h}x{self.w} ({self.x},{self.y},{self.z})"
 
-    @property
-    def mass_kg(self) -> float:
-        return PART_MASSES_KG[min(self.h, self.w), max(self.h, self.w)]
-
     def is_inside(self, world: int) -> bool:
         return min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
 
@@ -61,9 +57,14 @@ class Structure:
 
     bricks: tuple[Brick, ...]
     world: int = WORLD
+    kit: Kit = KIT
 
     def __len__(self) -> int:
         return len(self.bricks)
+
+    def first(self, count: int) -> Structure:
+        """Return the first `count` bricks as a structure."""
+        return self if count >= len(self) else Structure(self.bricks[:count], self.world, self.kit)
 
     @property
     def text(self) -> str:
@@ -159,7 +160,7 @@ class Structure:
 
     def canonical(self) -> Structure:
         """Return the same bricks in the published order: z ascending, then x and y descending."""
-        return Structure(tuple(sorted(self.bricks, key=lambda b: (b.z, -b.x, -b.y))), self.world)
+        return Structure(tuple(sorted(self.bricks, key=lambda b: (b.z, -b.x, -b.y))), self.world, self.kit)
 
 
 @dataclass(frozen=True)
@@ -175,36 +176,47 @@ class Reading:
         return len(self.is_brick)
 
 
-def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET) -> Reading:
+def parse(text: str, world: int = WORLD, max_offset: int = MAX_OFFSET, kit: Kit = KIT) -> Reading:
     """Parse absolute or pivot text, which may be mixed. Any text gives a Reading; invalid lines become problems."""
     bricks: list[Brick] = []
-    problems = []
+    lines, is_all = lines_of(text)
+    problems = [] if is_all else [f"only the first {READ_LIMIT} lines are read"]
     is_brick = []
-    lines = text.strip().split("\n", READ_LIMIT)
-    if len(lines) > READ_LIMIT:
-        problems.append(f"only the first {READ_LIMIT} lines are read")
-        lines = lines[:READ_LIMIT]
-    lines = [line for line in map(str.strip, lines) if line]
     for number, line in enumerate(lines, 1):
-        brick = _brick_of(line, bricks, max_offset)
+        brick = _brick_of(line, bricks, max_offset, kit)
         is_brick.append(isinstance(brick, Brick))
         if isinstance(brick, Brick):
             bricks.append(brick)
         else:
             problems.append(f"line {number}, {line[:40]!r}: {brick}")
-    return Reading(Structure(tuple(bricks), world), problems, is_brick)
+    return Reading(Structure(tuple(bricks), world, kit), problems, is_brick)
 
 
-def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | str:
-    """Return the brick of one line, or a message that says what is wrong with the line."""
+def lines_of(text: str) -> tuple[list[str], bool]:
+    """Return the lines that are read, without empty ones, and whether these are all."""
+    lines = text.strip().split("\n", READ_LIMIT)
+    return [line for line in map(str.strip, lines[:READ_LIMIT]) if line], len(lines) <= READ_LIMIT
+
+
+@lru_cache(maxsize=50_000)
+def _numbers(line: str) -> tuple[int, int, int | None, int, int, int] | None:
+    """Return h, w, pivot, x, y and z of a line, or None if it has another form. Models repeat lines."""
     match = _LINE.fullmatch(line)
     if match is None:
+        return None
+    h, w, x, y, z = (int(match[group]) for group in (1, 2, 4, 5, 6))
+    return h, w, None if match[3] is None else int(match[3]), x, y, z
+
+
+def _brick_of(line: str, placed: Sequence[Brick], max_offset: int, kit: Kit) -> Brick | str:
+    """Return the brick of one line, or a message that says what is wrong with the line."""
+    numbers = _numbers(line) if len(line) <= LONGEST_LINE else None
+    if numbers is None:
         return "not of the form `2x4 (3,0,1)` or `2x4 @1 (0,-2,1)`"
-    h, w = int(match[1]), int(match[2])
-    if (h, w) not in SIZES:
-        return f"there is no {h}x{w} brick; sizes are {', '.join(f'{h}x{w}' for h, w in SIZES)}"
-    x, y, z = (int(match[group]) for group in (4, 5, 6))
-    if match[3] is not None and (pivot := int(match[3])):
+    h, w, pivot, x, y, z = numbers
+    if (h, w) not in kit.part_of:
+        return f"there is no {h}x{w} brick; sizes are {kit.written_sizes}"
+    if pivot:
         if pivot > len(placed):
             return f"pivot {pivot} does not exist yet; there are {len(placed)} bricks before this line"
         if max(abs(x), abs(y), abs(z)) > max_offset:
@@ -214,13 +226,13 @@ def _brick_of(line: str, placed: Sequence[Brick], max_offset: int) -> Brick | st
     return Brick(h, w, x, y, z)
 
 
-def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD) -> Structure:
+def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD, kit: Kit = KIT) -> Structure:
     """Make a Structure from a Structure, text, or (h, w, x, y, z) tuples. Raises ValueError for invalid text."""
     if isinstance(bricks, Structure):
         return bricks
     if isinstance(bricks, str):
-        reading = parse(bricks, world)
+        reading = parse(bricks, world, kit=kit)
         if reading.problems:
             raise ValueError(f"not a brick structure: {reading.problems[0]}")
         return reading.structure
-    return Structure(tuple(Brick(*brick) for brick in bricks), world)
+    return Structure(tuple(Brick(*brick) for brick in bricks), world, kit)

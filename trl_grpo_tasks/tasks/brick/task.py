@@ -4,84 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, option
+from ...task import Row, Score, Task, TinySpec
 from . import hub
-from .captions import CAPTION_WORDS, PROMPT_STYLES, caption, choices, prompt
+from .captions import CAPTION_WORDS, caption, choices, prompt
 from .catalogue import CATEGORIES
 from .data import ALL, decode_voxels, loads_on, make_row, make_rows
-from .designs import encode_voxels
-from .editor import EDITORS, MAX_BRICK_REJECTIONS, MAX_ROLLBACKS, BrickEditor
+from .designs import NoDesignError, encode_voxels
+from .editor import EDITORS, BrickEditor
+from .interpret import nearest_requests, unused_words
+from .kit import KIT, Kit
 from .levels import LEVELS
+from .library import read_library
+from .options import LARGEST_WORLD, BrickOptions
 from .relabel import rows_like
 from .reward import Judgement, facts, judge, verdict
-from .solvers import BACKENDS
+from .solvers import Solving
 from .stability import SolverError
 from .steps import prefix_scores
-from .structure import FORMS, MAX_OFFSET, READ_LIMIT, SIZES, WORLD, parse
+from .structure import WORLD, Reading, parse
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
     from ...rollout import Editor
-
-LARGEST_WORLD = 40  # the largest edge length that --world_dim accepts, in cells
-
-
-@dataclass(frozen=True)
-class BrickOptions:
-    """Options of the brick task: levels and data, text format, constraint rules, and reward weights."""
-
-    brick_levels: list[str] = field(
-        default_factory=list, metadata={"help": f"Levels to train on: {', '.join(ALL)}. Empty means all of them."}
-    )
-    brick_data: str | None = option(
-        None, f"Use published structures instead of levels: a Hub id ({hub.DATASET}), a folder, or a file."
-    )
-    prompt_style: str = option("short", "Prompt: 'short' (caption only) or 'full' (caption and rules, for real LLMs).")
-    world_dim: int | None = option(None, "Edge length of the world in cells. Default: set by the level, 8 to 20.")
-    max_bricks: int = option(150, "Maximum number of bricks per structure.")
-    text_form: str = option("absolute", "Brick positions: 'absolute', or 'pivot' (offset from an earlier brick).")
-    max_offset_distance: int = option(MAX_OFFSET, "Largest offset per axis from the pivot brick in the pivot form.")
-    attach: bool = option(True, "With --constrain: each brick must touch the ground or studs of an earlier brick.")
-    canonical: bool = option(True, "With --constrain: require the order of the gold answers (z up, then x, y down).")
-    max_brick_rejections: int = option(
-        MAX_BRICK_REJECTIONS, "With --editor rejection: how often a line is drawn again before it is kept anyway."
-    )
-    max_rollbacks: int = option(
-        MAX_ROLLBACKS,
-        "With --editor rollback: how often a structure that does not stand is cut and gone on with.",
-    )
-    success_iou: float = option(0.8, "Minimum IoU (voxel overlap) with the target shape for success.")
-    stability_backend: str = option("auto", f"Solver of the stability analysis: {', '.join(BACKENDS)}.")
-    stability_weight: float = option(1.0, "Weight of the stability margin: 1 minus the load factor, 0 if unstable.")
-    connectivity_weight: float = option(0.5, "Weight of the fraction of bricks connected to the ground by studs.")
-    quality_weight: float = option(0.25, "Weight of the fraction of bricks inside the world and without collisions.")
-    length_weight: float = option(0.1, "Weight of having at least as many bricks as the gold answer.")
-    shape_weight: float = option(2.0, "Weight of the IoU with the target shape.")
-    syntax_weight: float = option(0.1, "Weight of the fraction of lines that parse as bricks.")
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("prompt_style", self.prompt_style, PROMPT_STYLES),
-            ("text_form", self.text_form, FORMS),
-            ("stability_backend", self.stability_backend, BACKENDS),
-            *(("brick_levels", level, ALL) for level in self.brick_levels),
-        ):
-            if value not in known:
-                raise ValueError(f"unknown --{name} {value!r}; choose one of: {', '.join(known)}")
-        if not 0 < self.success_iou <= 1:
-            raise ValueError(f"--success_iou {self.success_iou} must be above 0 and at most 1")
-        if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:
-            raise ValueError(f"--world_dim {self.world_dim} must be between 1 and {LARGEST_WORLD}")
-        if not 1 <= self.max_bricks <= READ_LIMIT:
-            raise ValueError(
-                f"--max_bricks {self.max_bricks} must be between 1 and {READ_LIMIT}, the number of lines parsed"
-            )
-        for name in ("max_brick_rejections", "max_rollbacks"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")
 
 
 class BrickTask(Task):
@@ -97,8 +44,10 @@ class BrickTask(Task):
         "temperature": 1.0,
     }
     facts = ("stable", "iou")
+    fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
     editors = EDITORS
     redundant_editors = [name for name in EDITORS if name.startswith("rejection")]
+    tools: ClassVar[Mapping[str, Any]] = {"metrics": "trl_grpo_tasks.tasks.brick.metrics:main"}
     Options: ClassVar[type] = BrickOptions
 
     def __init__(self, options: Any = None):
@@ -112,6 +61,9 @@ class BrickTask(Task):
             "shape": given.shape_weight,
             "syntax": given.syntax_weight,
         }
+        parts = KIT.parts if given.brick_library is None else read_library(given.brick_library)
+        self.kit = Kit(parts, given.gravity, given.stud_strength)
+        self.solving = Solving(given.stability_backend, given.solver_time_limit, given.solver_log)
         wanted = given.brick_levels or ALL
         self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
         if given.world_dim is not None:
@@ -123,12 +75,19 @@ class BrickTask(Task):
                     + ", ".join(f"{level} needs {size}" for level, size in world.items())
                 )
 
+        smallest = given.world_dim or min(map(_world_size, self.levels))
+        if min(part.long for part in parts) > smallest:
+            raise ValueError(
+                f"no brick of --brick_library fits into a world of {smallest}: its smallest is "
+                f"{min(part.long for part in parts)} cells long; add a smaller one"
+            )
+
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         given = self.options
         if given.brick_data:
-            rows = hub.from_hub(given.brick_data, split, size, seed, given.prompt_style)
+            rows = hub.from_hub(given.brick_data, split, size, seed, given.prompt_style, self.kit)
         else:
-            rows = make_rows(split, size, seed, levels=self.levels, prompt_style=given.prompt_style)
+            rows = make_rows(split, size, seed, levels=self.levels, prompt_style=given.prompt_style, kit=self.kit)
         return rows if given.world_dim is None else [self._in_world(row, given.world_dim) for row in rows]
 
     def _in_world(self, row: dict[str, Any], world: int) -> dict[str, Any]:
@@ -137,26 +96,47 @@ class BrickTask(Task):
 
         voxels = np.zeros((world,) * 3, dtype=bool)
         voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
-        messages = prompt(row["caption"], world, self.options.prompt_style)
+        messages = prompt(row["caption"], world, self.options.prompt_style, self.kit)
         return {**row, "prompt": messages, "world": world, "voxels": encode_voxels(voxels)}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
 
-        A caption that one of the levels can generate gets that level's target and weights. Any other caption has no
-        target: only its physics is scored, and it never counts as a success.
+        A caption that one of the levels can generate gives that row. Any other caption gives the row of the nearest
+        request, and its `interpretation` says which. With published structures, which have no categories, the caption
+        is taken as it is and has no target: only its physics is scored, and it never counts as a success.
         """
-        match = re.fullmatch(r"(.*?)(?:, world ([0-9]{1,4}))?", text.strip(), re.DOTALL)
+        match = re.fullmatch(r"(.*?)(?:,? *\(?world (?:of )?([0-9]{1,4})\)?)?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
         said, named = match.groups()
-        world = int(named) if named else self.options.world_dim or max(map(_world_size, self.levels))
+        asked = int(named) if named else self.options.world_dim
+        world = asked or max(map(_world_size, self.levels))
         if not 1 <= world <= LARGEST_WORLD:
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
+        if self.options.brick_data:
+            messages = prompt(said, world, self.options.prompt_style, self.kit)
+            return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
         for level in self.levels:
-            if level in LEVELS and LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
+            if LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
                 return row
-        messages = prompt(said, world, self.options.prompt_style)
-        return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
+        row = self._nearest_row(said, asked)
+        ignored = unused_words(said, row["caption"])
+        left = f" (not used: {', '.join(ignored)})" if ignored else ""
+        return {**row, "interpretation": f"{row['caption']}, world {row['world']}{left}"}
+
+    def _nearest_row(self, text: str, world: int | None) -> dict[str, Any]:
+        """Return the row of the request nearest to a caption, in a world of this size if one is given."""
+        order = sorted(self.levels, key=_world_size, reverse=True)
+        fitting = [level for level in order if world is None or _world_size(level) == world]
+        fitting = fitting or [level for level in order if _world_size(level) <= (world or 0)]
+        if not fitting:
+            needed = ", ".join(f"{level} needs {_world_size(level)}" for level in order)
+            raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
+        for level, request, detail in nearest_requests(text, fitting):
+            with suppress(NoDesignError):
+                row = make_row(level, request, detail, self.options.prompt_style, self.kit)
+                return row if world in (None, row["world"]) else self._in_world(row, world)
+        raise ValueError(f"nothing like {text!r} can be built with these bricks and this gravity; ask for less")
 
     def unverifiable(self, row: Row) -> str:
         return "" if row.get("voxels") else "the caption has no target shape, so only the physics is scored"
@@ -169,9 +149,10 @@ class BrickTask(Task):
             # possible thicknesses are compared first.
             supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
             if any(caption(level, request, detail, support) == text for support in supports):
-                row = make_row(level, request, detail, self.options.prompt_style)
-                if row["caption"] == text:
-                    return row
+                with suppress(NoDesignError):
+                    row = make_row(level, request, detail, self.options.prompt_style, self.kit)
+                    if row["caption"] == text:
+                        return row
         return None
 
     def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
@@ -186,7 +167,8 @@ class BrickTask(Task):
             max_brick_rejections=given.max_brick_rejections,
             max_rollbacks=given.max_rollbacks,
             max_offset=given.max_offset_distance,
-            backend=given.stability_backend,
+            solving=self.solving,
+            kit=self.kit,
         )
 
     def score(self, row: Row, completion: str) -> Score | None:
@@ -211,7 +193,8 @@ class BrickTask(Task):
         given = self.options
         return {
             "max_bricks": given.max_bricks,
-            "backend": given.stability_backend,
+            "solving": self.solving,
+            "kit": self.kit,
             "max_offset": given.max_offset_distance,
         }
 
@@ -225,10 +208,13 @@ class BrickTask(Task):
         """Convert absolute text to the form set by --text_form."""
         if self.options.text_form == "absolute":
             return text
-        return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
+        return parse(text, row["world"], kit=self.kit).structure.pivot_text(self.options.max_offset_distance)
+
+    def _parse(self, row: Row, completion: str) -> Reading:
+        return parse(completion, row["world"], self.options.max_offset_distance, self.kit)
 
     def canonical(self, row: Row, completion: str) -> str:
-        reading = parse(completion, row["world"], self.options.max_offset_distance)
+        reading = self._parse(row, completion)
         return super().canonical(row, completion) if reading.problems else reading.structure.canonical().text
 
     def relabel(self, row: Row, completion: str) -> Row | None:
@@ -237,7 +223,7 @@ class BrickTask(Task):
         Floating bricks are excluded here, and overloaded ones when the new row is scored.
         """
         given = self.options
-        reading = parse(completion, row["world"], given.max_offset_distance)
+        reading = self._parse(row, completion)
         problems = reading.problems or reading.structure.problems(given.max_bricks) or reading.structure.floating
         if row.get("voxels") is None or problems:
             return None
@@ -261,6 +247,7 @@ class BrickTask(Task):
             attach=given.attach,
             canonical=given.canonical,
             max_offset=given.max_offset_distance,
+            kit=self.kit,
         )
         return OneSpelling(tokenizer, constraint)
 
@@ -274,7 +261,7 @@ class BrickTask(Task):
         largest = self.options.world_dim or WORLD
         opening = " (" if self.options.text_form == "absolute" else " @"
         words = [text for word in CAPTION_WORDS for text in (word, f" {word}")]
-        pieces = [f"{h}x{w}{opening}" for h, w in SIZES]
+        pieces = [f"{h}x{w}{opening}" for h, w in self.kit.sizes]
         pieces += [f"{n}{end}" for n in range(largest) for end in (",", ")\n")]
         if self.options.text_form == "pivot":
             reach = self.options.max_offset_distance
@@ -304,7 +291,7 @@ class BrickTask(Task):
         from .instructions import parts_csv, steps_markdown
         from .ldraw import to_ldr
 
-        structure = parse(completion, row["world"], self.options.max_offset_distance).structure
+        structure = self._parse(row, completion).structure
         return {
             **super().exports(row, completion),
             "sample.ldr": to_ldr(structure, row["caption"]),
