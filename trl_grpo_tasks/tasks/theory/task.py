@@ -70,7 +70,7 @@ class TheoryTask(Task):
     """
 
     name: ClassVar[str] = "theory"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Quantum field theories without anomalies and without light exotics"
     weights: Mapping[str, float] = {
         "anomalies": 1.0,
