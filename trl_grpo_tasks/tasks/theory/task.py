@@ -115,6 +115,18 @@ class TheoryTask(Task):
         repeats = -(-len(levels) // max(1, len(rows))) if size is None else 1
         return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
 
+    def row_of(self, text: str) -> dict[str, Any]:
+        """Return a row for a request in plain words, such as "SU(5) with three families", or for a prompt."""
+        from .constraint import check_prompt
+        from .requests import prompt_of
+
+        text = " ".join(text.split())
+        if text.startswith("BOS"):
+            check_prompt(text)
+            return {"prompt": text, "level": self.levels[-1]}
+        prompt, interpretation = prompt_of(text)
+        return {"prompt": prompt, "level": self.levels[-1], "interpretation": interpretation}
+
     def score(self, row: Row, completion: str) -> Score:
         goal = GOALS[row.get("level", self.levels[-1])]
         text = f"{row['prompt']} {completion}"
