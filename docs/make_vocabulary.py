@@ -482,7 +482,7 @@ _MEASURES = {
 
 
 def machine_trials() -> str:
-    from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, VARIANTS
+    from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS
     from trl_grpo_tasks.tasks.machine.trials import TRIALS
 
     rows = []
@@ -502,12 +502,12 @@ def machine_trials() -> str:
                      f"{trial.seconds:g} s"))  # fmt: skip
     header = ["trial", "what the machine does", "scene", "score", "success from", "duration"]
     found = table(header, rows)
-    ways = {len(some) for some in VARIANTS.values()}
+    ways = {len(trial.requests) for trial in TRIALS.values()}
     if len(ways) != 1:
         raise ValueError("trials have different numbers of wordings: say so here")
     return (
         f"{found}\n\nEach trial has {ways.pop()} wordings of its request; the last {TEST_VARIANTS} of each appear in "
-        f"the test split only. For `car` they are:\n\n" + "\n".join(f"- {text}" for text in VARIANTS["car"])
+        f"the test split only. For `car` they are:\n\n" + "\n".join(f"- {text}" for text in TRIALS["car"].requests)
     )
 
 

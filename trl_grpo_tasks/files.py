@@ -1,13 +1,15 @@
-"""Atomic file writes; detection of model folders and of misspelt local paths."""
+"""Atomic file writes; YAML files of users; detection of model folders and of misspelt local paths."""
 
 from __future__ import annotations
 
 import difflib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 MODEL_FILES = ("config.json", "adapter_config.json")  # every model folder contains at least one of these
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".yaml", ".yml")
+MOST_VALUES = 10_000  # of a YAML file
 FILE_SUFFIXES = (*DATA_SUFFIXES, ".gguf", ".safetensors", ".bin", ".pt")
 
 
@@ -21,6 +23,40 @@ def write_atomically(path: Path, text: str, errors: str = "strict") -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_yaml(path: str | Path, option: str) -> Any:
+    """Return the content of a YAML or JSON file that the user named with `option`; ValueError if it has none."""
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        """Plain YAML keeps the last of two values of a name; here that is an error."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{option} {path}: {name} is given {names.count(name)} times; keep one")
+            return super().construct_mapping(node, deep)
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.load(file, UniqueKeys)
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{option} {path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{option} {path} is nested too deeply") from error
+    # Count the values with YAML aliases expanded, which a small file can repeat without limit.
+    count, left = 0, [values]
+    while left:
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += 1
+        if count + len(left) > MOST_VALUES:
+            raise ValueError(f"{option} {path} holds more than {MOST_VALUES:,} values")
+    return values
 
 
 def model_file_in(folder: str | Path) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..files import read_yaml
 from ..task import nearest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-MOST_VALUES = 10_000  # of a recipe
 
 
 def recipe_names(task: str | None = None) -> list[str]:
@@ -47,45 +47,10 @@ def find_recipe(given: str) -> Path:
 
 def read_recipe(path: str) -> dict[str, Any]:
     """The options in a recipe file. They are read before the parser is built, because the task may be among them."""
-    import yaml
-
-    class UniqueKeys(yaml.SafeLoader):
-        """Plain YAML keeps the last of two values of an option; here that is an error."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"--config {path}: {name} is given {names.count(name)} times; keep one")
-            return super().construct_mapping(node, deep)
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, UniqueKeys)
-    except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"--config {path} is nested too deeply to be a recipe") from error
-    _check_size(path, values)
+    values = read_yaml(path, "--config")
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ValueError(f"--config {path} must hold options as 'name: value' lines")
     return values
-
-
-def _check_size(path: str, values: Any) -> None:
-    """Raise ValueError for a recipe that is far too large once its YAML aliases are expanded."""
-    count, left = 0, [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        count += 1
-        if count + len(left) > MOST_VALUES:
-            raise ValueError(f"--config {path} holds more than {MOST_VALUES:,} values, so it cannot be a recipe")
 
 
 def check_recipe_value(action: Any, value: Any) -> None:

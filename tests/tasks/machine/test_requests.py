@@ -5,15 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.tasks.machine.prompts import VARIANTS
 from trl_grpo_tasks.tasks.machine.trials import TRIALS
 
 TASK = get_task("machine", {"trials": list(TRIALS)})
 
 
-@pytest.mark.parametrize("trial", VARIANTS)
+@pytest.mark.parametrize("trial", TRIALS)
 def test_every_phrasing_means_its_trial_and_keeps_its_words(trial):
-    for variant in VARIANTS[trial]:
+    for variant in TRIALS[trial].requests:
         row = TASK.row_of(variant)
         assert row["trial"] == trial, variant
         assert row["prompt"][-1]["content"] == f"{variant} Use at most 10 blocks."

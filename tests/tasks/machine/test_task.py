@@ -27,7 +27,7 @@ from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
 from trl_grpo_tasks.tasks.machine.data import gold_machines
 from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, search, sketch_car, sketch_catapult
-from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, VARIANTS, manual
+from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, manual, variants
 from trl_grpo_tasks.tasks.machine.render import animation, picture
 from trl_grpo_tasks.tasks.machine.results import Result
 from trl_grpo_tasks.tasks.machine.trials import SCORINGS, TRIALS, Trial, task_score
@@ -77,9 +77,11 @@ def test_every_gold_machine_succeeds_and_can_be_generated():
 
 
 def test_phrasings_are_distinct_and_split():
-    texts = [text for variants in VARIANTS.values() for text in variants]
-    assert len(texts) == len(set(texts)) >= 60 and set(VARIANTS) == set(TRIALS)
-    assert all(len(variants) > TEST_VARIANTS for variants in VARIANTS.values())
+    texts = [text for trial in TRIALS.values() for text in trial.requests]
+    assert len(texts) == len(set(texts)) >= 60
+    for trial in TRIALS.values():
+        train, test = variants(trial, "train"), variants(trial, "test")
+        assert [*train, *test] == list(range(len(trial.requests))) and len(test) == TEST_VARIANTS
 
 
 def test_rows_cover_trials_and_levels_evenly():
@@ -95,7 +97,7 @@ def test_rows_cover_trials_and_levels_evenly():
     assert all(f"at most {LEVELS[row['level']][1]} blocks" in row["prompt"][-1]["content"] for row in train)
     with pytest.raises(ValueError, match="unknown split 'dev'"):
         task.dataset("dev", 1, 0)
-    with pytest.raises(ValueError, match=r"no known machine for car uses only the blocks 0, 36; allow more"):
+    with pytest.raises(ValueError, match=r"no known machine succeeds at car with only the blocks 0, 36 .*allow more"):
         make(trials=["car"], blocks=["36"]).dataset("train", 1, 0)
 
 
@@ -189,7 +191,9 @@ def test_a_run_that_exceeds_its_time_limit_is_not_scored(monkeypatch):
     [
         ({"trials": ["cra"]}, r"unknown --trials 'cra' \(did you mean 'car'\?\); choose from: car, rough"),
         ({"trials": []}, "name at least one of car rough"),
-        ({"trials": ["car", "car"]}, "each once"),
+        ({"trials": ["car", "car"]}, "there is already a trial 'car'"),
+        ({"perturbations": -1}, "--perturbations -1 must be from 0 to 64"),
+        ({"perturbed_score": "max"}, "unknown --perturbed_score 'max'; choose from: mean, min"),
         ({"blocks": ["99"]}, "unknown --blocks '99'"),
         ({"scoring": "mine"}, "unknown --scoring 'mine'; choose from: paper, authors"),
         ({"grammar": "none"}, "unknown --grammar 'none'; choose from: tree, schema"),

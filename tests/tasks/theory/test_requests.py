@@ -1,77 +1,124 @@
-"""Requests of the theory task: sentences, beginnings of theories, and what is not understood."""
+"""Requests in plain words: the prompts that they give, what solves them, and errors."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.tasks.theory.examples import SM_FERMIONS, extend
-from trl_grpo_tasks.tasks.theory.language import parse, write
-from trl_grpo_tasks.tasks.theory.requests import MOST_NEW
+from tests.tasks.theory.test_task import make, prompt_of
+from trl_grpo_tasks.tasks.theory import examples
+from trl_grpo_tasks.tasks.theory.constraint import check_prompt
+from trl_grpo_tasks.tasks.theory.requests import _BY_NAME, _COUNTS, _FILLERS, _NOUNS
 
-TASK = get_task("theory")
-
-
-@pytest.mark.parametrize("number", range(1, MOST_NEW + 1))
-def test_a_number_of_new_fields_is_declared_after_the_standard_model(number):
-    words = ["one", "two", "three", "four", "five", "six", "seven"][number - 1]
-    row = TASK.row_of(f"The Standard Model with {words} new fields.")
-    assert row == TASK.row_of(f"standard model plus {number} additional fermions")
-    said = row["prompt"].split()
-    assert said.count("FERMION") == len(SM_FERMIONS) and "INTERACTIONS" not in said
-    declared = said[said.index("NUM_MULTIPLETS") + 1]
-    names = {10: "num_ten", 11: "num_eleven", 12: "num_twelve"}
-    total = len(SM_FERMIONS) + number
-    assert declared == names.get(total, f"num_{total}")
-    assert f"{number} new fermion multiplet" in row["interpretation"] and row["level"] == TASK.levels[-1]
-
-
-@pytest.mark.parametrize(("charge", "success"), [("-2/3", True), ("1/3", False)])
-def test_an_answer_to_a_sentence_is_judged(charge, success):
-    """A vector-like pair cancels its own anomalies, and only the conjugate field makes one: known physics."""
-    row = TASK.row_of("the Standard Model with 2 new fields: fund singlet 2/3")
-    new = {"T": ("fund singlet 2/3", 1), "Tc": (f"antifund singlet {charge}", 1)}
-    whole = write(extend(None, new, {"T Tc": 1000.0} if success else {}))
-    assert whole.startswith(row["prompt"] + " FERMION multiplet_08")
-    assert TASK.score(row, whole.removeprefix(row["prompt"])).success == success
+# A request, the theory that solves it, how many of its fermions the prompt gives, and words of the next one.
+SOLVED = [
+    ("SU(5) with three families", "su5", 0, 4),
+    ("SU(5)", "su5", 0, 0),
+    ("Georgi-Glashow", "su5", 0, 0),
+    ("the Standard Model with three right-handed neutrinos", "seesaw_1", 5, 12),
+    ("SU(3) x SU(2) x U(1) plus three sterile neutrinos.", "seesaw_1", 5, 12),
+    ("SU(3)xSU(2)_LxU(1)_{Y} with three new triplets", "seesaw_3", 5, 12),
+    ("SM with one vector-like lepton doublet", "vectorlike_leptons", 6, 12),
+    ("The Standard Model with a vectorlike top", "vectorlike_top", 6, 12),
+    ("the standard model and a fourth generation", "fourth_generation", 9, 12),
+    ("the Standard Model with four families", "fourth_generation", 9, 12),
+    ("SU(3) x SU(2) x U(1) plus one charged field", "seesaw_1", 5, 0),
+    ("U(1) x SU(2) x SU(3)", "standard_model", 0, 0),
+    ("Find a left-right symmetric model", "left_right", 0, 0),
+    ("Pati-Salam with 3 families", "pati_salam", 0, 4),
+    ("SU(4) x SU(2) x SU(2)", "pati_salam", 0, 0),
+    ("flipped SU(5)", "flipped_su5", 0, 0),
+    ("trinification", "trinification", 0, 0),
+    ("B-L", "b_minus_l", 0, 0),
+    ("two Higgs doublets", "two_higgs_doublets", 0, 0),
+]
 
 
-def test_the_beginning_of_a_theory_is_a_request():
-    (row,) = TASK.dataset("test", 1, 0)
-    made = TASK.row_of(f"  {row['prompt']}  ")
-    assert (made["prompt"], made["level"]) == (row["prompt"], row["level"]) and "words" in made["interpretation"]
-    assert TASK.score(made, row["gold"]).success and parse(f"{made['prompt']} {row['gold']}")
+@pytest.mark.parametrize(("text", "name", "given_fermions", "more"), SOLVED, ids=[case[0] for case in SOLVED])
+def test_requests_are_the_beginning_of_a_theory_that_succeeds(text, name, given_fermions, more):
+    task = make()
+    row = task.row_of(text)
+    prompt, rest = prompt_of(name, given_fermions)
+    words = rest.split()
+    assert row["prompt"] == " ".join([prompt, *words[:more]])
+    score = task.score(row, " " + " ".join(words[more:]))
+    assert score.success and row["level"] == "anomalies", score.reason
+    assert "\n" not in row["interpretation"] and len(row["interpretation"]) < 300
+
+
+def test_what_a_request_is_understood_as():
+    row = make().row_of("the Standard Model with three right-handed neutrinos and two fields")
+    assert row["interpretation"] == (
+        "standard_model: SU(3) x SU(2) x U(1), broken by scalars (1 2 1/2); its 5 fermion multiplets are given; new: "
+        "3 right handed neutrinos, 2 fields of any kind; to be found: the rest"
+    )
+    assert "NUM_MULTIPLETS num_8" in row["prompt"] and row["prompt"].endswith("q_0/1")
+    assert make().row_of("SU(4) x U(1)") == {
+        "prompt": "BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 SU_4 GROUP group_2 U_1",
+        "level": "anomalies",
+        "interpretation": "SU(4) x U(1); scalars and fermions are to be found",
+    }
+
+
+def test_a_prompt_is_a_request_too():
+    prompt, _ = prompt_of("su5", 1)
+    assert make().row_of(f" {prompt}\n") == {"prompt": prompt, "level": "anomalies"}
+    with pytest.raises(ValueError, match="word 2 of the prompt is 'GAUGE'; allowed here: GAUGE_GROUPS"):
+        make().row_of("BOS GAUGE")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not understood; write the beginning"),
-        ("a poem", "is not understood"),
-        ("the standard model with eight new fields", "from 1 to 7"),
-        ("the standard model with 0 new fields", "from 1 to 7"),
-        ("the standard model with one new field: fund singlet 2/3", "leaves none to find"),
-        ("the standard model with one new field: fund singlet 2/3, fund singlet 1/3", "only 1 are new"),
-        ("the standard model with two new fields: fund", "the field 'fund' is not understood"),
-        ("the standard model with two new fields: fund quintet 1", "SU(2) has no representation 'quintet'"),
-        ("the standard model with two new fields: fund singlet 7/9", "there is no hypercharge 7/9"),
-        ("the standard model with two new fields: fund singlet 1/0", "there is no hypercharge 1/0"),
-        ("the standard model with two new fields: 9 x fund singlet 1", "from 1 to 4"),
-        ("the standard model with two new fields: 3 x fund fund 1/6", "cannot be added"),  # it is there already
-        ("BOS GAUGE_GROUPS NUM_GAUGE five", "allowed here"),
+        ("", "names no theory and no gauge group; understood are: theories"),
+        ("please", "names no theory and no gauge group"),
+        (
+            "the Standrad Model",
+            r"'standrad' is not understood \(did you mean 'standard'\?\); understood are",
+        ),
+        ("SU(5) with a dragon", "'dragon' is not understood.*right handed neutrino, vectorlike top"),
+        ("SO(10)", r"the gauge group SO\(10\) cannot be written; groups are: SU\(5\), SU\(4\)"),
+        ("SU(5) with two families", "2 families: success needs the three families"),
+        ("SU(5) with families", "an unknown number of families"),
+        ("SU(5) with three", "ends without saying what there are 3 of"),
+        ("Standard Model SU(5)", r"standard_model has no gauge group SU\(5\)"),
+        ("SU(5) with an octet", "octet: this can only be added to the standard model, not to su5"),
+        ("SM with an octet and an octet", "a multiplet would occur twice"),
+        ("SM with four families and four fields", "needs 14 fermion multiplets; at most 12"),
+        ("SU(2) with two fields", r"no fields are known for SU\(2\)"),
+        ("U(1) U(1) U(1) U(1) U(1)", "5 gauge groups are too many"),
     ],
 )
-def test_what_is_not_understood_is_an_error_with_a_way_out(text, message):
-    with pytest.raises(ValueError) as error:
-        TASK.row_of(text)
-    assert message in str(error.value)
+def test_requests_that_are_not_understood(text, message):
+    with pytest.raises(ValueError, match=message):
+        make().row_of(text)
 
 
-@given(
-    st.one_of(st.text(), st.text().map(lambda t: f"BOS {t}"), st.text().map(lambda t: f"the standard model with {t}"))
-)
-def test_any_text_is_a_row_or_an_error(text):
+PHRASES = [
+    *_BY_NAME,
+    *_COUNTS,
+    *_NOUNS,
+    *sorted(_FILLERS),
+    "SU(5)",
+    "SU(3) x SU(2) x U(1)",
+    "U(1)",
+    "x",
+    "(",
+    "7",
+    "é",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PHRASES), max_size=7).map(" ".join) | st.text(max_size=30))
+def test_any_text_is_a_prompt_or_a_clear_error(text):
     try:
-        assert TASK.row_of(text)["prompt"].startswith("BOS")
+        row = make().row_of(text)
     except ValueError as error:
         assert str(error)
+    else:
+        check_prompt(row["prompt"])
+        assert row == make().row_of(text)
+
+
+def test_named_theories_are_known():
+    assert set(_BY_NAME.values()) <= set(examples.NAMES)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from .designs import LEVELS
-from .prompts import VARIANTS, manual, question
-from .trials import TRIALS, get_trial
+from .prompts import question
+from .trials import Trial
 
 # The first trial of this list with one of its words in the text is meant, so special words come before general ones.
 _WORDS = {
@@ -22,31 +22,31 @@ _WORDS = {
 _SIZE = re.compile(r"\b(?:(?:use )?(?:at most|up to|with|of) )?(?P<count>[0-9]{1,4}) blocks?\b", re.IGNORECASE)
 
 
-def row_of(text: str, trials: Sequence[str], kinds: Sequence[str], with_manual: bool) -> dict[str, Any]:
-    """Return the row of a request; ValueError if it names none of the task's `trials`.
+def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, Any]:
+    """Return the row of a request; ValueError if it names none of the task's `trials`. `message` is the system message,
+    "" if there is none.
 
     The model gets a phrasing that it was trained on: that of the text if it is one of them, else the trial's first.
     """
-    trial = _trial_of(text)
-    if trial is None or trial not in trials:
-        meant = "is not understood" if trial is None else f"means trial {trial!r}, which is not among --trials"
-        known = "; ".join(f"{name} ({get_trial(name).words})" for name in trials)
+    name = _trial_of(text, trials)
+    if name is None or name not in trials:
+        meant = "is not understood" if name is None else f"means trial {name!r}, which is not among --trials"
+        known = "; ".join(f"{trial.name} ({trial.words})" for trial in trials.values())
         raise ValueError(f"{text[:80]!r} {meant}; ask for a machine of one of these trials: {known}")
-    level = _level_of(text)
+    trial, level = trials[name], _level_of(text)
     most = LEVELS[level][1]
     plain = " ".join(_SIZE.sub("", text).split()).rstrip(". ").lower()
-    same = [n for n, variant in enumerate(VARIANTS.get(trial, ())) if variant.rstrip(".").lower() == plain]
+    same = [n for n, request in enumerate(trial.requests) if request.rstrip(".").lower() == plain]
     prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most)}]
-    if with_manual:
-        prompt.insert(0, {"role": "system", "content": manual(kinds)})
-    goal = get_trial(trial)
-    understood = f"{trial}: {goal.words}, at most {most} blocks; success needs a score of {goal.goal:g}"
-    return {"prompt": prompt, "level": level, "trial": trial, "max_blocks": most, "interpretation": understood}
+    if message:
+        prompt.insert(0, {"role": "system", "content": message})
+    understood = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {trial.goal:g}"
+    return {"prompt": prompt, "level": level, "trial": name, "max_blocks": most, "interpretation": understood}
 
 
-def _trial_of(text: str) -> str | None:
+def _trial_of(text: str, trials: Mapping[str, Trial]) -> str | None:
     said = text.lower()
-    words = {name: re.escape(name.lower()) for name in TRIALS if name not in _WORDS} | _WORDS
+    words = {name: re.escape(name.lower()) for name in trials if name not in _WORDS} | _WORDS
     return next((name for name, known in words.items() if re.search(rf"\b(?:{known})\b", said)), None)
 
 

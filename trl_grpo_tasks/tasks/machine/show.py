@@ -21,7 +21,7 @@ from .scene import to_xml
 from .simulator import simulate
 from .survey import evaluations
 from .tree import ConstructionTree
-from .trials import SCORINGS, TRIALS, task_score
+from .trials import SCORINGS, TRIALS, load_trials, task_score
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,12 +32,19 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", help="a text with a machine in it, - for standard input, gold, or a run's folder")
-    parser.add_argument("--trial", choices=list(TRIALS), default="car")
+    parser.add_argument("--trial", default="car", metavar="NAME", help=f"{', '.join(TRIALS)}, or one of --trials")
+    parser.add_argument("--trials", nargs="+", default=[], metavar="FILE", help="YAML or JSON files with more trials")
     for kind in ("png", "gif", "xml"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write this {kind.upper()} file")
     options = parser.parse_args(arguments)
+    trials = TRIALS | load_trials(options.trials)
+    if options.trial not in trials:
+        parser.error(f"unknown --trial {options.trial!r}; trials are: {', '.join(trials)}")
+    trial = trials[options.trial]
     if options.file == "gold":
-        known = [entry for level in gold_machines()[options.trial].values() for entry in level]
+        if trial.name not in TRIALS:
+            parser.error(f"there is no stored machine for --trial {trial.name}; name a file or a run")
+        known = [entry for level in gold_machines()[trial.name].values() for entry in level]
         text = max(known, key=lambda entry: entry["score"])["machine"]
     elif Path(options.file).is_dir():
         *_, samples = evaluations(Path(options.file)).values()
@@ -48,11 +55,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
     tree = ConstructionTree.parse(text)
-    result = simulate(tree, options.trial, record=True, to_the_end=True)
+    result = simulate(tree, trial, record=True, to_the_end=True)
     if not result.valid:
         print(f"not valid: {printable(result.reason)}")
         return 1
-    trial = TRIALS[options.trial]
     scores = {scoring: task_score(trial, result, scoring) for scoring in SCORINGS}
     print(f"{len(tree.blocks)} blocks, {' x '.join(f'{side:g}' for side in tree.extent())} m")
     for scoring, (score, why) in scores.items():

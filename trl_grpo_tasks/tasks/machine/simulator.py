@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,13 +13,15 @@ import numpy as np
 
 from .results import Frames, Result, Throw
 from .scene import MOTOR_SPEED, WHEEL_SPEED, to_xml
+from .starts import UNPERTURBED, Start
 from .tree import ConstructionTree
 from .trials import Trial, get_trial
 
 logger = logging.getLogger(__name__)
 
 DT = 0.005
-SAMPLE_S = 0.02  # interval at which positions are recorded
+PERTURBED_DT = 0.01  # coarser, so that four perturbed runs cost at most twice as much as one ordinary run
+SAMPLE_S, SAMPLE_STEPS = 0.02, 4  # positions are recorded at this interval, and at most every so many steps
 TRIGGER_S = 0.2  # springs contract and grabbers release from this time on
 FASTEST = 100.0  # m/s: machines of these parts cannot be this fast, so higher speeds are numerical errors
 TIME_LIMIT_S = 20.0  # wall-clock limit
@@ -39,6 +42,7 @@ def simulate(
     to_the_end: bool = False,
     record: bool = False,
     limit_s: float = TIME_LIMIT_S,
+    start: Start = UNPERTURBED,
 ) -> Result:
     """Run a machine. Machines that cannot be built, and runs with numerical errors, are invalid, with a reason.
 
@@ -46,16 +50,34 @@ def simulate(
     on a joint exceeds its strength. `limit_s` is a wall-clock limit.
     """
     tree = ConstructionTree.parse(tree) if isinstance(tree, str) else tree
+    return next(simulate_each(tree, trial, [start], dt, breakage, to_the_end, record, limit_s))
+
+
+def simulate_each(
+    tree: ConstructionTree,
+    trial: Trial | str,
+    starts: Sequence[Start],
+    dt: float = DT,
+    breakage: bool = False,
+    to_the_end: bool = False,
+    record: bool = False,
+    limit_s: float = TIME_LIMIT_S,
+) -> Iterator[Result]:
+    """Run a machine from several starts as `simulate` does; its model is built once. A machine that cannot be built
+    has one result."""
     trial = get_trial(trial)
     problems = tree.validate()
     if problems:
-        return Result(False, "; ".join(problems))
+        yield Result(False, "; ".join(problems))
+        return
     mujoco = _mujoco()
     try:
         model = mujoco.MjModel.from_xml_string(to_xml(tree, trial.scene, dt=dt, loads=breakage))
     except ValueError as error:
-        return Result(False, f"MuJoCo cannot build the machine: {error}")
-    return _Run(mujoco, model, tree, trial, to_the_end, record).until_done(limit_s)
+        yield Result(False, f"MuJoCo cannot build the machine: {error}")
+        return
+    for start in starts:
+        yield _Run(mujoco, model, tree, trial, to_the_end, record, start).until_done(limit_s)
 
 
 class _Run:
@@ -67,9 +89,11 @@ class _Run:
         trial: Trial,
         to_the_end: bool,
         record: bool,
+        start: Start,
     ):
         self.mujoco, self.model, self.tree, self.trial = mujoco, model, tree, trial
         self.data = mujoco.MjData(model)
+        start.apply(mujoco, model, self.data)
         self.to_the_end, self.record = to_the_end, record
         self.boulders = [model.body(f"b{i}").id for i, block in enumerate(tree.blocks) if block.kind == "36"]
         self.root = model.body("b0").id
@@ -88,27 +112,27 @@ class _Run:
         self.peaks = np.zeros((len(self.seats), 2))
         self.strengths = np.outer([_FRAGILE.get(tree.blocks[index].kind, 1.0) for index in self.seats], STRENGTH)
         self.broken = ""
-        self.checked = 0  # number of samples already checked for numerical errors
-        self.times: list[float] = []
-        self.positions: list[np.ndarray] = []
+        # Loads are short spikes, so they are checked in every step.
+        self.steps = 1 if self.seats else max(SAMPLE_STEPS, round(SAMPLE_S / model.opt.timestep))
+        self.samples = math.ceil(trial.seconds / (self.steps * model.opt.timestep) - 1e-9)
+        self.observed = self.checked = 0  # number of samples, and of those that were checked for numerical errors
+        self.times = np.empty(self.samples + 1)
+        self.positions = np.empty((self.samples + 1, model.nbody, 3))
         self.recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def until_done(self, limit_s: float) -> Result:
         mujoco, model, data = self.mujoco, self.model, self.data
-        # Loads are short spikes, so they are checked in every step.
-        steps = 1 if self.seats else max(1, round(SAMPLE_S / model.opt.timestep))
-        samples = math.ceil(self.trial.seconds / (steps * model.opt.timestep) - 1e-9)
-        trigger = round(TRIGGER_S / (steps * model.opt.timestep))
+        trigger = round(TRIGGER_S / (self.steps * model.opt.timestep))
         deadline = time.perf_counter() + limit_s
         mujoco.mj_forward(model, data)
         self._observe()
         flying, landed = set(), set()
-        for sample in range(samples):
+        for sample in range(self.samples):
             if sample == trigger:
                 data.ctrl[self.springs] = 1.0
                 for index in self.held:
                     data.eq_active[index] = 0
-            mujoco.mj_step(model, data, nstep=steps)
+            mujoco.mj_step(model, data, nstep=self.steps)
             mujoco.mj_kinematics(model, data)  # mj_step leaves body positions as they were before the step
             self._observe()
             if self.broken:
@@ -135,8 +159,9 @@ class _Run:
 
     def _observe(self) -> None:
         data = self.data
-        self.times.append(data.time)
-        self.positions.append(data.xpos.copy())
+        self.times[self.observed] = data.time
+        self.positions[self.observed] = data.xpos
+        self.observed += 1
         if self.record:
             self.recorded.append((data.geom_xpos.copy(), data.geom_xmat.copy(), data.site_xpos.copy()))
         if self.seats:
@@ -148,9 +173,9 @@ class _Run:
 
     def _fault(self) -> Result | None:
         """Return an invalid result if the samples since the last check show a numerical error."""
-        positions = np.array(self.positions[self.checked :])
-        times = self.times[self.checked :]
-        self.checked = len(self.positions) - 1
+        positions = self.positions[self.checked : self.observed]
+        times = self.times[self.checked : self.observed]
+        self.checked = self.observed - 1
         moved = np.diff(positions, axis=0)
         speeds = np.sqrt((moved * moved).sum(axis=2)).max(axis=1) / np.diff(times)
         problem, at = "", times[-1]
@@ -163,7 +188,7 @@ class _Run:
         return Result(False, f"the simulation became unstable after {at:.2f} s: {problem}") if problem else None
 
     def _result(self) -> Result:
-        positions, times = np.array(self.positions), np.array(self.times)
+        positions, times = self.positions[: self.observed], self.times[: self.observed]
         path = positions[:, self.root]
         moved = path[-1] - path[0]
         boulder_paths = tuple(positions[:, body] for body in self.boulders)

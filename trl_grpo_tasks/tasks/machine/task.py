@@ -5,23 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, option
 from . import data, requests
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
-from .prompts import VARIANTS, manual, question
+from .prompts import manual, question
 from .reading import block_ends
 from .results import Result
-from .simulator import simulate
+from .simulator import PERTURBED_DT, simulate, simulate_each
+from .starts import perturbed_starts
 from .tree import ROOT, Block, ConstructionTree, block_json
-from .trials import SCORINGS, TRIALS, get_trial, task_score
+from .trials import SCORINGS, TRIALS, Trial, load_trials, task_score
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
 GRAMMARS = ("tree", "schema")
+PERTURBED_SCORES = ("mean", "min")
+MOST_PERTURBATIONS = 64
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,20 @@ class MachineOptions:
 
     trials: list[str] = field(
         default_factory=lambda: ["car", "catapult"],
-        metadata={"help": f"What the machines must do, one or more of: {', '.join(TRIALS)}."},
+        metadata={
+            "help": f"What the machines must do, one or more of: {', '.join(TRIALS)}; or YAML or JSON files with "
+            "trials of your own."
+        },
     )
     scoring: str = option(
         "paper",
         "'paper': the boulder must rise 3 m above its start; its distance is measured where it lands. 'authors': it "
         "must reach a height of 3 m; its distance is measured after 5 s.",
     )
+    perturbations: int = option(
+        0, "Score each machine from this many perturbed starts instead of once; four cost twice as much. 0: off."
+    )
+    perturbed_score: str = option("mean", "With --perturbations: the mean or the min of the scores.")
     breakage: bool = option(False, "End the run when the load on a joint exceeds its strength. Takes twice the time.")
     grammar: str = option(
         "tree",
@@ -46,15 +57,20 @@ class MachineOptions:
         default_factory=lambda: list(PROMPT_BLOCKS),
         metadata={"help": f"Allowed block types. All types: {' '.join(BLOCKS)}."},
     )
+    wheels_on_wheels: bool = option(
+        True, "Allow wheels that sit on wheels, directly or through other blocks; they turn faster."
+    )
     manual: bool = option(False, "Add a system message that explains the format and the blocks.")
     tiny_width: int = option(128, "Hidden size of the embedded model.")
     tiny_layers: int = option(4, "Number of layers of the embedded model.")
 
     def __post_init__(self) -> None:
-        for trial in self.trials:
-            check_choice("trials", trial, TRIALS)
-        if not self.trials or len(set(self.trials)) < len(self.trials):
-            raise ValueError(f"--trials {' '.join(self.trials)}: name at least one of {' '.join(TRIALS)}, each once")
+        load_trials(self.trials)
+        if not self.trials:
+            raise ValueError(f"--trials: name at least one of {' '.join(TRIALS)}, or a file")
+        if not 0 <= self.perturbations <= MOST_PERTURBATIONS:
+            raise ValueError(f"--perturbations {self.perturbations} must be from 0 to {MOST_PERTURBATIONS}")
+        check_choice("perturbed_score", self.perturbed_score, PERTURBED_SCORES)
         for kind in self.blocks:
             check_choice("blocks", kind, BLOCKS)
         check_choice("scoring", self.scoring, SCORINGS)
@@ -91,29 +107,39 @@ class MachineTask(Task):
         "make-gold": "trl_grpo_tasks.tasks.machine.make_gold:main",
     }
 
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        self._chosen = load_trials(self.options.trials)
+        self.trials = TRIALS | self._chosen  # built-in ones too, so that rows of other runs can be scored
+        self._passed: dict[tuple[str, str], bool] = {}
+
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows with a prompt, a level, a trial, the maximum number of blocks, and a `gold` machine."""
         options = self.options
         return data.rows(
-            options.trials,
+            list(self._chosen.values()),
             split,
             size,
             seed,
             kinds=["0", *options.blocks],
             with_manual=options.manual,
             unbroken=options.breakage,
+            wheels_on_wheels=options.wheels_on_wheels,
+            **({"passes": self._passes} if options.perturbations else {}),
         )
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
-        return requests.row_of(text, self.options.trials, ["0", *self.options.blocks], self.options.manual)
+        options = self.options
+        message = manual(["0", *options.blocks], options.wheels_on_wheels) if options.manual else ""
+        return requests.row_of(text, self._chosen, message)
 
     def score(self, row: Row, completion: str) -> Score | None:
         """Score a machine. Returns None if the simulation exceeded its wall-clock limit: the outcome is unknown."""
-        tree, problems = _read(row, completion)
+        tree, problems = self._read(row, completion)
         if problems:
             return self._failed("; ".join(problems), {"problems": problems[:20]})
-        return self._scored(row, tree, self._run(row, tree))
+        return self._scored(row, tree, self._perturbed_runs(row, tree) or [self._run(row, tree)])
 
     def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]]:
         """Return 1 after each block with which the machine can be built so far, 0 from the first problem on.
@@ -125,40 +151,52 @@ class MachineTask(Task):
         start, ends = block_ends(completion)
         for count, end in enumerate(ends, 1):
             if sound:
-                tree, problems = _read(row, completion[start:end] + "]")
+                tree, problems = self._read(row, completion[start:end] + "]")
                 sound = not problems if count > 1 else tree.blocks == (ROOT,)  # the start block alone is no machine
             pairs.append((end, float(sound)))
-        return [*pairs, (len(completion), float(not _read(row, completion)[1]))]
+        return [*pairs, (len(completion), float(not self._read(row, completion)[1]))]
 
-    def _scored(self, row: Row, tree: ConstructionTree, result: Result) -> Score | None:
-        if result.timed_out:
+    def _scored(self, row: Row, tree: ConstructionTree, results: Sequence[Result]) -> Score | None:
+        """Score the runs of a machine. A run that is not valid scores 0; the machine is valid if one of them is."""
+        if any(result.timed_out for result in results):
             return None
-        if not result.valid:
-            return self._failed(result.reason, {})
-        trial = get_trial(row["trial"])
-        value, why = task_score(trial, result, self.options.scoring)
-        success = value >= trial.goal
-        reason = why or ("" if success else f"the score is {value:.2f}; success needs {trial.goal:g}")
-        throws = [vars(throw) | {"landing": list(throw.landing)} for throw in result.throws]
+        valid = [result for result in results if result.valid]
+        if not valid:
+            return self._failed(results[0].reason, {})
+        trial = self.trials[row["trial"]]
+        values = [
+            task_score(trial, result, self.options.scoring) if result.valid else (0.0, result.reason)
+            for result in results
+        ]
+        scores = [value for value, _ in values]
+        score = fmean(scores) if self.options.perturbed_score == "mean" else min(scores)
+        success = score >= trial.goal
+        missed = min(values)[1] or f"the score is {score:.2f}; success needs {trial.goal:g}"
+        throws = [vars(throw) | {"landing": list(throw.landing)} for throw in valid[0].throws]
         info = {
             "r_valid": 1.0,
-            "r_task": value,
-            "seconds": result.seconds,
+            "r_task": score,
+            "seconds": valid[0].seconds,
             "extent": list(tree.extent()),
             "throws": throws,
-            "broken": result.broken,
+            "broken": valid[0].broken,
         }
+        if self.options.perturbations:
+            info["perturbed_scores"] = scores
         components = {
-            "score": value,
-            "distance": max((throw.distance for throw in result.throws), default=0.0)
-            if trial.throws
-            else result.distance,
-            "height": max((throw.height for throw in result.throws), default=0.0),
+            "score": score,
+            "distance": fmean(_thrown(result) if trial.throws else result.distance for result in valid),
+            "height": fmean(max((throw.height for throw in result.throws), default=0.0) for result in valid),
             "blocks": float(len(tree.blocks)),
         }
-        return self.make_score(components, True, success, reason, info)
+        return self.make_score(components, True, success, "" if success else missed, info)
 
     def gold(self, row: Row) -> str:
+        if not row.get("gold"):
+            raise ValueError(
+                f"no known machine of at most {row['max_blocks']} blocks reaches the goal of trial {row['trial']!r}; "
+                "lower the goal, or pass --cold_start_steps 0"
+            )
         return row["gold"]
 
     def bad(self, row: Row) -> str:
@@ -167,16 +205,18 @@ class MachineTask(Task):
 
     def canonical(self, row: Row, completion: str) -> str:
         """Return the machine as JSON, without any text around it."""
-        tree, problems = _read(row, completion)
+        tree, problems = self._read(row, completion)
         return super().canonical(row, completion) if problems else tree.to_json()
 
     def constraint(self, tokenizer: Any) -> Constraint:
         from ...constraints import OneSpelling
         from .constraint import machine_constraint, schema_constraint
 
-        make = machine_constraint if self.options.grammar == "tree" else schema_constraint
+        options = self.options
         most = max(most for _, most in LEVELS.values())
-        return OneSpelling(tokenizer, make(tokenizer, self.options.blocks, most))
+        if options.grammar == "schema":
+            return OneSpelling(tokenizer, schema_constraint(tokenizer, options.blocks, most))
+        return OneSpelling(tokenizer, machine_constraint(tokenizer, options.blocks, most, options.wheels_on_wheels))
 
     def tiny(self) -> TinySpec:
         """Return a small Llama with four tokens per block (type, number, parent, face) and words for prompts."""
@@ -188,10 +228,13 @@ class MachineTask(Task):
         tokens += [f'{n},"bp_id{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f"{face}}}" for face in range(13)]
         texts = [
-            question(trial, n, m) for trial in TRIALS for n in range(len(VARIANTS[trial])) for _, m in LEVELS.values()
+            question(trial, n, m)
+            for trial in self.trials.values()
+            for n in range(len(trial.requests))
+            for _, m in LEVELS.values()
         ]
         if self.options.manual:
-            texts.append(manual(["0", *self.options.blocks]))
+            texts.append(manual(["0", *self.options.blocks], self.options.wheels_on_wheels))
         # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
         words = sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
         options = self.options
@@ -204,15 +247,14 @@ class MachineTask(Task):
     def render(self, row: Row, completion: str) -> bytes:
         from .render import picture
 
-        tree, problems = _read(row, completion)
+        tree, problems = self._read(row, completion)
         if problems:
             return picture(None, None, problems)
         result = self._run(row, tree, record=True)
-        score = self._scored(row, tree, result)
+        score = self._scored(row, tree, self._perturbed_runs(row, tree) or [result])
         total = "" if score is None else f", score {score.total:.2f}"
-        return picture(
-            result, get_trial(row["trial"]), [f"{row['trial']}, {len(tree.blocks)} blocks{total}", result.reason]
-        )
+        title = f"{row['trial']}, {len(tree.blocks)} blocks{total}"
+        return picture(result, self.trials[row["trial"]], [title, result.reason])
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         """Return the picture and, if the machine can be built, its JSON, MuJoCo XML, and a film of the run."""
@@ -220,10 +262,10 @@ class MachineTask(Task):
         from .scene import to_xml
 
         files = super().exports(row, completion)
-        tree, problems = _read(row, completion)
+        tree, problems = self._read(row, completion)
         if problems:
             return files
-        trial = get_trial(row["trial"])
+        trial = self.trials[row["trial"]]
         files |= {
             "machine.json": tree.to_json() + "\n",
             "paper.json": tree.to_paper_json() + "\n",
@@ -235,16 +277,36 @@ class MachineTask(Task):
     def _run(self, row: Row, tree: ConstructionTree, record: bool = False) -> Result:
         # The authors measure at the end of the run; the paper measures where a boulder lands.
         to_the_end = self.options.scoring == "authors"
-        return simulate(tree, row["trial"], breakage=self.options.breakage, to_the_end=to_the_end, record=record)
+        trial = self.trials[row["trial"]]
+        return simulate(tree, trial, breakage=self.options.breakage, to_the_end=to_the_end, record=record)
+
+    def _perturbed_runs(self, row: Row, tree: ConstructionTree) -> list[Result]:
+        """Return the runs from perturbed starts, none without --perturbations."""
+        starts, to_the_end = perturbed_starts(tree, self.options.perturbations), self.options.scoring == "authors"
+        trial = self.trials[row["trial"]]
+        return list(simulate_each(tree, trial, starts, PERTURBED_DT, self.options.breakage, to_the_end))
+
+    def _passes(self, trial: Trial, machine: str) -> bool:
+        """Return whether a gold machine also succeeds from perturbed starts."""
+        key = trial.name, machine
+        if key not in self._passed:
+            score = self.score({"trial": trial.name}, machine)
+            self._passed[key] = score is not None and score.success
+        return self._passed[key]
+
+    def _read(self, row: Row, completion: str) -> tuple[ConstructionTree, list[str]]:
+        tree = ConstructionTree.parse(completion)
+        problems = tree.validate()
+        most = row.get("max_blocks")
+        if most and len(tree.blocks) > most:
+            problems.append(f"the machine has {len(tree.blocks)} blocks; the prompt allows at most {most}")
+        if not self.options.wheels_on_wheels:
+            problems += [f"wheel {i} sits on wheel {j}, which is not allowed" for i, j in tree.carried_wheels()]
+        return tree, problems
 
     def _failed(self, reason: str, info: dict[str, Any]) -> Score:
         return self.make_score(dict.fromkeys(self.weights, 0.0), False, False, reason, {"r_valid": 0.0, **info})
 
 
-def _read(row: Row, completion: str) -> tuple[ConstructionTree, list[str]]:
-    tree = ConstructionTree.parse(completion)
-    problems = tree.validate()
-    most = row.get("max_blocks")
-    if most and len(tree.blocks) > most:
-        problems.append(f"the machine has {len(tree.blocks)} blocks; the prompt allows at most {most}")
-    return tree, problems
+def _thrown(result: Result) -> float:
+    return max((throw.distance for throw in result.throws), default=0.0)

@@ -1,28 +1,32 @@
-"""Trials (what machines must do) and their scores.
+"""Trials (what machines must do) and their scores. Built-in trials are in trials.yaml; users add files of that form.
 
-To add a trial, add an entry to TRIALS, phrasings to prompts.py, and machines with make_gold.py. A new kind of score
-also needs a function in `_SCORES`.
+A new built-in trial also needs machines, which make_gold.py finds; a new kind of score, a function in `_SCORES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ...files import check_local_path, read_yaml
 from ...task import nearest
 from .results import Result, Throw
 from .scene import Scene
 
 SCORINGS = ("paper", "authors")
+DRIVES = ("distance", "forward")  # kinds of score of trials without a boulder
 GATE = 3.0  # minimum rise of a boulder in metres; lower throws score 0
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial: its scene, its kind of score ("distance", "forward" or a key of `_SCORES`), and its goal."""
+    """A trial: its scene, its kind of score (one of `DRIVES` or a key of `_SCORES`), its goal and its requests."""
 
     name: str
     words: str
@@ -30,26 +34,11 @@ class Trial:
     goal: float
     scene: Scene = Scene()
     seconds: float = 5.0
+    requests: tuple[str, ...] = ()
 
     @property
     def throws(self) -> bool:
-        return self.score not in ("distance", "forward")
-
-
-_BUMPS = tuple((4.0 + 3.0 * n, (0.15, 0.3, 0.2, 0.35)[n % 4]) for n in range(16))
-TRIALS: dict[str, Trial] = {
-    trial.name: trial
-    for trial in (
-        Trial("car", "drive as far as possible on flat ground", "distance", 20.0),
-        Trial("rough", "drive as far as possible over bumps", "distance", 12.0, Scene(bumps=_BUMPS)),
-        Trial("slope", "drive up a slope of 15 degrees", "forward", 12.0, Scene(slope=15.0)),
-        Trial("catapult", "throw the boulder high and far", "throw", 40.0),
-        Trial("wall", "throw the boulder over a wall", "over_wall", 40.0, Scene(wall=(12.0, 4.0))),
-        Trial(
-            "rings", "throw the boulder through rings", "rings", 4.0, Scene(rings=((8.0, 7.0, 3.0), (16.0, 6.0, 3.0)))
-        ),
-    )
-}
+        return self.score not in DRIVES
 
 
 def get_trial(trial: Trial | str) -> Trial:
@@ -123,3 +112,106 @@ _SCORES: dict[str, Callable[[Trial, Result, int, str], tuple[float, str]]] = {
     "over_wall": _over_wall,
     "rings": _rings,
 }
+
+
+# ---- files of trials
+
+# The least and the greatest value of each number. A wall stands in front of the longest machine.
+_RANGES = {
+    "goal": (1e-6, 1e6),
+    "seconds": (0.5, 30.0),
+    "slope": (-45.0, 45.0),
+    "bumps": ((0.0, 200.0), (0.01, 1.0)),
+    "wall": ((10.0, 200.0), (0.1, 100.0)),
+    "rings": ((1.0, 200.0), (0.1, 100.0), (0.1, 50.0)),
+}
+_SCENE = ("bumps", "slope", "wall", "rings")
+_REQUIRED = ("words", "score", "goal", "requests")
+_KEYS = (*_REQUIRED, "seconds", *_SCENE)
+
+
+def read_trials(path: str | Path) -> dict[str, Trial]:
+    """Return the trials in a YAML or JSON file, by name; ValueError names what is wrong with it."""
+    check_local_path(str(path), "--trials")
+    found = read_yaml(Path(path).expanduser(), "--trials")
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"--trials {path} must map names of trials to {', '.join(_KEYS)}")
+    trials = {}
+    for name, entry in found.items():
+        try:
+            trials[name] = _trial(name, entry)
+        except ValueError as error:
+            raise ValueError(f"--trials {path}, trial {str(name)!r:.80}: {error}") from error
+    return trials
+
+
+def load_trials(names: Sequence[str]) -> dict[str, Trial]:
+    """Return the trials of --trials: names of built-in trials, and files whose trials are all used."""
+    found: dict[str, Trial] = {}
+    for name in names:
+        if name.endswith((".yaml", ".yml", ".json")):
+            new = read_trials(name)
+        elif name in TRIALS:
+            new = {name: TRIALS[name]}
+        else:
+            known = ", ".join(TRIALS)
+            raise ValueError(
+                f"unknown --trials {name!r}{nearest(name, TRIALS)}; choose from: {known}, or name a YAML or JSON file"
+            )
+        for one in new:
+            if one in found or (one in TRIALS and new[one] is not TRIALS[one]):
+                raise ValueError(f"--trials {name}: there is already a trial {one!r}; every trial needs its own name")
+        found |= new
+    return found
+
+
+def _trial(name: Any, entry: Any) -> Trial:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError("its name must consist of lower-case letters, digits and underscores")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{entry!r:.80} must be a mapping with {', '.join(_REQUIRED)}")
+    for key in entry:
+        if key not in _KEYS:
+            raise ValueError(f"unknown key {key!r:.80}{nearest(str(key), _KEYS)}; keys are: {', '.join(_KEYS)}")
+    if missing := [key for key in _REQUIRED if key not in entry]:
+        raise ValueError(f"{missing[0]!r} is missing")
+    scorings = (*DRIVES, *_SCORES)
+    if entry["score"] not in scorings:
+        raise ValueError(f"unknown score {entry['score']!r:.80}; scores are: {', '.join(scorings)}")
+    for score, needed in (("over_wall", "wall"), ("rings", "rings")):
+        if entry["score"] == score and not entry.get(needed):
+            raise ValueError(f"the score {score!r} needs {needed!r}")
+    requests = entry["requests"]
+    if not isinstance(requests, list) or len(set(map(str, requests))) < max(2, len(requests)):
+        raise ValueError("'requests' must list at least two different wordings: the last ones are held out for tests")
+    for text in (entry["words"], *requests):
+        if not isinstance(text, str) or not text.strip() or len(text) > 1000:
+            raise ValueError(f"{text!r:.80} must be a text of 1 to 1,000 characters")
+    scene = {key: _numbers(entry, key) for key in _SCENE if key in entry}
+    seconds = _numbers(entry, "seconds") if "seconds" in entry else Trial.seconds
+    goal = _numbers(entry, "goal")
+    return Trial(name, entry["words"], entry["score"], goal, Scene(**scene), seconds, tuple(requests))
+
+
+def _numbers(entry: Mapping[str, Any], key: str) -> Any:
+    """Return a number, or lists of numbers as tuples, each within its range."""
+    value, ranges = entry[key], _RANGES[key]
+    if key not in ("bumps", "rings"):
+        return _checked(key, value, ranges)
+    if not isinstance(value, list) or not 1 <= len(value) <= 100:
+        raise ValueError(f"{key!r} must be a list of 1 to 100 lists of {len(ranges)} numbers")
+    return tuple(_checked(key, one, ranges) for one in value)
+
+
+def _checked(key: str, value: Any, ranges: Any) -> Any:
+    if isinstance(ranges[0], tuple):
+        if not isinstance(value, list) or len(value) != len(ranges):
+            raise ValueError(f"{key!r}: {value!r:.80} must be a list of {len(ranges)} numbers")
+        return tuple(_checked(key, one, limits) for one, limits in zip(value, ranges, strict=True))
+    low, high = ranges
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"{key!r}: {value!r:.80} must be a number from {low:g} to {high:g}")
+    return float(value)
+
+
+TRIALS = read_trials(Path(__file__).with_name("trials.yaml"))

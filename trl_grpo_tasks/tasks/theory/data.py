@@ -85,13 +85,13 @@ def _is_test(prompt: str) -> bool:
 def _standard_model(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give the Standard Model and the number of multiplets; the new ones are missing."""
     theory, new = extension(rng, most_new)
-    return cut(theory, len(theory.fermions) - new)
+    return _cut(theory, len(theory.fermions) - new)
 
 
 def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give the Standard Model and the first new multiplet."""
     theory, new = extension(rng, most_new, least_new=2)
-    return cut(theory, len(theory.fermions) - new + 1)
+    return _cut(theory, len(theory.fermions) - new + 1)
 
 
 def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
@@ -103,13 +103,13 @@ def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
         )
         theory = _u1_theory(a, b, rng)
         if theory is not None:
-            return cut(theory, len(SM_FERMIONS))
+            return _cut(theory, len(SM_FERMIONS))
 
 
 def _groups(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give groups, vevs and the number of multiplets; all fermions are missing."""
     theory = named(rng.choice(NAMES)) if rng.random() < 0.2 else extension(rng, most_new)[0]
-    return cut(_shuffled(theory, rng), 0)
+    return _cut(_shuffled(theory, rng), 0)
 
 
 def _scratch(rng: random.Random, most_new: int) -> tuple[str, str]:
@@ -129,7 +129,7 @@ STARTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
 }
 
 
-def cut(theory: Theory, given: int) -> tuple[str, str]:
+def _cut(theory: Theory, given: int) -> tuple[str, str]:
     """Split the text of a theory after its first `given` fermions."""
     words = write(theory).split()
     starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]

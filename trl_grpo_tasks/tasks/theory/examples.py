@@ -47,9 +47,9 @@ def make(groups: Mapping[str, str], scalars: Fields, fermions: Fields, couplings
     declared = tuple(GaugeGroup(id, group) for id, group in groups.items())
     theory = Theory(
         declared,
-        tuple(Fermion(name, _numbers(declared, note[0]), note[1]) for name, note in fermions.items()),
+        tuple(Fermion(name, numbers_of(declared, note[0]), note[1]) for name, note in fermions.items()),
         tuple(
-            Scalar(name, _numbers(declared, words), float(mass), Vev(tuple(vev[0]), float(vev[1])) if vev else None)
+            Scalar(name, numbers_of(declared, words), float(mass), Vev(tuple(vev[0]), float(vev[1])) if vev else None)
             for name, (words, mass, *vev) in scalars.items()
         ),
     )
@@ -57,7 +57,8 @@ def make(groups: Mapping[str, str], scalars: Fields, fermions: Fields, couplings
     return with_all_terms(Theory(theory.groups, theory.fermions, theory.scalars, terms))
 
 
-def _numbers(groups: Sequence[GaugeGroup], words: str) -> tuple[Number, ...]:
+def numbers_of(groups: Sequence[GaugeGroup], words: str) -> tuple[Number, ...]:
+    """Return the representations and charges that the words name, one for each group."""
     return tuple(
         Fraction(word) if group.group == "U(1)" else reps_of(group.group)[word]
         for group, word in zip(groups, words.split(), strict=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from .breaking import Vacuum
 from .groups import U1, Dynkin
-from .spectrum import singular_values
+from .spectrum import restricted_singular_values, singular_values
 from .states import State, states_of
 from .tensors import contraction, direction, generator, size_of
 from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
@@ -88,15 +88,10 @@ def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
                 fields.setdefault(conjugate, []).append((scalar, True, state))
     sectors = []
     for (colour, charge), members in fields.items():
-        squares = np.diag([scalar.mass**2 for scalar, _, _ in members])
-        eaten = _eaten(theory, vacuum, members)
-        if len(eaten):
-            _, values, directions = np.linalg.svd(eaten)
-            physical = directions[int((values > 1e-9).sum()) :]
-            squares = physical @ squares @ physical.T
-        masses = np.sqrt(np.clip(np.linalg.eigvalsh(squares), 0, None)) if len(squares) else np.zeros(0)
+        matrix = np.diag([scalar.mass for scalar, _, _ in members])
+        masses = restricted_singular_values(matrix, _eaten(theory, vacuum, members))
         if len(masses):
-            sectors.append(Sector("scalar", _dimension(colour), charge, squares, tuple(sorted(masses.tolist()))))
+            sectors.append(Sector("scalar", _dimension(colour), charge, matrix, tuple(sorted(masses.tolist()))))
     return tuple(_in_order(sectors))
 
 
@@ -187,13 +182,17 @@ def _along(group: str, reps: tuple[Dynkin, Dynkin, Dynkin], component: int, dual
         raise ValueError(
             f"{group}: the representations {[list(rep) for rep in reps]} do not have exactly one invariant"
         )
-    along = direction(group, reps[2], component or 1)
-    return _without_rounding(tensor @ along, np.abs(tensor) @ np.abs(along))
+    return _product(tensor, direction(group, reps[2], component or 1))
 
 
 def _without_rounding(sums: np.ndarray, terms: np.ndarray) -> np.ndarray:
     """Replace sums by exact zeros where only rounding errors of their terms (of this size) remain."""
     return np.where(np.abs(sums) <= _ROUNDING * terms, 0.0, sums)
+
+
+def _product(tensor: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Return tensor @ vector with exact zeros where only rounding errors remain."""
+    return _without_rounding(tensor @ vector, np.abs(tensor) @ np.abs(vector))
 
 
 def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column: State) -> float:
@@ -230,15 +229,15 @@ def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, Sta
                     vector = direction(other.group, rep, scalar.vev.components[j] or 1)
                     if j == i:
                         acting = generator(other.group, rep, a, b)
-                        vector = -acting.T @ vector if conjugated else acting @ vector
+                        vector = _product(-acting.T if conjugated else acting, vector)
                     if j == vacuum.colour[0]:  # the highest component of the conjugate is the field's lowest
-                        push *= float((state.lowest if conjugated else state.highest) @ vector)
+                        push *= float(_product(state.lowest if conjugated else state.highest, vector))
                     else:
                         push *= float(vector[state.places[j]])
                 row[place] = push
-            if np.abs(row).max() > 1e-9:
+            if row.any():
                 rows.append(row)
-    return np.array(rows)
+    return np.array(rows).reshape(-1, len(members))
 
 
 def _sector(kind: str, colour: Dynkin, charge: Fraction, matrix: np.ndarray) -> Sector:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from .groups import U1, algebra, irrep
-from .sarah import dimension_number, symbol
+from .sarah import UNVALIDATED, dimension_number, symbol
 from .theory import Fermion, MassTerm, Scalar, Theory, is_real
 
 
@@ -31,7 +31,14 @@ def one_loop(theory: Theory) -> dict[str, Fraction]:
 
 def write_pyrate(theory: Theory, name: str = "Theory") -> str:
     """Return the text of the model file. Contractions are Clebsch-Gordan tensors computed by PyR@TE."""
-    lines = ["# YAML 1.1", "---", "Author: trl_grpo_tasks", "Date: ''", f"Name: {symbol(name)}"]
+    lines = [
+        "# YAML 1.1",
+        f"# {UNVALIDATED.format('PyR@TE')}",
+        "---",
+        "Author: trl_grpo_tasks",
+        "Date: ''",
+        f"Name: {symbol(name)}",
+    ]
     groups = ", ".join(f"{symbol(g.id)}: {g.group.replace('(', '').replace(')', '')}" for g in theory.groups)
     lines += [f"Groups: {{{groups}}}", "", "Fermions: {"]
     lines += [f"    {symbol(f.name)}: {{Gen: {f.generations}, Qnb: {_qnb(theory, f)}}}," for f in theory.fermions]

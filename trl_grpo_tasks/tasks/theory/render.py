@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import io
+import math
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +16,6 @@ from .masses import Sector, fermion_sectors, scalar_sectors
 from .theory import Number, Theory
 
 _COLOURS = {1: "tab:blue", 3: "tab:red", 8: "tab:purple"}
-_LOWEST_GEV = 1e-6
 
 
 def content_table(theory: Theory) -> list[list[str]]:
@@ -78,21 +79,35 @@ def picture(theory: Theory, score: Score | None = None) -> bytes:
 
 
 def draw_spectrum(axes: Any, sectors: list[Sector], threshold: float = 100.0) -> None:
-    """Draw one column per colour and charge and one line per state; massless states are at the bottom."""
+    """Draw one column per colour and charge and one line per mass, with its value in GeV.
+
+    Massless states have a line of their own below the others.
+    """
+    masses = [mass for sector in sectors for mass in sector.masses if mass > 0]
+    lowest, highest = min([threshold, *masses]), max([threshold, *masses])
+    decades = math.log10(highest / lowest) + 1
+    massless = lowest / 10 ** (0.12 * decades)
     for column, sector in enumerate(sectors):
-        counts: dict[float, int] = {}
-        for mass in sector.masses:
-            shown = max(mass, _LOWEST_GEV)
-            counts[shown] = counts.get(shown, 0) + 1
-        for mass, count in counts.items():
-            style = "--" if sector.kind == "scalar" else "-"
-            axes.plot([column - 0.35, column + 0.35], [mass] * 2, style, color=_COLOURS[sector.colour])
-            if count > 1:
-                axes.text(column + 0.38, mass, f"x{count}", fontsize=7, va="center")
+        style = "--" if sector.kind == "scalar" else "-"
+        labelled = -math.inf  # power of ten of the label below
+        values = Counter(f"{mass:.0f}" if 1e3 <= mass < 1e5 else f"{mass:.3g}" for mass in sector.masses)
+        for value, count in values.items():  # lightest first
+            mass = float(value) or massless
+            axes.plot([column - 0.42, column - 0.08], [mass] * 2, style, color=_COLOURS[sector.colour])
+            if math.log10(mass) - labelled > 0.025 * decades:  # labels that would overlap are left out
+                axes.text(column - 0.05, mass, value + (f" x{count}" if count > 1 else ""), fontsize=6, va="center")
+                labelled = math.log10(mass)
     axes.axhline(threshold, color="grey", linewidth=0.8, linestyle=":")
     axes.set_yscale("log")
-    axes.set_ylim(_LOWEST_GEV / 2, None)
-    axes.set_ylabel(f"mass in GeV (massless states at {_LOWEST_GEV:g})")
+    axes.set_ylim(massless / 10 ** (0.06 * decades), highest * 10 ** (0.06 * decades))
+    step = max(1, math.ceil(decades / 10))
+    powers = range(math.ceil(math.log10(lowest)), math.floor(math.log10(highest)) + 1, step)
+    ticks = {massless: "massless"} if any(sector.massless for sector in sectors) else {}
+    ticks |= {10.0**power: f"$10^{{{power}}}$" for power in powers}
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()
+    axes.set_ylabel("mass in GeV")
+    axes.set_xlim(-0.6, len(sectors) - 0.4)
     axes.set_xticks(range(len(sectors)))
     axes.set_xticklabels([f"{s.kind}\n{s.colour}, Q={s.charge}" for s in sectors], fontsize=7)
 

@@ -1,84 +1,229 @@
-"""Requests in words: the beginning of a theory, or a sentence about fields that are added to the Standard Model."""
+"""Requests in plain words ("SU(5) with three families"), translated to prompts: the beginning of a theory.
+
+A request names a theory or its gauge groups, and what to add. Without additions, groups and scalars are given, and all
+fermions are to be found. With additions, the fermions of the theory are given too. Something always remains to be
+found: if every addition is specified, it is the last number (representation or charge) of the last one.
+"""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from ...task import nearest
 from .constraint import check_prompt
-from .data import cut
-from .examples import SM_FERMIONS, extend
-from .tensors import reps_of
+from .examples import named, numbers_of
+from .groups import U1
+from .language import write
+from .render import rep_name
 from .theory import Fermion, Theory
-from .words import CHARGES, MAX_GENERATIONS, MAX_MULTIPLETS, count_word
+from .words import GROUPS, MAX_GROUPS, MAX_MULTIPLETS, count_word, group_name, group_word
 
-MOST_NEW = MAX_MULTIPLETS - len(SM_FERMIONS)
-_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-_SENTENCE = re.compile(
-    r"(?:the )?standard model (?:with|plus|and) (?P<count>\w+) (?:(?:more|new|additional|extra|other) )?"
-    r"(?:fermion |fermionic )?(?:fermion|field|multiplet)s?(?:: ?(?P<given>.+?))?\.?"
+# Theories by their gauge groups, largest first, and by other names.
+_BY_GROUPS = {
+    ("SU_3", "SU_2", "U_1"): "standard_model",
+    ("SU_3", "SU_2", "U_1", "U_1"): "b_minus_l",
+    ("SU_3", "SU_2", "SU_2", "U_1"): "left_right",
+    ("SU_4", "SU_2", "SU_2"): "pati_salam",
+    ("SU_5",): "su5",
+    ("SU_5", "U_1"): "flipped_su5",
+    ("SU_3", "SU_3", "SU_3"): "trinification",
+}
+_BY_NAME = {
+    "Standard Model": "standard_model",
+    "SM": "standard_model",
+    "two Higgs doublets": "two_higgs_doublets",
+    "left-right": "left_right",
+    "Pati-Salam": "pati_salam",
+    "Georgi-Glashow": "su5",
+    "flipped": "flipped_su5",
+    "trinification": "trinification",
+    "B-L": "b_minus_l",
+}
+# New fermions of the Standard Model in the notation of examples.py; the right-handed neutrino fits every theory.
+_NEUTRINO = "right handed neutrino"
+_NEW: dict[str, tuple[str, ...]] = {
+    "vectorlike top": ("fund singlet 2/3", "antifund singlet -2/3"),
+    "vectorlike bottom": ("fund singlet -1/3", "antifund singlet 1/3"),
+    "vectorlike quark doublet": ("fund fund 1/6", "antifund fund -1/6"),
+    "vectorlike lepton doublet": ("singlet fund -1/2", "singlet fund 1/2"),
+    "vectorlike electron": ("singlet singlet -1", "singlet singlet 1"),
+    "triplet": ("singlet adjoint 0",),
+    "octet": ("adjoint singlet 0",),
+}
+_FAMILY, _FIELD = "family", "field"
+_NOUNS = (_NEUTRINO, *_NEW, _FAMILY, _FIELD)
+_SAME = {"sterile neutrino": _NEUTRINO, "generation": _FAMILY, "multiplet": _FIELD, "fermion": _FIELD,
+         "particle": _FIELD, "gluino": "octet", "wino": "triplet"}  # fmt: skip
+_COUNTS = {word: n for n, words in enumerate(("a an one another fourth 4th", "two", "three", "four"), 1)
+           for word in (*words.split(), str(n))}  # fmt: skip
+_FILLERS = {"the", "with", "and", "plus", "of", "in", "by", "for", "that", "has", "have", "having", "its", "theory",
+            "theories", "model", "gauge", "group", "groups", "symmetry", "symmetric", "extension", "extended", "add",
+            "adding", "new", "extra", "additional", "more", "charged", "unknown", "find", "build", "make", "give",
+            "me", "please", "fermionic", "minimal"}  # fmt: skip
+UNDERSTOOD = (
+    f"theories ({', '.join(_BY_NAME)}), gauge groups (SU(3) x SU(2) x U(1); up to {MAX_GROUPS} of "
+    f"{', '.join(map(group_name, GROUPS))}), and numbers from one to four of: {', '.join(_NOUNS)}"
 )
-_FIELD = re.compile(r"(?:(?P<generations>\d+) x )?(?P<colour>\w+) (?P<weak>\w+) (?P<charge>-?\d+(?:/\d+)?)")
-HELP = (
-    "write the beginning of a theory (BOS GAUGE_GROUPS ...), or a sentence such as 'the Standard Model with two new "
-    "fields', or '... with two new fields: 3 x fund singlet 2/3', which gives the first field by its generations, its "
-    "SU(3) and SU(2) representations and its hypercharge"
-)
 
 
-def row_of(text: str, level: str) -> dict[str, Any]:
-    """Return the row of a request whose success criterion is that of `level`; ValueError if it is not understood."""
-    words = text.split()
-    if words[:1] == ["BOS"]:
-        prompt = " ".join(words)
-        check_prompt(prompt)
-        understood = f"a theory that begins with the {len(words)} given words"
+@dataclass
+class _Request:
+    """What a sentence says: groups or the name of a theory, families, and additions as (count, noun)."""
+
+    groups: list[str] = field(default_factory=list)
+    name: str | None = None
+    families: int | None = None
+    additions: list[tuple[int, str]] = field(default_factory=list)
+
+
+def prompt_of(text: str) -> tuple[str, str]:
+    """Return the prompt of a request, and how the request was understood, in one line. ValueError if it was not."""
+    request = _read(text)
+    name = request.name or _BY_GROUPS.get(tuple(request.groups))
+    if name is None:
+        if not request.groups:
+            raise ValueError(f"{text[:80]!r} names no theory and no gauge group; understood are: {UNDERSTOOD}")
+        return _groups_only(request)
+    base = replace(named(name), terms=())
+    if other := [group for group in request.groups if group not in {group_word(g.group) for g in base.groups}]:
+        raise ValueError(f"{name} has no gauge group {group_name(other[0])}; name the theory or the groups, not both")
+    new, unknown, notes = _new_fermions(request, name, base)
+    scalars = [
+        " ".join(rep_name(group.group, number) for group, number in zip(base.groups, scalar.numbers, strict=True))
+        for scalar in base.scalars
+    ]
+    groups = " x ".join(group.group for group in base.groups)
+    shown = f"{name}: {groups}, broken by scalars ({'), ('.join(scalars)})"
+    if not notes:
+        words = _words(base, len(base.fermions))
+        cut = words.index("FERMION")
+        found = f"{len(base.fermions)} fermion multiplets are to be found"
+        if request.families:
+            cut += 4  # FERMION, its id, GENERATIONS, num_3
+            found += ", the first with 3 generations"
+        return _checked(text, " ".join(words[:cut])), f"{shown}; {found}"
+    theory = replace(base, fermions=(*base.fermions, *new))
+    total = len(theory.fermions) + unknown
+    if total > MAX_MULTIPLETS:
+        raise ValueError(f"{text[:80]!r} needs {total} fermion multiplets; at most {MAX_MULTIPLETS} can be written")
+    words = _words(theory, total)
+    end = words.index("INTERACTIONS")
+    # A new multiplet must be left to the model, at least in part: a completion that adds no fermion does not succeed.
+    prompt = words[:end] if unknown else words[: end - 1]
+    left = "the rest" if unknown else "the last number of the last one"
+    shown += f"; its {len(base.fermions)} fermion multiplets are given; new: {', '.join(notes)}; to be found: {left}"
+    return _checked(text, " ".join(prompt)), shown
+
+
+# ---- reading
+
+
+def _read(text: str) -> _Request:
+    rest = re.sub(r"(?<=\))_\{?[a-z]\}?", "", text.lower())  # the index of SU(2)_L
+    rest = re.sub(r"(?<=[\d)])\s*[x×*]\s*(?=s?[uop] ?\(? ?\d)", " ", rest)  # the x of SU(3) x SU(2)
+    rest = " ".join(re.sub(r"[-_,.;:!?+&]", " ", rest).replace("families", "family").split())
+    rest = rest.replace("vector like", "vectorlike")
+    names = {name.lower().replace("-", " ").removesuffix("s"): theory for name, theory in _BY_NAME.items()}
+    request = _Request()
+    count: int | None = None
+    while rest := rest.strip():
+        if group := re.match(r"(su|so|sp|u) ?\(? ?(\d+)(?: ?\)|\b)", rest):
+            request.groups.append(_group(f"{group[1]}_{group[2]}".upper()))
+            rest = rest[group.end() :]
+        elif noun := _starting(rest, (*_NOUNS, *_SAME)):
+            _add(request, count, _SAME.get(noun, noun))
+            count, rest = None, rest[len(noun) :].removeprefix("s")
+        elif name := _starting(rest, tuple(names)):
+            request.name, rest = names[name], rest[len(name) :].removeprefix("s")
+        else:
+            word, _, rest = rest.partition(" ")
+            if word in _COUNTS:
+                count = _COUNTS[word]
+            elif word not in _FILLERS:
+                known = {part for phrase in (*_NOUNS, *_SAME, *names) for part in phrase.split()} | set(_COUNTS)
+                raise ValueError(
+                    f"{word[:40]!r} is not understood{nearest(word, known)}; understood are: {UNDERSTOOD}"
+                )
+    if count is not None and count > 1:
+        raise ValueError(f"{text[:80]!r} ends without saying what there are {count} of; understood are: {UNDERSTOOD}")
+    request.groups.sort(key=GROUPS.index)
+    return request
+
+
+def _starting(rest: str, phrases: tuple[str, ...]) -> str | None:
+    """Return the longest phrase with which the text begins, also in the plural."""
+    found = [phrase for phrase in phrases if re.match(rf"{re.escape(phrase)}s?\b", rest)]
+    return max(found, key=len, default=None)
+
+
+def _group(word: str) -> str:
+    if word not in GROUPS:
+        shown = ", ".join(map(group_name, GROUPS))
+        raise ValueError(f"the gauge group {group_name(word)} cannot be written; groups are: {shown}")
+    return word
+
+
+def _add(request: _Request, count: int | None, noun: str) -> None:
+    if noun != _FAMILY:
+        request.additions.append((count or 1, noun))
+    elif count == 3:
+        request.families = 3
+    elif count in (1, 4):  # "a fourth family", "four families"
+        request.additions.append((1, _FAMILY))
     else:
-        prompt, understood = _of_sentence(" ".join(words))
-    return {"prompt": prompt, "level": level, "interpretation": f"{understood}; goal: {level}"}
+        raise ValueError(
+            f"{count or 'an unknown number of'} families: success needs the three families of quarks and leptons; ask "
+            "for three families, or for a fourth one"
+        )
 
 
-def _of_sentence(text: str) -> tuple[str, str]:
-    """Return the prompt that a sentence means, and what it means in other words."""
-    match = _SENTENCE.fullmatch(text.lower())
-    if match is None:
-        raise ValueError(f"{text[:80]!r} is not understood; {HELP}")
-    said = match["count"]
-    count = int(said) if re.fullmatch(r"[0-9]{1,3}", said) else _COUNTS.get(said)
-    if count is None or not 1 <= count <= MOST_NEW:
-        raise ValueError(f"{said!r} new fields: the number must be from 1 to {MOST_NEW}; {HELP}")
-    model = extend()
-    given = [_field(part.strip(), n) for n, part in enumerate(match["given"].split(","))] if match["given"] else []
-    if len(given) > count:
-        raise ValueError(f"{len(given)} fields are given, but only {count} are new; {HELP}")
-    theory = Theory(model.groups, (*model.fermions, *given), model.scalars, ())
-    prompt, _ = cut(theory, len(theory.fermions))
-    declared = f"NUM_MULTIPLETS {count_word(len(theory.fermions))} "
-    prompt = prompt.replace(declared, f"NUM_MULTIPLETS {count_word(len(model.fermions) + count)} ")
-    if len(given) == count:  # the model writes the interactions only, which would not count as an answer
-        raise ValueError(f"all {count} new fields are given, which leaves none to find; ask for more fields")
+# ---- writing
+
+
+def _new_fermions(request: _Request, name: str, base: Theory) -> tuple[list[Fermion], int, list[str]]:
+    """Return the specified new fermions, the number of unspecified ones, and all of them in words."""
+    new: list[Fermion] = []
+    unknown, notes = 0, []
+    for count, noun in request.additions:
+        notes.append(f"{count} {noun}{'s' if count > 1 else ''}{' of any kind' if noun == _FIELD else ''}")
+        if noun == _FIELD:
+            unknown += count
+            continue
+        if noun != _NEUTRINO and name not in ("standard_model", "two_higgs_doublets"):
+            raise ValueError(f"{noun}: this can only be added to the standard model, not to {name}")
+        if noun == _FAMILY:
+            numbers = [fermion.numbers for fermion in base.fermions]
+        else:
+            singlets = " ".join("0" if group.group == U1 else "singlet" for group in base.groups)
+            numbers = [numbers_of(base.groups, words) for words in _NEW.get(noun, (singlets,))]
+        new += [Fermion(f"new{len(new) + n}", one, count) for n, one in enumerate(numbers)]
+    if len({(f.numbers, f.generations) for f in (*base.fermions, *new)}) < len(base.fermions) + len(new):
+        raise ValueError(f"{', '.join(notes)}: a multiplet would occur twice; name each kind once, with its number")
+    return new, unknown, notes
+
+
+def _words(theory: Theory, multiplets: int) -> list[str]:
+    """Return the words of a theory with another number of multiplets; it has no interactions."""
+    words = write(theory).split()
+    words[words.index("NUM_MULTIPLETS") + 1] = count_word(multiplets)
+    return words
+
+
+def _groups_only(request: _Request) -> tuple[str, str]:
+    if len(request.groups) > MAX_GROUPS:
+        raise ValueError(f"{len(request.groups)} gauge groups are too many; at most {MAX_GROUPS} can be written")
+    shown = " x ".join(map(group_name, request.groups))
+    if request.additions or request.families:
+        raise ValueError(f"no fields are known for {shown}, so nothing can be added; ask for {shown} alone")
+    listed = " ".join(f"GROUP group_{n} {group}" for n, group in enumerate(request.groups, 1))
+    prompt = f"BOS GAUGE_GROUPS NUM_GAUGE {count_word(len(request.groups))} {listed}"
+    return _checked(shown, prompt), f"{shown}; scalars and fermions are to be found"
+
+
+def _checked(text: str, prompt: str) -> str:
     try:
         check_prompt(prompt)
     except ValueError as error:
-        raise ValueError(f"these fields cannot be added to the Standard Model: {error}") from error
-    told = f", {len(given)} of them given" if given else ""
-    return prompt, f"the Standard Model and {count} new fermion multiplet{'s' * (count > 1)}{told}"
-
-
-def _field(text: str, number: int) -> Fermion:
-    match = _FIELD.fullmatch(text)
-    if match is None:
-        raise ValueError(f"the field {text[:60]!r} is not understood; {HELP}")
-    generations = int(match["generations"] or 1)
-    if not 1 <= generations <= MAX_GENERATIONS:
-        raise ValueError(f"{generations} generations: the number must be from 1 to {MAX_GENERATIONS}")
-    numbers: list[Any] = []
-    for group, word in (("SU(3)", match["colour"]), ("SU(2)", match["weak"])):
-        if word not in reps_of(group):
-            raise ValueError(f"{group} has no representation {word!r}; choose from: {', '.join(reps_of(group))}")
-        numbers.append(reps_of(group)[word])
-    charge = Fraction(match["charge"]) if not re.search(r"/0+$", match["charge"]) else None
-    if charge not in CHARGES:
-        raise ValueError(f"there is no hypercharge {match['charge']}; choose from: {', '.join(map(str, CHARGES))}")
-    return Fermion(f"given{number}", (*numbers, charge), generations)
+        raise ValueError(f"{text[:80]!r} cannot be written as a theory: {error}") from error
+    return prompt

@@ -18,12 +18,21 @@ from .groups import U1, conjugate, irrep, reality
 from .tensors import components, reps_of
 from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa, is_real
 
+UNVALIDATED = "This file has not been validated by {} itself, only by a check of its structure."
+
 
 def write_sarah(theory: Theory, name: str = "Theory") -> str:
     """Return the text of the model file."""
     held = vacuum(theory).colour
     broken = [g.group == "SU(2)" and (held is None or held[0] != i) for i, g in enumerate(theory.groups)]
-    lines = ["Off[General::spell]", "", f'Model`Name = "{name}";', f'Model`NameLaTeX = "{name}";', ""]
+    lines = [
+        f"(* {UNVALIDATED.format('SARAH')} *)",
+        "Off[General::spell]",
+        "",
+        f'Model`Name = "{name}";',
+        f'Model`NameLaTeX = "{name}";',
+        "",
+    ]
     lines += ["(* Gauge groups *)"]
     for n, group in enumerate(theory.groups, 1):
         kind = "U[1]" if group.group == U1 else group.group.replace("(", "[").replace(")", "]")

@@ -26,14 +26,45 @@ def singular_values(matrix: np.ndarray) -> np.ndarray:
     values = np.linalg.svd(matrix, compute_uv=False)
     if values[-1] > WELL_SPREAD * values[0]:
         return values
-    found = _jacobi(*_eliminate(matrix))
+    factors, columns, rows, _ = _eliminate(matrix)
+    found = _jacobi(factors, columns, rows)
     return np.concatenate([found, np.zeros(count - len(found))])
 
 
-def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return d, X and Y with matrix = X diag(d) Y^T, |d| decreasing, and entries of X and Y of at most 1."""
+def restricted_singular_values(matrix: np.ndarray, excluded: np.ndarray) -> np.ndarray:
+    """Return the singular values of a matrix on the vectors that are orthogonal to every row of `excluded`.
+
+    If the columns of Z span these vectors and Z = Q R, they are the singular values of matrix Z R^-1. Elimination
+    gives small entries of Z precisely; in an orthonormal basis they would carry the rounding errors of large ones.
+    """
+    if not excluded.any():
+        return singular_values(matrix)
+    basis = _null_space(excluded)
+    found = np.zeros(0)
+    if (matrix @ basis).any():
+        factors, columns, rows, _ = _eliminate(matrix @ basis)
+        triangle = np.linalg.qr(basis)[1]
+        found = _jacobi(factors, columns, np.linalg.solve(triangle.T, rows))
+    return np.concatenate([found, np.zeros(basis.shape[1] - len(found))])
+
+
+def _null_space(matrix: np.ndarray) -> np.ndarray:
+    """Return a basis of the vectors x with matrix x = 0, as columns."""
+    _, _, rows, pivots = _eliminate(matrix)
+    free = [i for i in range(matrix.shape[1]) if i not in pivots]
+    basis = np.zeros((matrix.shape[1], len(free)))
+    basis[free, range(len(free))] = 1
+    for pivot, row in zip(reversed(pivots), rows.T[::-1], strict=True):  # a row is 0 at the pivots before its own
+        terms = row[:, None] * basis
+        total = terms.sum(axis=0)
+        basis[pivot] = np.where(np.abs(total) <= ENTRY_ERROR * np.abs(terms).sum(axis=0), 0.0, -total)
+    return basis
+
+
+def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+    """Return d, X and Y with matrix = X diag(d) Y^T and entries of X and Y of at most 1, and the pivots' columns."""
     left, error = matrix.copy(), ENTRY_ERROR * np.abs(matrix)
-    factors, columns, rows = [], [], []
+    factors, columns, rows, pivots = [], [], [], []
     while left.any():
         i, j = np.unravel_index(np.abs(left).argmax(), left.shape)
         pivot = left[i, j]
@@ -50,14 +81,15 @@ def _eliminate(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         factors.append(pivot)
         columns.append(column)
         rows.append(row)
-    order = np.argsort(-np.abs(factors), kind="stable")
-    return np.array(factors)[order], np.array(columns)[order].T, np.array(rows)[order].T
+        pivots.append(int(j))
+    return np.array(factors), np.array(columns).T, np.array(rows).T, pivots
 
 
 def _jacobi(factors: np.ndarray, columns: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the singular values of columns diag(factors) rows^T."""
-    triangle = np.linalg.qr(columns * factors, mode="r")  # its rows decrease like the factors
-    vectors = triangle @ rows.T
+    order = np.argsort(-np.abs(factors), kind="stable")
+    triangle = np.linalg.qr((columns * factors)[:, order], mode="r")  # its rows decrease like the factors
+    vectors = triangle @ rows.T[order]
     for _ in range(MAX_SWEEPS):
         rotated = False
         for p in range(len(vectors) - 1):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, option
-from . import data, requests
+from . import data
 from .anomalies import anomalies
 from .canonical import digest, rediscovered
 from .language import LanguageError, parse, parse_growing
@@ -70,7 +70,7 @@ class TheoryTask(Task):
     """
 
     name: ClassVar[str] = "theory"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Quantum field theories without anomalies and without light exotics"
     weights: Mapping[str, float] = {
         "anomalies": 1.0,
@@ -116,8 +116,16 @@ class TheoryTask(Task):
         return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Return the row of the beginning of a theory, or of a sentence about fields added to the Standard Model."""
-        return requests.row_of(text, self.levels[-1])
+        """Return a row for a request in plain words, such as "SU(5) with three families", or for a prompt."""
+        from .constraint import check_prompt
+        from .requests import prompt_of
+
+        text = " ".join(text.split())
+        if text.startswith("BOS"):
+            check_prompt(text)
+            return {"prompt": text, "level": self.levels[-1]}
+        prompt, interpretation = prompt_of(text)
+        return {"prompt": prompt, "level": self.levels[-1], "interpretation": interpretation}
 
     def score(self, row: Row, completion: str) -> Score:
         goal = GOALS[row.get("level", self.levels[-1])]
