@@ -79,9 +79,9 @@ def commands(path):
 
 
 def saved_files(path):
-    """Python files that a page tells the reader to save: name -> text; the last one where it changes."""
+    """Files that a page tells the reader to save: name -> text; the last one where it changes."""
     text = path.read_text()
-    return dict(re.findall(r"[Ss]ave this as\s+`(\w+\.py)`.*?```python\n(.*?)```", text, re.DOTALL))
+    return dict(re.findall(r"[Ss]ave this as\s+`(\w+\.\w+)`.*?```(?:python|json)\n(.*?)```", text, re.DOTALL))
 
 
 @pytest.fixture(scope="module")

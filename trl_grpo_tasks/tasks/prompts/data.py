@@ -24,6 +24,7 @@ from ...files import check_local_path
 from ...registry import add_current_folder_to_path
 from ...task import nearest, printable
 from .reward import REWARDS, read_number, validator
+from .xml_reward import xml_validator
 
 logger = logging.getLogger(__name__)
 
@@ -289,6 +290,11 @@ def _schema(value: Any) -> str:
     return text
 
 
+def _xml_schema(value: Any) -> str:
+    xml_validator(_text(value))
+    return value
+
+
 def _pattern(value: Any) -> str:
     import regex
 
@@ -324,6 +330,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "tests": _texts,
     "schema": _schema,
     "fields": _json_object,
+    "xml_schema": _xml_schema,
     "pattern": _pattern,
     "tags": _tags,
     "target_length": lambda value: _number(value, whole=True),

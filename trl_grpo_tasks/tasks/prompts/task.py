@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...files import check_local_path
 from ...task import Row, Score, Task, TinySpec, nearest, option, printable
 from . import data, generators, reward
-from .reward import REWARDS, CannotJudgeError, Verdict
+from .reward import REWARDS
+from .verdict import CannotJudgeError, Verdict
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
