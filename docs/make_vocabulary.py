@@ -649,6 +649,7 @@ _OTHERWISE = {
     "keywords": "the share of rules that are kept",
     "novelty": "1 minus the similarity to the most similar other completion (runs of four characters)",
     "reward_model": "the model's score, for every row; not limited to 0 to 1",
+    "judge": "the weighted mean of the grades, 0 for the worst; a completion without grades is not scored",
 }
 _ROLES = {
     "checks": "decides success",
@@ -663,7 +664,8 @@ def prompts_rewards() -> str:
 
     rows = []
     for name, reward in REWARDS.items():
-        needs = "`--reward_model`" if name == "reward_model" else codes(reward.columns) or "-"
+        options = {"reward_model": "`--reward_model`", "judge": "`--judge_url`; `rubric` or `--judge_rubric`"}
+        needs = options.get(name) or codes(reward.columns) or "-"
         rows.append((code(name), needs, reward.full_marks, _OTHERWISE[name], _ROLES[reward.role]))
     rows.append(("`module:function`", "-", "your function returns 1 or more", "what it returns", _ROLES["rules"]))
     return table(["reward", "column it needs", "full credit (1)", "otherwise", "role"], rows)
@@ -682,6 +684,8 @@ _COLUMNS = {
     "target_length": ("number of words; `--target_length` sets it for all rows", "`length`"),
     "keywords": ("words that must appear", "`keywords`"),
     "forbidden": ("words that must not appear", "`keywords`"),
+    "rubric": ("text, or criteria with weights and a scale ([format](#an-llm-as-a-judge)); `--judge_rubric` sets it "
+               "for all rows", "`judge`"),
     "rewards": ('`{"name": weight}`, `["name", "name=weight"]` or the text `name name=weight`; `reward` works too; '
                 "`--rewards` applies to rows without it", "every row"),
     "gold": ("an answer that succeeds; `answer` is used where it is missing",

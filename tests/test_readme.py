@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.commands.test_recipes import HUB_DATA, save_small
+from tests.support.chat_server import ChatServer
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
@@ -114,6 +115,7 @@ def folder(tmp_path_factory, judges_path):
 def clone(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setenv("JUDGE_KEY", "the-key-of-your-provider")  # the pages export it
     return folder
 
 
@@ -200,7 +202,16 @@ class Reader:
             short += ["--model_name_or_path", str(save_small(name, self._folder / "small" / name))]
         if options.get("--prompts_file", "").count("/") == 1:
             short += ["--prompts_file", HUB_DATA["prompts_file"]]
+        if "--judge_url" in options:
+            with ChatServer(grades_for) as server:
+                return run.main([*words, *short, "--judge_url", server.url])
         return run.main([*words, *short])
+
+
+def grades_for(request):
+    """The reply of a judge that finds everything acceptable."""
+    criteria = re.findall(r'^- "(\w+)":', request["messages"][0]["content"], re.MULTILINE)
+    return json.dumps({"reason": "", "scores": dict.fromkeys(criteria, 3)})
 
 
 def added(words):

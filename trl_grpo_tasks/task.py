@@ -233,6 +233,14 @@ class Task:
         """
         return {}
 
+    def api_judge(self) -> Any:
+        """Return the `ApiJudge` that grades completions over a network, the same object each time; None without one.
+
+        The reward executor asks it in threads of its own process and adds its component to the scores. Its name must
+        also be in `weights`.
+        """
+        return None
+
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:

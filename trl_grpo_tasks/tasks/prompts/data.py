@@ -22,6 +22,7 @@ from typing import Any
 
 from ...files import check_local_path
 from ...registry import add_current_folder_to_path
+from ...rewards.rubric import Rubric
 from ...task import nearest, printable
 from .reward import REWARDS, read_number, validator
 from .xml_reward import xml_validator
@@ -295,6 +296,10 @@ def _xml_schema(value: Any) -> str:
     return value
 
 
+def _rubric(value: Any) -> str:
+    return Rubric.parse(value).as_json()
+
+
 def _pattern(value: Any) -> str:
     import regex
 
@@ -336,6 +341,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "target_length": lambda value: _number(value, whole=True),
     "keywords": _texts,
     "forbidden": _texts,
+    "rubric": _rubric,
     "rewards": parse_rewards,
     "gold": _text,
     "level": lambda value: str(value),

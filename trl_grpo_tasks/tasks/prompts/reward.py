@@ -373,6 +373,7 @@ REWARDS: dict[str, Reward] = {
     "keywords": Reward(keywords, ("keywords",), "rules", "every keyword, no forbidden word"),
     "novelty": Reward(None, (), "group", "unlike every other completion of the same prompt"),
     "reward_model": Reward(None, (), "judge", "the model's score"),
+    "judge": Reward(None, (), "judge", "the best grade in every criterion of the rubric"),
 }
 
 
