@@ -104,6 +104,8 @@ def folder(tmp_path_factory, judges_path):
         (folder / name).write_text(text)
     (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
     (folder / "my_texts.txt").write_text(CORPUS)
+    chats = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two", "three")]
+    (folder / "my_chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     row = {"prompt": "2 + 2 =", "answer": 4, "rewards": ["numeric"]}
     (folder / "completions.jsonl").write_text(json.dumps({"row": row, "completion": "4"}))
     (folder / "judges").symlink_to(judges_path)
@@ -311,7 +313,7 @@ def known_options():
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
     known |= {"--trial", "--gif", "--png", "--xml", "--mjcf"}  # of tools of tasks
     known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
-    for name in TASKS:
+    for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}
     return known

@@ -81,6 +81,10 @@ class UnfinishedTaskError(NotImplementedError, ValueError):
     """A task lacks a required method. Being a ValueError too, it is printed in one line, without a traceback."""
 
 
+class NoAnswerError(ValueError):
+    """A task knows no answer of the kind that was asked for, gold or bad, to a row."""
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The `Options` of a task without options."""
@@ -163,11 +167,11 @@ class Task:
         raise UnfinishedTaskError(f"task {self.name!r} must define score(row, completion)")
 
     def gold(self, row: Row) -> str:
-        """Return a completion of `row` that succeeds."""
+        """Return a completion of `row` that succeeds; NoAnswerError if none is known."""
         raise UnfinishedTaskError(f"task {self.name!r} must define gold(row)")
 
     def bad(self, row: Row) -> str:
-        """Return a completion of `row` that does not succeed."""
+        """Return a completion of `row` that does not succeed; NoAnswerError if none is known."""
         raise UnfinishedTaskError(f"task {self.name!r} must define bad(row)")
 
     def constraint(self, tokenizer: Any) -> Constraint | None:

@@ -9,7 +9,8 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, printable
+from ...adapters.row_files import cut, without_prompts_of
+from ...task import NoAnswerError, Row, Score, Task, TinySpec, printable
 from . import data, generators, reward
 from .judge import check_question, make_judge
 from .options import PromptsOptions, check_options
@@ -103,10 +104,10 @@ class PromptsTask(Task):
         )
 
     def gold(self, row: Row) -> str:
-        """Return the row's `gold` or `answer`; raises ValueError if it has neither."""
+        """Return the row's `gold` or `answer`; raises NoAnswerError if it has neither."""
         gold = row.get("gold") or row.get("answer")
         if gold is None:
-            raise ValueError("this row has no known good answer; add a column 'gold' (or 'answer')")
+            raise NoAnswerError("this row has no known good answer; add a column 'gold' (or 'answer')")
         return gold
 
     def bad(self, row: Row) -> str:
@@ -185,9 +186,8 @@ class PromptsTask(Task):
         parts = data.read_source(source, options.prompt_column)
         ready = {key: [self._ready_row(row, place) for place, row in placed] for key, placed in parts.items()}
         if "all" in ready:
-            return data.cut(ready["all"], options.test_fraction)
-        tested = {data.prompt_key(row) for row in ready["test"]}
-        return {"train": [row for row in ready["train"] if data.prompt_key(row) not in tested], "test": ready["test"]}
+            return cut(ready["all"], options.test_fraction)
+        return {"train": without_prompts_of(ready["train"], ready["test"]), "test": ready["test"]}
 
     def _ready_row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         fallback = {"target_length": self.options.target_length} if self.options.target_length else {}
