@@ -251,6 +251,18 @@ def test_the_budget_ends_the_questions_with_one_message(tmp_path, caplog):
     assert sum("budget of 2.5 is spent" in record.message for record in caplog.records) == 2  # one per judge
 
 
+def test_checkpoints_hold_what_was_spent():
+    with ChatServer(GOOD, usage={"prompt_tokens": 7, "completion_tokens": 3}) as server:
+        before, after = judge_at(server.url), judge_at(server.url)
+        outcomes_of(before, "a")
+    with RewardExecutor(JudgedTask(before)) as one, RewardExecutor(JudgedTask(after)) as other:
+        other.load_state_dict(one.state_dict())
+        assert after.usage == before.usage == Usage(1, 0, 0, 7, 3, 0.0)
+        without_judge = RewardExecutor(JudgedTask(None))
+        other.load_state_dict(without_judge.state_dict())  # a run that had no judge before
+        assert after.usage.requests == 1
+
+
 def test_processes_share_the_budget(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with ChatServer(GOOD, usage={"prompt_tokens": 1_000_000, "completion_tokens": 0}) as server:

@@ -135,10 +135,9 @@ def _checked(row: dict[str, Any], place: str) -> dict[str, Any]:
     if not prompt or not (isinstance(prompt, str) or is_chat):
         raise ValueError(f"{place}: 'prompt' must be text, or messages with 'role' and 'content'; got {prompt!r:.60}")
     for key, value in row.items():
+        missing = value != value  # NaN, as pandas writes it
         try:
-            row[key] = json.loads(
-                json.dumps(None if value != value else value)
-            )  # pandas writes a missing value as NaN
+            row[key] = None if missing else json.loads(json.dumps(value))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{place}: column {key!r} cannot be written as JSON: {error}") from error
     return row

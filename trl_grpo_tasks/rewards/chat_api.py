@@ -18,11 +18,11 @@ RETRIED = (408, 425, 429, *range(500, 600))
 
 
 class ChatError(Exception):
-    """A request failed. `retry_after` is the wait in seconds that the server asked for."""
+    """A request failed. `status` is that of the reply, if there was one, and `retry_after` the wait it asks for."""
 
-    def __init__(self, reason: str, retryable: bool, retry_after: float | None = None):
+    def __init__(self, reason: str, retryable: bool, status: int | None = None, retry_after: float | None = None):
         super().__init__(reason)
-        self.retryable, self.retry_after = retryable, retry_after
+        self.retryable, self.status, self.retry_after = retryable, status, retry_after
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ChatApi:
             tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
             said = self._clean(content.decode("utf-8", "replace"))
-            raise ChatError(f"the reply is not that of a chat API: {said:.100}", retryable=True) from error
+            raise ChatError(f"the reply is not that of a chat API: {said:.100}", retryable=True, status=200) from error
         counted = [n if isinstance(n, int) and not isinstance(n, bool) and n >= 0 else None for n in tokens]
         return ChatReply(text if isinstance(text, str) else "", *counted)
 
@@ -71,8 +71,7 @@ class ChatApi:
         try:
             self._send("GET", "/models", None)
         except ChatError as error:
-            refused = any(f"status {status}" in str(error) for status in (401, 403))
-            if refused or "no connection" in str(error):
+            if error.status in (None, 401, 403):  # other errors may only mean that it does not list its models
                 raise ValueError(f"the judge cannot be used: {error}") from error
 
     def _send(self, method: str, path: str, body: Any) -> bytes:
@@ -81,7 +80,8 @@ class ChatApi:
         with self._lock:
             if self._client is None:
                 # Redirects are not followed: they could carry the key to another host.
-                self._client = httpx.Client(timeout=self._timeout, follow_redirects=False)
+                limits = httpx.Limits(max_connections=None)  # the judge limits its concurrency itself
+                self._client = httpx.Client(timeout=self._timeout, follow_redirects=False, limits=limits)
         url, deadline = f"{self.base_url}{path}", time.monotonic() + self._timeout
         headers = {"Authorization": f"Bearer {self._key()}"} if self._key_variable else {}
         content = bytearray()
@@ -90,7 +90,8 @@ class ChatApi:
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > LARGEST_REPLY:
-                        raise ChatError(f"the reply is larger than {LARGEST_REPLY} bytes", retryable=False)
+                        reason = f"the reply is larger than {LARGEST_REPLY} bytes"
+                        raise ChatError(reason, retryable=False, status=response.status_code)
                     if time.monotonic() > deadline:  # httpx limits each read, not their sum
                         raise httpx.ReadTimeout("")
         except httpx.TimeoutException as error:
@@ -114,6 +115,7 @@ class ChatApi:
         return ChatError(
             f"status {status} from {self.base_url}{f': {said:.200}' if said else ''}",
             retryable=status in RETRIED,
+            status=status,
             retry_after=_seconds(response.headers.get("Retry-After")),
         )
 
