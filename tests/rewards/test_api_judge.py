@@ -25,7 +25,7 @@ from trl_grpo_tasks.task import Score, Task
 RUBRIC = Rubric.parse({"criteria": {"correct": {"description": "is it right?", "weight": 3}, "brief": "is it short?"}})
 GOOD = json.dumps({"reason": "too long", "scores": {"correct": 5, "brief": 1}})  # (3 * 1 + 1 * 0) / 4
 KEY = "sk-test-1234567890"
-SECONDS = 1.0
+SECONDS = 30.0  # no test waits this long; a loaded machine may be slow
 
 
 def question_of(row):
@@ -89,14 +89,14 @@ def test_rows_and_completions_that_need_no_judge_make_no_request():
 
 
 def test_requests_overlap_up_to_the_limit():
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=SECONDS)
 
     def wait_for_others(body):
         barrier.wait()
         return GOOD
 
     with ChatServer(wait_for_others) as server:
-        outcomes = outcomes_of(judge_at(server.url, timeout=20, concurrency=3), *(f"answer {n}" for n in range(9)))
+        outcomes = outcomes_of(judge_at(server.url, concurrency=3), *(f"answer {n}" for n in range(9)))
     assert all(outcome.score for outcome in outcomes)
     assert server.most_at_once == 3
 
@@ -153,7 +153,7 @@ def test_waits_double(monkeypatch):
 )
 def test_a_completion_without_an_answer_is_not_scored(reply, reason, requests):
     with ChatServer(reply) as server:
-        judge = judge_at(server.url, timeout=0.2 if reply is HANG else 10)
+        judge = judge_at(server.url, timeout=0.2 if reply is HANG else SECONDS)
         (outcome,) = outcomes_of(judge, "a")
     assert outcome.score is None
     assert re.search(reason, outcome.reason), outcome.reason
