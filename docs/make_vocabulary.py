@@ -639,12 +639,17 @@ _OTHERWISE = {
     "json": "0.5 with other text around it, 0 if it is no JSON",
     "schema": "0.5 with other text around it, otherwise 0",
     "fields": "the share of values that are right; half of that with other text around the JSON",
+    "xml": "0.5 with other text around it; for a broken document, half of the share of the text before the first "
+    "error, times the share of its elements that are closed by then",
+    "xml_schema": "half of the share of elements without an error; half of that with other text around the XML; 0 if "
+    "it is not well-formed",
     "regex": "0",
     "tags": "half of the share of well-written tags; 0.5 if the order is wrong or there is text outside",
     "length": "falls linearly to 0 at no words or at twice the target",
     "keywords": "the share of rules that are kept",
     "novelty": "1 minus the similarity to the most similar other completion (runs of four characters)",
     "reward_model": "the model's score, for every row; not limited to 0 to 1",
+    "judge": "the weighted mean of the grades, 0 for the worst; a completion without grades is not scored",
 }
 _ROLES = {
     "checks": "decides success",
@@ -659,7 +664,8 @@ def prompts_rewards() -> str:
 
     rows = []
     for name, reward in REWARDS.items():
-        needs = "`--reward_model`" if name == "reward_model" else codes(reward.columns) or "-"
+        options = {"reward_model": "`--reward_model`", "judge": "`--judge_url`; `rubric` or `--judge_rubric`"}
+        needs = options.get(name) or codes(reward.columns) or "-"
         rows.append((code(name), needs, reward.full_marks, _OTHERWISE[name], _ROLES[reward.role]))
     rows.append(("`module:function`", "-", "your function returns 1 or more", "what it returns", _ROLES["rules"]))
     return table(["reward", "column it needs", "full credit (1)", "otherwise", "role"], rows)
@@ -671,11 +677,15 @@ _COLUMNS = {
     "tests": ("list of Python statements that raise on failure, such as `assert f(2) == 4`", "`tests`"),
     "schema": ("JSON schema, as an object or as text", "`schema`, the constraint"),
     "fields": ("the expected values of a JSON object", "`fields`"),
+    "xml_schema": ("text of an XSD or RELAX NG schema that refers to no other file; needs the extra `xml`",
+                   "`xml_schema`"),
     "pattern": ("regular expression for the whole answer", "`regex`, the constraint"),
     "tags": ('tag names in order, such as `["think", "answer"]`', "`tags`"),
     "target_length": ("number of words; `--target_length` sets it for all rows", "`length`"),
     "keywords": ("words that must appear", "`keywords`"),
     "forbidden": ("words that must not appear", "`keywords`"),
+    "rubric": ("text, or criteria with weights and a scale ([format](#an-llm-as-a-judge)); `--judge_rubric` sets it "
+               "for all rows", "`judge`"),
     "rewards": ('`{"name": weight}`, `["name", "name=weight"]` or the text `name name=weight`; `reward` works too; '
                 "`--rewards` applies to rows without it", "every row"),
     "gold": ("an answer that succeeds; `answer` is used where it is missing",

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.commands.test_recipes import HUB_DATA, save_small
+from tests.support.chat_server import ChatServer
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
@@ -82,7 +83,7 @@ def commands(path):
 def saved_files(path):
     """Files that a page tells the reader to save: name -> text; the last one where it changes."""
     text = path.read_text()
-    return dict(re.findall(r"[Ss]ave this as\s+`(\w+\.(?:py|yaml))`.*?```(?:python|yaml)\n(.*?)```", text, re.DOTALL))
+    return dict(re.findall(r"[Ss]ave this as\s+`(\w+\.\w+)`.*?```(?:python|json|yaml)\n(.*?)```", text, re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,8 @@ def folder(tmp_path_factory, judges_path):
         (folder / name).write_text(text)
     (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
     (folder / "my_texts.txt").write_text(CORPUS)
+    chats = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two", "three")]
+    (folder / "my_chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     row = {"prompt": "2 + 2 =", "answer": 4, "rewards": ["numeric"]}
     (folder / "completions.jsonl").write_text(json.dumps({"row": row, "completion": "4"}))
     (folder / "judges").symlink_to(judges_path)
@@ -115,6 +118,7 @@ def folder(tmp_path_factory, judges_path):
 def clone(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setenv("JUDGE_KEY", "the-key-of-your-provider")  # the pages export it
     return folder
 
 
@@ -202,7 +206,16 @@ class Reader:
             short += ["--model_name_or_path", str(save_small(name, self._folder / "small" / name))]
         if options.get("--prompts_file", "").count("/") == 1:
             short += ["--prompts_file", HUB_DATA["prompts_file"]]
+        if "--judge_url" in options:
+            with ChatServer(grades_for) as server:
+                return run.main([*words, *short, "--judge_url", server.url])
         return run.main([*words, *short])
+
+
+def grades_for(request):
+    """The reply of a judge that finds everything acceptable."""
+    criteria = re.findall(r'^- "(\w+)":', request["messages"][0]["content"], re.MULTILINE)
+    return json.dumps({"reason": "", "scores": dict.fromkeys(criteria, 3)})
 
 
 def added(words):
@@ -305,7 +318,7 @@ def known_options():
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
     known |= {"--trial", "--gif", "--png", "--xml", "--mjcf"}  # of tools of tasks
     known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
-    for name in TASKS:
+    for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}
     return known

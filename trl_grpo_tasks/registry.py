@@ -1,4 +1,4 @@
-"""The table of built-in tasks, and how a task is found by name, file or module."""
+"""The tables of built-in tasks and adapters, and how a task is found by name, file or module."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ TASKS: dict[str, str] = {
     "theory": "trl_grpo_tasks.tasks.theory",
 }
 
+# Tasks made from other libraries: a prefix of the name, and the module whose `task_class` gets what follows the colon.
+ADAPTERS: dict[str, str] = {
+    "trl": "trl_grpo_tasks.adapters.trl_function",
+}
+
 
 def get_task(spec: str, options: Any = None) -> Task:
-    """Load the task `spec`: the name of a built-in task, a path to a .py file, or an importable module.
+    """Load the task `spec`: a built-in task, a .py file, a module, or trl:module:function for a TRL reward function.
 
     `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
     """
@@ -42,7 +47,10 @@ def get_task(spec: str, options: Any = None) -> Task:
 
 
 def find_task_class(spec: str) -> type[Task]:
-    """Find the Task subclass for the name of a built-in task, a .py file or a module."""
+    """Find the Task subclass for the name of a built-in task, a .py file, a module, or a name with a prefix."""
+    prefix, colon, named = spec.partition(":")
+    if colon and prefix in ADAPTERS:
+        return importlib.import_module(ADAPTERS[prefix]).task_class(named)
     if spec in TASKS:
         module = importlib.import_module(TASKS[spec])
     elif spec.endswith(".py") or "." in spec:
@@ -50,7 +58,7 @@ def find_task_class(spec: str) -> type[Task]:
     else:
         raise ValueError(
             f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-            "or pass a path to a .py file, or a module such as my_package.my_task"
+            "or pass a path to a .py file, a module such as my_package.my_task, or trl:module:function"
         )
     found = (
         [module.TASK]

@@ -81,6 +81,10 @@ class UnfinishedTaskError(NotImplementedError, ValueError):
     """A task lacks a required method. Being a ValueError too, it is printed in one line, without a traceback."""
 
 
+class NoAnswerError(ValueError):
+    """A task knows no answer of the kind that was asked for, gold or bad, to a row."""
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The `Options` of a task without options."""
@@ -165,11 +169,11 @@ class Task:
         raise UnfinishedTaskError(f"task {self.name!r} must define score(row, completion)")
 
     def gold(self, row: Row) -> str:
-        """Return a completion of `row` that succeeds."""
+        """Return a completion of `row` that succeeds; NoAnswerError if none is known."""
         raise UnfinishedTaskError(f"task {self.name!r} must define gold(row)")
 
     def bad(self, row: Row) -> str:
-        """Return a completion of `row` that does not succeed."""
+        """Return a completion of `row` that does not succeed; NoAnswerError if none is known."""
         raise UnfinishedTaskError(f"task {self.name!r} must define bad(row)")
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
@@ -261,6 +265,14 @@ class Task:
         The names of judges must also be in `weights`.
         """
         return {}
+
+    def api_judge(self) -> Any:
+        """Return the `ApiJudge` that grades completions over a network, the same object each time; None without one.
+
+        The reward executor asks it in threads of its own process and adds its component to the scores. Its name must
+        also be in `weights`.
+        """
+        return None
 
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]

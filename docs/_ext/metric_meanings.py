@@ -60,6 +60,13 @@ TRAINING = {
     "own_successes/relabelled": "Stored samples that failed for their own prompt and solve another. Logged with "
     "`relabel`.",
     "perf/reward_seconds": "Mean seconds that the score of a completion took.",
+    "perf/judge_requests": "Requests to the LLM judge since the start of the run, including retries, over all "
+    "processes. This and the following are logged if there is a judge (`--judge_url` of task prompts).",
+    "perf/judge_cache_hits": "Completions whose grades were known, since the start of the run.",
+    "perf/judge_failures": "Completions that the judge could not grade, since the start of the run.",
+    "perf/judge_tokens_in": "Tokens that the judge has read, since the start of the run.",
+    "perf/judge_tokens_out": "Tokens that the judge has written, since the start of the run.",
+    "perf/judge_cost": "Cost of the judge since the start of the run, in the unit of its prices.",
     "perf/vllm_mask_ms": "Milliseconds per pass that the CPU spends on the masks of a colocated vLLM. On a GPU they "
     "pass while the model runs.",
     "perf/reward_cache_hit_rate": "Share of completions since the start whose score was known already.",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..rewards.worker import check_prefix_scores
-from ..task import MASK_TOKEN, Row, Score, Task, describe_error
+from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error
 
 # Texts that an untrained model may write.
 GARBAGE: tuple[str, ...] = (
@@ -75,12 +75,16 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
         yield "ok", f"every row has a level, and every level has rows: {', '.join(task.levels)} ({seen} rows)"
     else:
         yield "-", "levels: the task has none"
-    for label, row in labelled:
-        _check_gold(task, label, row)
-    yield "ok", f"gold answers are valid and succeed {many}"
-    for label, row in labelled:
-        _check_bad(task, label, row)
-    yield "ok", f"bad answers do not succeed {many}"
+    golds = sum(_check_gold(task, label, row) for label, row in labelled)
+    if golds:
+        yield "ok", f"gold answers are valid and succeed ({_part(golds, labelled)})"
+    else:
+        yield "-", "gold answers: no row has one, so it is not checked that a success is possible"
+    bads = sum(_check_bad(task, label, row) for label, row in labelled)
+    if bads:
+        yield "ok", f"bad answers do not succeed ({_part(bads, labelled)})"
+    else:
+        yield "-", "bad answers: none is known, so it is not checked that an answer can fail"
     tried = labelled[:GARBAGE_ROWS]
     for label, row in tried:
         for text in GARBAGE:
@@ -104,12 +108,24 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
         yield "-", "tiny model: the task has none with these options"
     else:
         _check_tiny(task, labelled)
-        yield "ok", f"the tiny model can spell prompts and gold answers {many}"
+        yield "ok", f"the tiny model can spell prompts{' and gold answers' if golds else ''} {many}"
     constrained = _check_constraint(task, labelled, tokenizer)
     if isinstance(constrained, str):
         yield "-", f"constraint: {constrained}"
     else:
         yield "ok", f"the constraint allows gold answers ({constrained} rows)"
+
+
+def _part(checked: int, rows: Sequence[LabelledRow]) -> str:
+    return f"{len(rows)} rows" if checked == len(rows) else f"{checked} of {len(rows)} rows have one"
+
+
+def _golds(task: Task, row: Row) -> list[str]:
+    """The gold answer of a row, if it has one."""
+    try:
+        return [task.gold(row)]
+    except NoAnswerError:
+        return []
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -192,19 +208,28 @@ def _check_levels(task: Task, seed: int, rows: Sequence[LabelledRow]) -> int:
     return enough
 
 
-def _check_gold(task: Task, label: str, row: Row) -> None:
-    gold = task.gold(row)
+def _check_gold(task: Task, label: str, row: Row) -> bool:
+    """Whether the row has a gold answer, which was then checked."""
+    if not (golds := _golds(task, row)):
+        return False
+    gold = golds[0]
     score = _check_score(task, label, row, gold)
     _require(score is not None, f"{label}: the gold answer {gold[:200]!r} could not be scored: score returned None")
     assert score is not None
     _require(score.valid, f"{label}: the gold answer {gold[:200]!r} is not valid: {score.reason}")
     _require(score.success, f"{label}: the gold answer {gold[:200]!r} does not succeed: {score.reason}")
+    return True
 
 
-def _check_bad(task: Task, label: str, row: Row) -> None:
-    bad = task.bad(row)
+def _check_bad(task: Task, label: str, row: Row) -> bool:
+    """Whether the row has a bad answer, which was then checked."""
+    try:
+        bad = task.bad(row)
+    except NoAnswerError:
+        return False
     score = _check_score(task, label, row, bad)
     _require(score is None or not score.success, f"{label}: the bad answer {bad[:200]!r} succeeds")
+    return True
 
 
 def _check_score(task: Task, label: str, row: Row, completion: str) -> Score | None:
@@ -267,13 +292,13 @@ def _check_prefixes(task: Task, label: str, row: Row) -> None:
 
 
 def _check_render(task: Task, label: str, row: Row) -> None:
-    for text in (task.gold(row), *GARBAGE[:1], GARBAGE[8]):
+    for text in (*_golds(task, row), *GARBAGE[:1], GARBAGE[8]):
         picture = task.render(row, text)
         _require(
             isinstance(picture, str | bytes),
             f"render must return HTML as text or PNG as bytes; it returned {type(picture).__name__} ({label})",
         )
-    for text in (task.gold(row), *GARBAGE):
+    for text in (*_golds(task, row), *GARBAGE):
         form = task.canonical(row, text)
         _require(
             isinstance(form, str),
@@ -287,7 +312,7 @@ def _check_render(task: Task, label: str, row: Row) -> None:
 
 
 def _check_group(task: Task, label: str, row: Row) -> None:
-    texts = [task.gold(row), task.gold(row), "", "something else"]
+    texts = [*2 * _golds(task, row), "", "something else"]
     parts = task.group_components([row] * len(texts), texts, [task.score(row, text) for text in texts])
     for name, values in parts.items():
         _require(name in task.weights, f"group component {name!r} is not among the weights ({label})")
@@ -306,7 +331,7 @@ def _check_tiny(task: Task, rows: Iterable[LabelledRow]) -> None:
     for label, row in rows:
         prompt = row["prompt"]
         questions = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        for text in [*questions, task.gold(row)]:
+        for text in [*questions, *_golds(task, row)]:
             rest = longest_first.sub("", text.replace(MASK_TOKEN, "") if spec.policy == "masked" else text)
             _require(not rest, f"{label}: the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
 
@@ -328,9 +353,10 @@ def _check_constraint(task: Task, rows: Sequence[LabelledRow], tokenizer: Any) -
         return "the task has none with these options"
     checked = 0
     for label, row in rows:
-        state, gold = constraint.start(row), task.gold(row)
-        if state is None:
+        state, golds = constraint.start(row), _golds(task, row)
+        if state is None or not golds:
             continue
+        gold = golds[0]
         ids = tokenizer.encode(gold, add_special_tokens=False)
         for place, token in enumerate([*ids, tokenizer.eos_token_id]):
             try:
@@ -341,7 +367,7 @@ def _check_constraint(task: Task, rows: Sequence[LabelledRow], tokenizer: Any) -
                 ) from error
         _require(state.finished, f"{label}: the constraint is not finished after the gold answer {gold[:200]!r}")
         checked += 1
-    return checked or "no row has one"
+    return checked or "no row has one, or none with a gold answer"
 
 
 def _is_number(value: Any) -> bool:

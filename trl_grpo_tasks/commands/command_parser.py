@@ -12,7 +12,7 @@ from ..task import Task
 from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
 from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
 
-TASK_HELP = "a built-in task, a .py file, or a module; also as the first word"
+TASK_HELP = "a built-in task, a .py file, a module, or trl:module:function; also as the first word"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -90,7 +90,7 @@ def require_task(spec: str | None, command: str) -> str:
     if not spec:
         raise ValueError(
             f"name a task: {PROGRAM} {command} TASK; built-in tasks are {', '.join(sorted(TASKS))}, and your own is "
-            "a .py file or a module"
+            "a .py file, a module, or trl:module:function"
         )
     return spec
 

@@ -23,6 +23,9 @@ from .plan import check_turns, check_writable
 if TYPE_CHECKING:
     from ..models.ready import ReadyModel
 
+if TYPE_CHECKING:
+    from ..rewards.api_judge import Usage
+
 TABLE_FILE = "evaluation.md"
 KEPT_FOLDER = "evaluation"  # samples of an unfinished evaluation, and converted models
 
@@ -125,6 +128,8 @@ class Comparison:
             print(
                 f"\n{_sentence(results)}\n\n{table(done)}\n\nwritten: {folder / EVAL_ONLY_FILE}, {folder / TABLE_FILE}"
             )
+        if (usage := judge_usage(self.task)) is not None and is_main:
+            print(usage)
         return results
 
     def _keep_earlier(self, folder: Path, results: dict[str, Any]) -> None:
@@ -215,6 +220,16 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     )
     metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
+
+
+def judge_usage(task: Task) -> Usage | None:
+    """What the LLM judge of a task has used, over all processes, which must all call this; None without a judge."""
+    from accelerate.utils import gather_object
+
+    from ..rewards.api_judge import Usage
+
+    judge = task.api_judge()
+    return None if judge is None else Usage.sum(gather_object([judge.usage]))
 
 
 def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> Any:

@@ -107,7 +107,8 @@ def command_screen(command: str, task: str | None = None) -> str:
     if command == "train" and os.path.basename(sys.argv[0]) == "train.py":
         program = "accelerate launch train.py"
     described = (
-        f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a .py file, or a module; a recipe names its own task."
+        f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a .py file, a module, or trl:module:function; a "
+        "recipe names its own task."
     )
     lines = screen(f"{program} {parts['usage']}", f"{parts['description']} {described}", parts["options"])
     more = f"'{PROGRAM} recipes' lists recipes. '{PROGRAM} {command} {HELP_ALL}' lists every option."

@@ -93,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     lines = [f"usage: {PROGRAM} COMMAND ...", "", "commands:", *columns(SUMMARIES, most=40), ""]
     lines += [
-        f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a path to a .py file, or a",
-        "module such as my_package.my_task. RECIPE is a name such as brick/tiny_cpu, or a YAML file.",
+        f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a path to a .py file, a",
+        "module such as my_package.my_task, or trl:module:function, a reward function for TRL.",
+        "RECIPE is a name such as brick/tiny_cpu, or a YAML file.",
         "",
         "to begin:",
         f"  {PROGRAM} train --config brick/demo    train a tiny model on this machine in minutes",

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from ..failures import known_failure
 from ..files import write_atomically
 from ..models.checkpoints import CheckpointError, DifferentStartError, newest_complete
 from ..report.page import write_report
-from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
+from ..report.run_folder import JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duration
 from ..serving import ServerError
 from ..task import EditorError, Task
 from .arguments import NEWEST, RunArguments, parse, read_command_line
-from .compare import Candidate, Comparison, evaluate_model, load_for_evaluation
+from .compare import Candidate, Comparison, evaluate_model, judge_usage, load_for_evaluation
 from .hub import PushError, push
 from .lock import locked
 from .plan import Plan, check_writable, prepare
@@ -153,7 +153,11 @@ def run_training(
             evaluations.add("GRPO", policy)
         evaluations.save()
         evaluations.show()
+    usage = judge_usage(task)
     if state.is_main_process:
+        if usage is not None:
+            say(usage)
+            write_atomically(folder / JUDGE_FILE, json.dumps({"summary": str(usage), **asdict(usage)}))
         if run.save_merged:
             save_merged(folder, folder / MERGED_FOLDER)
         say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")

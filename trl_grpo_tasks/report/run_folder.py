@@ -15,6 +15,7 @@ EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the 
 METRICS_FILE = "training_metrics.jsonl"
 PERFORMANCE_FILE = "performance.jsonl"
 OUTCOME_FILE = "outcome.json"  # written at the end of a run with --best_by
+JUDGE_FILE = "judge.json"  # written at the end of a run with an LLM judge
 EXPORTS_FOLDER = "exports"  # written by `trl-grpo-tasks export`
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
@@ -37,6 +38,7 @@ class RunFolder:
     metrics: list[dict[str, Any]]
     performance: list[dict[str, Any]]
     outcome: dict[str, Any] = field(default_factory=dict)
+    judge: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunFolder:
@@ -49,8 +51,8 @@ class RunFolder:
             raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
-        settings, outcome = (_read_json(path / name) for name in (SETTINGS_FILE, OUTCOME_FILE))
-        return cls(path, settings, evaluations, metrics, performance, outcome)
+        settings, outcome, judge = (_read_json(path / name) for name in (SETTINGS_FILE, OUTCOME_FILE, JUDGE_FILE))
+        return cls(path, settings, evaluations, metrics, performance, outcome, judge)
 
     @property
     def is_empty(self) -> bool:

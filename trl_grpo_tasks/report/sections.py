@@ -53,6 +53,8 @@ TIMES = {
     "perf/reward_seconds": "Seconds to score a completion",
     "perf/reward_cache_hit_rate": "Share of scores from the cache",
     "perf/vllm_mask_ms": "Milliseconds for the masks of a pass of vLLM",
+    "perf/judge_cost": "Cost of the LLM judge so far",
+    "perf/judge_requests": "Requests to the LLM judge so far",
 }
 # The metrics of the evaluation table, explained below it.
 GLOSSARY = {
@@ -232,7 +234,7 @@ def reward_titles(runs: Sequence[RunFolder]) -> dict[str, str]:
 
 
 def times(run: RunFolder) -> str:
-    """Return charts and a table of the timings, and the training time."""
+    """Return charts and a table of the timings, the training time, and what an LLM judge has cost."""
     names = [*TIMES, *sorted({n for line in run.performance for n in line if n.startswith("perf/")} - set(TIMES))]
     titles = {name: TIMES.get(name, name.removeprefix("perf/").replace("_", " ")) for name in names}
     lines = []
@@ -245,6 +247,8 @@ def times(run: RunFolder) -> str:
     head = "<tr><th></th><th>first</th><th>median</th><th>max</th><th>last</th></tr>"
     drawn, _ = _charts(run, titles)
     total = f"<p>Training took {duration(run.seconds)}.</p>" if run.is_finished and run.seconds is not None else ""
+    if judge := run.judge.get("summary"):
+        total += f"<p>{html.escape(str(judge))}.</p>"
     return (
         f"{total}<div class=charts>{''.join(drawn)}</div><div class=scroll><table>{head}{''.join(lines)}</table></div>"
     )

@@ -11,6 +11,7 @@ with RewardExecutor(get_task("brick"), workers=4, timeout=10) as executor:
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import threading
 import time
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task
@@ -26,6 +28,7 @@ from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
 if TYPE_CHECKING:
+    from .api_judge import Opinion
     from .ray_backend import RayPool
 
 __all__ = ["BACKENDS", "Outcome", "Pending", "RewardExecutor", "RewardStats", "RewardWorkerError"]
@@ -73,10 +76,12 @@ class Pending:
         parts: Sequence[Outcome | Future[Outcome] | _Duplicate],
         drain: Callable[[], None],
         discard: Callable[[], None] = lambda: None,
+        finish: Callable[[list[Outcome]], list[Outcome]] = list,
     ):
         self._parts = parts
         self._drain = drain
         self._discard = discard
+        self._finish = finish
 
     def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
@@ -89,13 +94,15 @@ class Pending:
         """
         self._drain()
         if deadline is None:
-            return [part if isinstance(part, Outcome) else part.result() for part in self._parts]
+            return self._finish([part if isinstance(part, Outcome) else part.result() for part in self._parts])
         waited = [part.future if isinstance(part, _Duplicate) else part for part in self._parts]
         futures = {part for part in waited if isinstance(part, Future)}
         if wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
             self._discard()
         late = Outcome(None, LATE, 0.0, cached=False)
-        return [part if isinstance(part, Outcome) else part.result() if part.done() else late for part in self._parts]
+        return self._finish(
+            [part if isinstance(part, Outcome) else part.result() if part.done() else late for part in self._parts]
+        )
 
 
 class RewardExecutor:
@@ -107,6 +114,9 @@ class RewardExecutor:
     completions are not affected. On Ray, a completion whose worker or node dies is scored once more first.
 
     With `with_prefixes`, outcomes also have the task's prefix scores, which count towards the same time limit.
+
+    If the task has an `api_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
+    it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own.
 
     Equal (row, completion) pairs are scored once. Up to `cache_size` scores are cached; failures are not cached.
     """
@@ -132,6 +142,7 @@ class RewardExecutor:
         if memory_mb is not None and memory_mb <= 0:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
         self.task = task
+        self.judge = task.api_judge()
         self.stats = RewardStats()
         self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # pickled replies, which take a sixth of the memory
@@ -156,23 +167,31 @@ class RewardExecutor:
             raise ValueError(f"got {len(rows)} rows and {len(completions)} completions; pass one row per completion")
         if not self._finalizer.alive:
             raise RuntimeError("the reward executor is closed")
-        parts = [self._submit_one(row, text) for row, text in zip(rows, completions, strict=True)]
-        return Pending(parts, self._pool.drain, self._pool.discard)
+        pairs = list(zip(rows, completions, strict=True))
+        parts = [self._submit_one(row, text) for row, text in pairs]
+        if self.judge is None:
+            return Pending(parts, self._pool.drain, self._pool.discard)
+        opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
+        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._with_opinions, opinions))
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
         self._pool.wait_until_started()
 
     def close(self) -> None:
-        """Stop the workers. Further calls do nothing. It is also called at interpreter exit."""
+        """Stop the workers and the judge. Further calls do nothing. It is also called at interpreter exit."""
         self._finalizer()
+        if self.judge is not None:
+            self.judge.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.stats.state_dict()
+        return self.stats.state_dict() | ({} if self.judge is None else {"judge": self.judge.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
             self.stats.load_state_dict(state)
+        if self.judge is not None and "judge" in state:
+            self.judge.load_state_dict(state["judge"])
 
     def __enter__(self) -> RewardExecutor:
         return self
@@ -200,6 +219,16 @@ class RewardExecutor:
             return _Duplicate(original)
         self._pool.submit(Job(row, completion, lambda reply: self._finish(key, future, reply)))
         return future
+
+    def _with_opinions(self, opinions: Sequence[Opinion | None], outcomes: list[Outcome]) -> list[Outcome]:
+        """Wait for the judge and add its opinions to the outcomes."""
+        judged = []
+        for outcome, opinion in zip(outcomes, opinions, strict=True):
+            if outcome.score is not None and opinion is not None:
+                score, reason = opinion.added_to(outcome.score, self.task)
+                outcome = replace(outcome, score=score, reason=outcome.reason if score else reason)
+            judged.append(outcome)
+        return judged
 
     def _finish(self, key: bytes, future: Future[Outcome], reply: Reply | RewardWorkerError) -> None:
         with self._lock:

@@ -118,7 +118,7 @@ class RepairTask(Task):
                 f"repair_turns={turns} does not work with task {inner.name!r}: a masked language model fills all gaps "
                 "at once, so that there is no second turn; leave it at 1"
             )
-        if inner.judges():
+        if inner.judges() or inner.api_judge() is not None:
             raise ValueError(
                 f"repair_turns={turns} does not work with task {inner.name!r}: its judges would rate the text of "
                 "several turns; leave it at 1"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object
 
 from ..models.tiny import PLAIN_CHAT_TEMPLATE
+from ..rewards.api_judge import Usage
 from ..rewards.components import TaskRewards
 from ..rewards.judge import text_of
 from ..task import Task
@@ -56,6 +58,7 @@ class RewardLayer(ScoringLayer):
         if args.step_credit and self.tools:
             raise ValueError("step_credit does not work with tools, whose results are in the text; set step_credit=0")
         self._steps = StepFinder(self._tokenizer)
+        self._judge_usage: Usage | None = None  # of all processes
 
     @property
     def _group_size(self) -> int:
@@ -82,6 +85,14 @@ class RewardLayer(ScoringLayer):
             self._replace_advantages(output)
         return output
 
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        metrics = self._metrics["train"]
+        if self._judge_usage is not None and self.model.training and metrics:
+            # TRL logs the mean since the last log, which for a total must be the mean of one value.
+            for name, value in asdict(self._judge_usage).items():
+                metrics[f"perf/judge_{name}"].append(float(value))
+        super().log(*args, **kwargs)
+
     # ---- rewards
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -103,6 +114,8 @@ class RewardLayer(ScoringLayer):
                 infos = [o.score.info for o in outcomes if o.score] or [{"turns": 0, "repaired": False}]
                 self._log_metric("repair/turns", sum(info["turns"] for info in infos) / len(infos))
                 self._log_metric("repair/repaired", sum(info["repaired"] for info in infos) / len(infos))
+            if rewards.executor.judge is not None:
+                self._judge_usage = Usage.sum(gather_object([rewards.executor.judge.usage]))
         rewards_N_F = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if rewards is not None:
             if rewards.has_group_components:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
 from trl_grpo_tasks.tasks.prompts import reward
-from trl_grpo_tasks.tasks.prompts.reward import CannotJudgeError
+from trl_grpo_tasks.tasks.prompts.verdict import CannotJudgeError
 
 # ---- numeric and exact
 

@@ -76,11 +76,11 @@ def test_score_never_raises(everything, text):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """A row that asks for every reward that needs no sandbox."""
+    """A row that asks for every reward that needs neither a sandbox, a model nor an extra."""
     row = {
         "prompt": "p", "answer": "4", "schema": SCHEMA, "fields": {"a": 1}, "pattern": "[a-z]+", "tags": ["a", "b"],
         "target_length": 3, "keywords": ["x"], "forbidden": ["y"],
-        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model")],
+        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model", "judge", "xml_schema")],
     }  # fmt: skip
     task = from_rows(tmp_path_factory.mktemp("everything"), [row])
     return task, only_row(task)

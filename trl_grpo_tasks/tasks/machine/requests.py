@@ -23,9 +23,9 @@ _SIZE = re.compile(r"\b(?:(?:use )?(?:at most|up to|with|of) )?(?P<count>[0-9]{1
 
 
 def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, Any]:
-    """Return the row of a request; ValueError if it names none of the task's `trials`. `message` is the system message,
-    "" if there is none.
+    """Return the row of a request; ValueError if it names none of the task's `trials`.
 
+    `message` is the system message, "" if there is none.
     The model gets a phrasing that it was trained on: that of the text if it is one of them, else the trial's first.
     """
     name = _trial_of(text, trials)

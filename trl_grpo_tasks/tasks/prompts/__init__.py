@@ -1,6 +1,7 @@
 """The prompts task: the user's own prompts, or generated ones, with rewards chosen per row."""
 
-from .task import PromptsOptions, PromptsTask
+from .options import PromptsOptions
+from .task import PromptsTask
 
 TASK = PromptsTask
 

@@ -1,34 +1,31 @@
-"""Rows from a user's file or a Hub data set: parsing, validation, and the split into training and test.
+"""Rows from a user's file or a Hub data set: reading and validation.
 
 Every problem with a row is reported here, with its file and line, before any model is loaded.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
-import hashlib
 import importlib
 import inspect
-import io
 import json
 import logging
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...adapters.row_files import SUFFIXES, PlacedRow, read_file
 from ...files import check_local_path
 from ...registry import add_current_folder_to_path
+from ...rewards.rubric import Rubric
 from ...task import nearest, printable
 from .reward import REWARDS, read_number, validator
+from .xml_reward import xml_validator
 
 logger = logging.getLogger(__name__)
-
-SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
-PlacedRow = tuple[str, dict[str, Any]]  # the location of a row ("prompts.jsonl, line 3") and its content
 
 
 def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
@@ -36,7 +33,7 @@ def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
     check_local_path(source, "--prompts_file")
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES and path.is_file():
-        parts = {"all": _read_file(path, prompt_column)}
+        parts = {"all": read_file(path, prompt_column)}
     elif path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", source):
         raise ValueError(
             f"prompts file {source!r} is neither a file that ends in {', '.join(SUFFIXES)} nor a Hub data set "
@@ -47,46 +44,6 @@ def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
     if not any(parts.values()):
         raise ValueError(f"{source} contains no prompt")
     return parts
-
-
-def _read_file(path: Path, prompt_column: str) -> list[PlacedRow]:
-    if path.suffix.lower() == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"{path.name} is not a Parquet file, or is damaged: {said:.300}") from error
-        return [(f"{path.name}, row {i}", row) for i, row in enumerate(rows, 1)]
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is not UTF-8 text: {error}") from error
-    if path.suffix.lower() == ".csv":
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows = []
-        try:
-            for row in reader:
-                if None in row:
-                    raise ValueError(f"{path.name}, line {reader.line_num}: there are more cells than columns")
-                rows.append((f"{path.name}, line {reader.line_num}", {k: v for k, v in row.items() if k and v}))
-        except csv.Error as error:
-            raise ValueError(f"{path.name}, line {reader.line_num}: {error}") from error
-        return rows
-    if path.suffix.lower() == ".jsonl":
-        placed = [(f"{path.name}, line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return [(place, _as_row(_parse(line, place), place, prompt_column)) for place, line in placed]
-    entries = _parse(text, path.name)
-    if isinstance(entries, dict):
-        if not isinstance(entries.get("prompts"), list):
-            raise ValueError(f'{path.name} must contain a list, or an object with a list under "prompts"')
-        entries = entries["prompts"]
-    if not isinstance(entries, list):
-        raise ValueError(f"{path.name} must contain a list of prompts, got {type(entries).__name__}")
-    places = [f"{path.name}, row {i}" for i in range(1, len(entries) + 1)]
-    return [(place, _as_row(entry, place, prompt_column)) for place, entry in zip(places, entries, strict=True)]
 
 
 def _read_hub(source: str) -> dict[str, list[PlacedRow]]:
@@ -102,24 +59,6 @@ def _read_hub(source: str) -> dict[str, list[PlacedRow]]:
         raise ValueError(f"the Hub data set {source!r} has no split 'train' or 'test', only: {', '.join(splits)}")
     parts = {key: [(f"{source} {key}, row {i}", dict(row)) for i, row in enumerate(splits[key], 1)] for key in wanted}
     return parts if len(parts) == 2 else {"all": parts[wanted[0]]}
-
-
-def _parse(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if "line" not in place else ""
-        raise ValueError(f"{place}{line}: not JSON: {error.msg} (column {error.colno})") from error
-    except RecursionError as error:
-        raise ValueError(f"{place}: JSON nested too deeply") from error
-
-
-def _as_row(entry: Any, place: str, prompt_column: str) -> dict[str, Any]:
-    if isinstance(entry, str):
-        return {prompt_column: entry}
-    if isinstance(entry, dict):
-        return entry
-    raise ValueError(f"{place}: a prompt must be text or an object with a {prompt_column!r}, got {entry!r:.60}")
 
 
 # ---- one row
@@ -289,6 +228,15 @@ def _schema(value: Any) -> str:
     return text
 
 
+def _xml_schema(value: Any) -> str:
+    xml_validator(_text(value))
+    return value
+
+
+def _rubric(value: Any) -> str:
+    return Rubric.parse(value).as_json()
+
+
 def _pattern(value: Any) -> str:
     import regex
 
@@ -324,32 +272,14 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "tests": _texts,
     "schema": _schema,
     "fields": _json_object,
+    "xml_schema": _xml_schema,
     "pattern": _pattern,
     "tags": _tags,
     "target_length": lambda value: _number(value, whole=True),
     "keywords": _texts,
     "forbidden": _texts,
+    "rubric": _rubric,
     "rewards": parse_rewards,
     "gold": _text,
     "level": lambda value: str(value),
 }
-
-
-# ---- splits
-
-
-def cut(rows: Iterable[dict[str, Any]], test_fraction: float) -> dict[str, list[dict[str, Any]]]:
-    """Split rows into training and test by a hash of their prompt, so that equal prompts stay together."""
-    by_prompt: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_prompt.setdefault(prompt_key(row), []).append(row)
-    tested = max(1, round(test_fraction * len(by_prompt))) if test_fraction > 0 and len(by_prompt) > 1 else 0
-    in_test = set(sorted(by_prompt)[:tested])
-    return {
-        "train": [row for key, group in by_prompt.items() if key not in in_test for row in group],
-        "test": [row for key, group in by_prompt.items() if key in in_test for row in group],
-    }
-
-
-def prompt_key(row: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(row["prompt"]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A prompt, its answer and the score as HTML, with everything escaped; and the answer as a program or JSON file."""
+"""A prompt, its answer and the score as HTML, all escaped; and the answer as a program, JSON or XML file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 from typing import Any
 
 from ...task import Row, Score
-from .reward import fenced, read_code, read_json
+from .reward import read_code, read_json
+from .verdict import fenced
+from .xml_reward import read_xml
 
 LONGEST_SHOWN = 4_000
 JSON_REWARDS = ("json", "schema", "fields")
+XML_REWARDS = ("xml", "xml_schema")
 
 
 def to_html(row: Row, completion: str, score: Score | None) -> str:
@@ -35,7 +38,7 @@ def to_html(row: Row, completion: str, score: Score | None) -> str:
 
 
 def answer_files(row: Row, completion: str) -> dict[str, str | bytes]:
-    """Return the program or the JSON value in a completion as files, where the row's rewards ask for one."""
+    """Return the program, JSON or XML in a completion as files, where the rewards of the row ask for one."""
     files: dict[str, str | bytes] = {}
     if "tests" in row["rewards"]:
         files["answer.py"] = read_code(completion).strip("\n") + "\n"
@@ -43,6 +46,8 @@ def answer_files(row: Row, completion: str) -> dict[str, str | bytes]:
         value, problem = read_json(completion)
         if problem in ("", "embedded"):
             files["answer.json"] = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    if any(name in row["rewards"] for name in XML_REWARDS) and (document := read_xml(completion).document) is not None:
+        files["answer.xml"] = document + "\n"
     return files
 
 

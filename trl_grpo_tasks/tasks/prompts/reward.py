@@ -14,25 +14,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...rewards.time_limit import time_limit
+from .verdict import LONGEST_TEXT, CannotJudgeError, Verdict, fenced, is_encodable
+from .xml_reward import xml, xml_schema
 
 # Limits that keep rewards fast whatever a model writes; longer texts are cut or rejected.
 TAIL_FOR_NUMBERS = 4_000
-LONGEST_TEXT = 100_000
 LONGEST_FOR_REGEX = 10_000
 REGEX_SECONDS = 2.0
 SCHEMA_SECONDS = 2.0
-
-
-class Verdict(NamedTuple):
-    """The result of one reward: a value in [0, 1], why it is below 1, and whether an answer could be parsed."""
-
-    value: float
-    reason: str = ""
-    readable: bool = True
-
-
-class CannotJudgeError(Exception):
-    """Raised when the reward itself failed, e.g. a sandbox did not start or a pattern ran too long."""
 
 
 class Reward(NamedTuple):
@@ -159,16 +148,6 @@ def _short(number: Fraction) -> str:
 
 # ---- code
 
-_FENCE = re.compile(r"```[ \t]{0,9}([A-Za-z0-9_+.-]{0,20})[ \t]{0,9}\r?\n(.*?)(?:```|\Z)", re.DOTALL)
-
-
-def fenced(text: str, languages: Sequence[str]) -> str | None:
-    """Return the last fenced block in one of the languages, else the last fenced block, else None."""
-    blocks = _FENCE.findall(text)
-    named = [body for language, body in blocks if language.lower() in languages]
-    bodies = named or [body for _, body in blocks]
-    return bodies[-1] if bodies else None
-
 
 def read_code(completion: str) -> str:
     """Return the program in a completion: its fenced block, or all of it."""
@@ -185,7 +164,7 @@ def tests(
 ) -> Verdict:
     """Return the fraction of the row's `tests` (Python statements that raise on failure) that pass in the sandbox."""
     code = read_code(completion)
-    if not code.strip() or len(code) > LONGEST_TEXT or not _encodes(code):
+    if not code.strip() or len(code) > LONGEST_TEXT or not is_encodable(code):
         return Verdict(0.0, "there is no program in the answer", readable=False)
     from ...rewards.sandbox import SandboxError, missing_layers, run_tests
 
@@ -199,14 +178,6 @@ def tests(
         return Verdict(1.0)
     first = str(outcome.failures[0])[:200] if outcome.failures else ""
     return Verdict(outcome.passed / outcome.total, f"{outcome.passed} of {outcome.total} tests pass; {first}")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # ---- JSON
@@ -402,12 +373,15 @@ REWARDS: dict[str, Reward] = {
     "json": Reward(json_text, (), "checks", "JSON and nothing else, bare or fenced"),
     "schema": Reward(schema, ("schema",), "checks", "JSON that matches the schema, and nothing else"),
     "fields": Reward(fields, ("fields",), "checks", "a JSON object with every expected value"),
+    "xml": Reward(xml, (), "checks", "well-formed XML and nothing else, bare or fenced"),
+    "xml_schema": Reward(xml_schema, ("xml_schema",), "checks", "XML that matches the schema, and nothing else"),
     "regex": Reward(pattern, ("pattern",), "checks", "the whole text matches the pattern"),
     "tags": Reward(tags, ("tags",), "checks", "each tag once, in order, filled, nothing outside"),
     "length": Reward(length, ("target_length",), "rules", "a number of words within 10% of the target"),
     "keywords": Reward(keywords, ("keywords",), "rules", "every keyword, no forbidden word"),
     "novelty": Reward(None, (), "group", "unlike every other completion of the same prompt"),
     "reward_model": Reward(None, (), "judge", "the model's score"),
+    "judge": Reward(None, (), "judge", "the best grade in every criterion of the rubric"),
 }
 
 

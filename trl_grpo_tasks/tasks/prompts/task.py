@@ -7,55 +7,21 @@ import logging
 import random
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...files import check_local_path
-from ...task import Row, Score, Task, TinySpec, nearest, option, printable
+from ...adapters.row_files import cut, without_prompts_of
+from ...task import NoAnswerError, Row, Score, Task, TinySpec, printable
 from . import data, generators, requests, reward
-from .reward import REWARDS, CannotJudgeError, Verdict
+from .judge import check_question, make_judge
+from .options import PromptsOptions, check_options
+from .reward import REWARDS
+from .verdict import CannotJudgeError, Verdict
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
+    from ...rewards.api_judge import ApiJudge
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PromptsOptions:
-    """Options of the prompts task: the source of the prompts, the rewards, and the sandbox."""
-
-    prompts_file: str | None = option(
-        None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). Default: use --generator."
-    )
-    generator: str = option(
-        "arithmetic", f"Generator of prompts if there is no file: {', '.join(generators.GENERATORS)} or mixed."
-    )
-    generator_levels: list[str] = field(
-        default_factory=list, metadata={"help": "Levels of the generator, such as 1 2 3. Empty means all of them."}
-    )
-    rewards: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Rewards of rows that choose none, as name or name=weight; they override those of a generator. "
-            f"Names: {', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is listed here."
-        },
-    )
-    prompt_column: str = option("prompt", "Column of the file with the prompt: text or chat messages.")
-    answer_column: str = option("answer", "Column of the file with the answer.")
-    system_prompt: str | None = option(None, "System message for every prompt that has none.")
-    target_length: int | None = option(None, "Target of reward 'length' in words, for rows without a target_length.")
-    reward_model: str | None = option(None, "Sequence-classification model (Hub id or folder) that scores answers.")
-    test_fraction: float = option(0.1, "Fraction of the prompts held out for testing.")
-    allow_code_execution: bool = option(
-        False, "Run model-written programs, in a sandbox that is not a container. Reward 'tests' needs this."
-    )
-    sandbox_timeout: float = option(10.0, "Time limit for all tests of one program, in seconds.")
-    sandbox_memory_mb: int = option(512, "Memory limit of one program, in MB.")
-    require_sandbox: bool = option(
-        False,
-        "Refuse to run programs if this machine lacks a layer of the sandbox. Without it, a warning names the layer.",
-    )
 
 
 class PromptsTask(Task):
@@ -72,7 +38,7 @@ class PromptsTask(Task):
 
     def __init__(self, options: Any = None):
         super().__init__(options)
-        _check_options(self.options)
+        check_options(self.options)
         try:
             given = data.parse_rewards(self.options.rewards)
         except ValueError as error:
@@ -98,6 +64,7 @@ class PromptsTask(Task):
             used["reward_model"] = None
         self.weights: dict[str, float] = {name: given.get(name, 1.0) for name in used}
         self._judges = self._find_judges(used)
+        self._api_judge = make_judge(self.options, self._known_row) if self.options.judge_url else None
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows of one split; fewer than `size` if the file or generator has fewer."""
@@ -167,10 +134,10 @@ class PromptsTask(Task):
         )
 
     def gold(self, row: Row) -> str:
-        """Return the row's `gold` or `answer`; raises ValueError if it has neither."""
+        """Return the row's `gold` or `answer`; raises NoAnswerError if it has neither."""
         gold = row.get("gold") or row.get("answer")
         if gold is None:
-            raise ValueError("this row has no known good answer; add a column 'gold' (or 'answer')")
+            raise NoAnswerError("this row has no known good answer; add a column 'gold' (or 'answer')")
         return gold
 
     def feedback(self, row: Row, score: Score) -> str:
@@ -195,10 +162,19 @@ class PromptsTask(Task):
     def code_options(cls, options: Mapping[str, Any]) -> list[str]:
         rewards = data.parse_rewards(options.get("rewards") or [])
         found = ["rewards"] if any(name not in REWARDS for name in rewards) else []
-        return [*found, *(["allow_code_execution"] if options.get("allow_code_execution") else [])]
+        # A judge is sent the prompts and the key, so only the user may say where it is.
+        return [*found, *(name for name in ("allow_code_execution", "judge_url") if options.get(name))]
 
     def judges(self) -> dict[str, Any]:
         return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
+
+    def prepare(self, seed: int, say: Any = print) -> None:
+        """Check that the LLM judge can be reached, if there is one."""
+        if self._api_judge is not None:
+            self._api_judge.api.check()
+
+    def api_judge(self) -> ApiJudge | None:
+        return self._api_judge
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
         """The JSON schema or regular expression of each row that has one; None if no row has."""
@@ -244,9 +220,8 @@ class PromptsTask(Task):
         ready = {key: [self._ready_row(row, place) for place, row in placed] for key, placed in parts.items()}
         self._numbered = [row for rows in ready.values() for row in rows]
         if "all" in ready:
-            return data.cut(ready["all"], options.test_fraction)
-        tested = {data.prompt_key(row) for row in ready["test"]}
-        return {"train": [row for row in ready["train"] if data.prompt_key(row) not in tested], "test": ready["test"]}
+            return cut(ready["all"], options.test_fraction)
+        return {"train": without_prompts_of(ready["train"], ready["test"]), "test": ready["test"]}
 
     def _ready_row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         fallback = {"target_length": self.options.target_length} if self.options.target_length else {}
@@ -278,6 +253,8 @@ class PromptsTask(Task):
                 f"{place}: reward 'tests' runs model-written programs; read the security note in the README of the "
                 "prompts task, then pass --allow_code_execution"
             )
+        if "judge" in row["rewards"]:
+            check_question(row, self.options, place)
         return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
 
     def _known_row(self, row: Row) -> Row:
@@ -342,24 +319,3 @@ def _levels(rows: Sequence[Row]) -> tuple[str, ...]:
         return ()
     names = list(dict.fromkeys(row["level"] for row in rows))
     return tuple(sorted(names, key=float) if all(name.replace(".", "", 1).isdecimal() for name in names) else names)
-
-
-def _check_options(options: PromptsOptions) -> None:
-    kinds = [*generators.GENERATORS, "mixed"]
-    if options.generator not in kinds:
-        hint = nearest(options.generator, kinds)
-        raise ValueError(f"unknown generator {options.generator!r}{hint}; generators are: {', '.join(kinds)}")
-    known = generators.levels_of(options.generator)
-    unknown = [str(level) for level in options.generator_levels if str(level) not in known]
-    if unknown:
-        raise ValueError(
-            f"generator {options.generator!r} has no level {', '.join(unknown)}; levels are: {', '.join(known)}"
-        )
-    if options.reward_model:
-        check_local_path(options.reward_model, "--reward_model")
-    if not 0 <= options.test_fraction < 1:
-        raise ValueError(f"--test_fraction {options.test_fraction} must be at least 0 and less than 1")
-    for name, least in (("sandbox_timeout", 0.1), ("sandbox_memory_mb", 64), ("target_length", 1)):
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"--{name} {value} must be at least {least}")

@@ -1,0 +1,286 @@
+"""`trl:module:function`: TRL's own reward functions, called directly, are the oracle."""
+
+import asyncio
+import json
+import math
+from functools import partial
+
+import pytest
+from trl.rewards import get_repetition_penalty_reward, think_format_reward
+
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train
+from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.registry import find_task_class, get_task
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import NoAnswerError
+
+THINK = "trl:trl.rewards:think_format_reward"
+HERE = f"trl:{__name__}"
+TEXTS = ["", "<think>a</think>b", "<think>a", "a a a a a a", "a b c d", "<think><think></think>", "\ud800"]
+
+repetition = get_repetition_penalty_reward(2, -1.0)
+by_think = partial(think_format_reward)  # a callable that is not a function
+
+
+def exact(prompts, completions, answer, **columns):
+    """A reward function of plain prompts that reads a column."""
+    assert columns["log_metric"]("x", 1.0) is None and columns["split_by"] == [None]
+    return [1.0 if text == right else 0.5 * (prompt in text)
+            for prompt, text, right in zip(prompts, completions, answer, strict=True)]  # fmt: skip
+
+
+async def slowly(completions, **columns):
+    await asyncio.sleep(0)
+    slowly.loops.add(id(asyncio.get_running_loop()))
+    return [float(len(text)) for text in completions]
+
+
+slowly.loops = set()
+
+
+def only_completions(completions):
+    return [1.0 for _ in completions]
+
+
+def unscored(completions, **columns):
+    return [{"none": None, "nan": math.nan}.get(text, 0.0) for text in completions]
+
+
+def too_many(completions, **columns):
+    return [1.0, 2.0]
+
+
+def needs_ids(completions, completion_ids, **columns):
+    return [0.0]
+
+
+def raising(completions, **columns):
+    raise KeyError("oh")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make a task from rows: make("exact", [...], option=value)."""
+
+    def from_rows(spec, rows, **options):
+        file = tmp_path / "rows.json"
+        file.write_text(json.dumps(rows))
+        spec = spec if ":" in spec else f"{HERE}:{spec}"
+        return get_task(spec, {"dataset": str(file), **options})
+
+    return from_rows
+
+
+def rows_of(task):
+    return task.dataset("train", None, 0) + task.dataset("test", None, 0)
+
+
+CHATS = [{"prompt": [{"role": "user", "content": text}]} for text in "abcdefghij"]
+
+
+def as_chats(texts):
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+@pytest.mark.parametrize("spec", [THINK, f"{HERE}:by_think"])
+def test_rewards_are_those_of_the_function(make, spec):
+    task = make(spec, CHATS)
+    assert task.name == spec.rpartition(":")[2] and task.weights == {task.name: 1.0}
+    row = rows_of(task)[0]
+    expected = think_format_reward(as_chats(TEXTS))
+    scores = [task.score(row, text) for text in TEXTS]
+    assert [score.total for score in scores] == expected and set(expected) == {0.0, 1.0}
+    assert [score.success for score in scores] == [reward >= 1 for reward in expected]
+    assert all(score.reason for score in scores if not score.success)
+
+
+def test_accuracy_of_trl(make):
+    pytest.importorskip("math_verify", reason="TRL's accuracy_reward needs math_verify")
+    from trl.rewards import accuracy_reward
+
+    answers = [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{2}{6}}", r"\boxed{0.5}", "I do not know."]
+    solutions = [r"\frac{1}{3}", r"\frac{1}{2}", "no formula at all"]
+    task = make("trl:trl.rewards:accuracy_reward", [CHATS[n] | {"solution": text} for n, text in enumerate(solutions)])
+    for row in rows_of(task):
+        expected = accuracy_reward(as_chats(answers), [row["solution"]] * len(answers))
+        scores = [task.score(row, text) for text in answers]
+        assert [None if score is None else score.total for score in scores] == expected
+
+
+def test_workers_give_the_same_scores(make):
+    task = make(THINK, CHATS)
+    row = json.dumps(rows_of(task)[0])
+    with RewardExecutor(task, workers=1) as executor:
+        outcomes = executor.submit([row] * len(TEXTS), TEXTS).result()
+    assert [outcome.score for outcome in outcomes] == [task.score(json.loads(row), text) for text in TEXTS]
+
+
+def test_columns_reach_the_function_as_in_trl(make):
+    rows = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y", "split_by": None}]
+    task = make("exact", rows, test_fraction=0)
+    first = next(row for row in rows_of(task) if row["prompt"] == "a")
+    assert first == {"prompt": "a", "answer": "x", "split_by": None}  # every row has every column
+    given = {"prompts": ["a"] * 3, "completions": ["x", "a", "-"], "answer": ["x"] * 3, "split_by": [None]}
+    expected = exact(**given, log_metric=lambda *_: None)
+    assert [task.score(first, text).total for text in ("x", "a", "-")] == expected == [1.0, 0.5, 0.0]
+
+
+def test_an_async_function_keeps_its_loop(make):
+    task = make("slowly", ["a", "b"])
+    expected = asyncio.run(slowly(["", "abc"]))
+    slowly.loops.clear()
+    row = rows_of(task)[0]
+    assert [task.score(row, text).total for text in ("", "abc")] == expected
+    assert len(slowly.loops) == 1
+
+    async def in_a_notebook():
+        return task.score(row, "abcd").total
+
+    assert asyncio.run(in_a_notebook()) == 4.0
+
+
+def test_functions_get_only_what_they_take(make):
+    task = make("only_completions", [{"prompt": "a", "extra": 1}, "b"])
+    assert task.score(rows_of(task)[0], "x").success
+
+
+def test_none_and_nan_are_not_scores(make):
+    task = make("unscored", ["a", "b"])
+    row = rows_of(task)[0]
+    assert [task.score(row, text) for text in ("none", "nan")] == [None, None]
+    assert task.score(row, "").total == 0
+
+
+def test_errors_of_the_function_are_reasons(make):
+    for spec, message in (
+        ("raising", "KeyError: 'oh'"),
+        ("too_many", "too_many returned 2 rewards for one completion"),
+    ):
+        task = make(spec, ["a", "b"])
+        with RewardExecutor(task) as executor:
+            (outcome,) = executor.submit([json.dumps(rows_of(task)[0])], ["x"]).result()
+        assert outcome.score is None and message in outcome.reason
+
+
+# ---- data
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet"])
+def test_every_format_gives_the_same_rows(tmp_path, suffix):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": f"p{n}", "answer": f"a{n}", "split_by": None} for n in range(20)]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        lines = {"csv": ["prompt,answer,split_by", *(f"{row['prompt']},{row['answer']}," for row in rows)]}
+        whole = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows))}
+        path.write_text(whole.get(suffix) or "\n".join(lines["csv"]))
+    task = get_task(f"{HERE}:only_completions", {"dataset": str(path)})
+    train_rows, test_rows = task.dataset("train", None, 0), task.dataset("test", None, 0)
+    assert (len(train_rows), len(test_rows)) == (18, 2)
+    found = sorted(train_rows + test_rows, key=lambda row: int(row["prompt"][1:]))
+    assert [{**row, "split_by": row.get("split_by")} for row in found] == rows
+    assert task.dataset("train", 5, 1) == task.dataset("train", 5, 1) != task.dataset("train", 5, 2)
+
+
+def test_a_split_column_decides_and_shared_prompts_are_tested(make):
+    rows = [{"prompt": prompt, "split": split}
+            for prompt, split in (("a", "train"), ("b", "train"), ("b", "test"), ("c", "test"))]  # fmt: skip
+    task = make("only_completions", rows)
+    assert [row["prompt"] for row in task.dataset("train", None, 0)] == ["a"]
+    assert sorted(row["prompt"] for row in task.dataset("test", None, 0)) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"text": "a"}], {}, "row 1: 'prompt' must be text"),
+        ([{"prompt": [{"role": "user"}]}], {}, "row 1: 'prompt' must be text, or messages"),
+        ([{"prompt": "a", "split": "dev"}], {}, "row 1: the column 'split' must be train or test, got 'dev'"),
+        ([], {}, "contains no row"),
+        (["a"], {"dataset": None}, "pass --dataset with a file"),
+        (["a"], {"dataset": "missing.json"}, "--dataset missing.json: this path does not exist"),
+        (["a"], {"dataset": __file__}, "is not a file that ends in .json"),
+        (["a"], {"test_fraction": 1.0}, "--test_fraction 1.0 must be"),
+        (["a"], {"success_at": math.nan}, "--success_at nan must be a number"),
+    ],
+)
+def test_mistakes_are_reported(make, rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        make("only_completions", rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("trl:no_colon", "must be trl:module:function"),
+        ("trl:no_such_module_anywhere:f", "reward module 'no_such_module_anywhere' cannot be found"),
+        ("trl:trl.rewards:nothing", "must define a reward function 'nothing', found nothing"),
+        (f"{HERE}:TEXTS", "must define a reward function 'TEXTS'"),
+        ("tlr:a:b", "unknown task 'tlr:a:b'.*trl:module:function"),
+    ],
+)
+def test_specs_with_mistakes_are_reported(spec, message):
+    with pytest.raises(ValueError, match=message):
+        find_task_class(spec)
+
+
+def test_a_function_that_needs_what_is_not_there_is_refused(make):
+    with pytest.raises(ValueError, match=r"needs_ids needs 'completion_ids', which is not a column .*one by one"):
+        make("needs_ids", ["a"])
+    with pytest.raises(ValueError, match="repetition needs 'completion_ids'"):  # TRL's counts tokens
+        make("repetition", ["a"])
+    with pytest.raises(ValueError, match=r"exact needs 'answer', which is not a column of the data set \(solution\)"):
+        make("exact", [{"prompt": "a", "solution": "x"}])
+
+
+# ---- commands
+
+
+def test_check_says_what_it_cannot_check(make):
+    gold = "<think>a</think>b"
+    lines = []
+    check_task(make(THINK, [row | {"gold": gold} for row in CHATS]), say=lines.append)
+    assert "ok  gold answers are valid and succeed (9 rows)" in lines
+    lines.clear()
+    some = make(THINK, [row | ({"gold": gold} if n < 5 else {}) for n, row in enumerate(CHATS)], test_fraction=0.5)
+    check_task(some, say=lines.append)
+    assert "ok  gold answers are valid and succeed (5 of 10 rows have one)" in lines
+    lines.clear()
+    check_task(make(THINK, CHATS), say=lines.append)
+    assert "-   gold answers: no row has one, so it is not checked that a success is possible" in lines
+    lines.clear()
+    always = make("only_completions", ["a", "b"])
+    check_task(always, say=lines.append)
+    assert "-   bad answers: none is known, so it is not checked that an answer can fail" in lines
+    with pytest.raises(NoAnswerError, match="--gold_column"):
+        always.gold(rows_of(always)[0])
+
+
+@pytest.mark.slow
+def test_train_eval_and_report(tmp_path, monkeypatch, capsys):
+    """A run folder names code, so its task is not loaded from it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short_reward.py").write_text(
+        "def short(completions, **columns):\n    return [1.0 / (1 + len(text)) for text in completions]\n"
+    )
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": text, "gold": "x"}) for text in "abcdef"))
+    small = "--use_cpu true --bf16 false --num_samples 2 --eval_rows 1 --report_to none --max_completion_length 4"
+    words = ["--task", "trl:short_reward:short", "--dataset", "rows.jsonl", "--success_at", "0.5", *small.split()]
+    steps = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 4 --cold_start_steps 2 --output_dir run"
+    assert train.main([*words, *steps.split()]) == 0
+    assert cli.main(["eval", *words, "--models", "trained=run", "--output_dir", "evaluated"]) == 0
+    results = json.loads((tmp_path / "evaluated" / "evaluation.json").read_text())
+    assert results["task"] == "short" and 0 < results["evaluations"][0]["metrics"]["reward"] <= 1
+    capsys.readouterr()
+    assert cli.main(["report", "run"]) != 0
+    refused = capsys.readouterr().err
+    assert (
+        "names code to run (the task)" in refused and "--task trl:short_reward:short --dataset rows.jsonl" in refused
+    )
+    assert cli.main(["report", "run", *words[:6]]) == 0
+    assert "short" in (tmp_path / "run" / "report.html").read_text()

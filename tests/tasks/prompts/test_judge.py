@@ -1,0 +1,162 @@
+"""The reward `judge` of the prompts task: options, rows, and runs against a local server."""
+
+import json
+
+import pytest
+
+from tests.support.chat_server import ChatServer
+from tests.support.prompt_files import from_rows, make, only_row, write
+from trl_grpo_tasks.commands import main as cli
+from trl_grpo_tasks.commands import train
+from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.tasks.prompts import PromptsTask
+
+KEY = "sk-planted-0123456789"
+JUDGE = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
+RUBRIC = {"criteria": {"a": {"description": "x", "weight": 3}, "b": "y"}, "scale": [0, 10]}
+
+
+def grades(**scores):
+    return json.dumps({"reason": "so", "scores": scores})
+
+
+def test_rows_choose_the_judge_and_their_rubric(tmp_path):
+    rows = [
+        {"prompt": "one", "answer": "4", "rewards": {"numeric": 1.0, "judge": 0.5}, "rubric": RUBRIC},
+        {"prompt": "two", "rewards": ["judge"]},
+        {"prompt": "three", "answer": "4", "rewards": ["numeric"]},
+    ]
+
+    def grade(body):
+        return grades(a=10, b=2) if '"a": x' in body["messages"][0]["content"] else grades(quality=3)
+
+    with ChatServer(grade) as server:
+        options = {"judge_url": server.url, "judge_model": "m", "judge_rubric": "nice?", "test_fraction": 0}
+        task = from_rows(tmp_path, rows, judge_cache=str(tmp_path / "c.jsonl"), rewards=["judge=2"], **options)
+        by_prompt = {row["prompt"][0]["content"]: row for row in task.dataset("train", None, 0)}
+        chosen = [json.dumps(by_prompt[name]) for name in ("one", "two", "three")]
+        with RewardExecutor(task, workers=1) as executor:  # the worker has the judge's options, and asks nothing
+            one, two, three = (outcome.score for outcome in executor.submit(chosen, ["4", "hello", "4"]).result())
+    assert task.weights == {"numeric": 1.0, "judge": 2.0}
+    assert one.components == {"numeric": 1.0, "judge": pytest.approx(0.5 * (3 * 1 + 0.2) / 4)} and one.success
+    assert one.total == pytest.approx(1 + 2 * 0.4)
+    assert two.components == {"judge": 0.5} and not two.success
+    assert "no reward of this row checks the answer; judge: so" in two.reason
+    assert three.components == {"numeric": 1.0} and len(server.requests) == 2
+    (about_one,) = [r["messages"][1]["content"] for r in server.requests if "\none\n" in r["messages"][1]["content"]]
+    assert "reference answer" in about_one
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"rewards": ["judge"], "rubric": "x"}, {}, r"row 1: reward 'judge' needs a model to ask"),
+        ({"rewards": ["judge"]}, JUDGE, r"row 1: reward 'judge' needs a rubric"),
+        ({"rewards": ["judge"], "rubric": {"criteria": {}}}, JUDGE, r"row 1: column 'rubric' needs 'criteria'"),
+        ({"rewards": ["judge"]}, JUDGE | {"judge_rubric": "{"}, r"--judge_rubric is not JSON"),
+        ({"rewards": ["judge"]}, JUDGE | {"judge_rubric": "missing.json"}, r"--judge_rubric file missing.json"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_reported_with_the_row(tmp_path, row, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_rows(tmp_path, [{"prompt": "p", **row}], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"judge_url": "http://x/v1"}, "--judge_url and --judge_model belong together"),
+        ({"judge_url": "x", "judge_model": "m"}, "--judge_url 'x' is not the base URL"),
+        ({"judge_attempts": 0}, "--judge_attempts 0 must be at least 1"),
+        ({"judge_timeout": float("nan")}, "--judge_timeout nan must be at least"),
+        ({"judge_budget": 1.0}, "--judge_budget needs prices"),
+        ({"judge_budget": 0.0, "judge_price_in": 1.0}, "--judge_budget 0.0 must be above 0"),
+        ({"judge_parameters": "[1]"}, "--judge_parameters '\\[1\\]' must be a JSON object"),
+        ({"judge_parameters": '{"model": "x"}'}, "without model"),
+        ({"judge_parameters": "x"}, "--judge_parameters is not JSON"),
+    ],
+)
+def test_invalid_options_are_reported(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_a_key_in_the_wrong_place_is_not_shown():
+    with pytest.raises(ValueError, match="must be the name of an environment variable") as error:
+        make(**JUDGE, judge_key_variable=KEY)
+    assert KEY not in str(error.value)
+
+
+def test_a_run_folder_cannot_name_the_judge():
+    assert PromptsTask.code_options({"judge_url": "http://evil/v1", "rewards": ["judge"]}) == ["judge_url"]
+    assert PromptsTask.code_options({"judge_url": None}) == []
+
+
+def test_a_rubric_from_a_file(tmp_path):
+    file = write(tmp_path, "rubric.json", RUBRIC)
+    with ChatServer(grades(a=0, b=0)) as server:
+        options = JUDGE | {"judge_url": server.url, "judge_cache": str(tmp_path / "c")}
+        task = from_rows(tmp_path, ["p"], rewards=["judge"], judge_rubric=file, **options)
+        with RewardExecutor(task) as executor:
+            (outcome,) = executor.submit([json.dumps(only_row(task))], ["a"]).result()
+    assert outcome.score.components == {"judge": 0.0} and outcome.score.info["judge"] == {"a": 0.0, "b": 0.0}
+
+
+def test_an_unreachable_judge_is_reported_before_training(tmp_path, capsys):
+    with ChatServer("") as server:
+        pass
+    file = write(tmp_path, "p.json", [{"prompt": "a"}, {"prompt": "b"}])
+    words = ["prompts", "--prompts_file", file, "--rewards", "judge", "--judge_rubric", "good?", "--use_cpu", "true"]
+    words += ["--judge_url", server.url, "--judge_model", "m", "--output_dir", str(tmp_path / "run")]
+    assert train.main(words) == 2
+    assert "the judge cannot be used: no connection to http://127.0.0.1" in capsys.readouterr().err
+
+
+def test_rows_from_elsewhere_are_judged_too(tmp_path, capsys):
+    lines = [{"row": {"prompt": "p", "rewards": ["judge"], "rubric": RUBRIC}, "completion": "text"},
+             {"row": {"prompt": "p", "rewards": ["judge"], "rubric": 5}, "completion": "text"}]  # fmt: skip
+    file = write(tmp_path, "in.jsonl", "\n".join(map(json.dumps, lines)))
+    with ChatServer(grades(a=10, b=10)) as server:
+        judge = ["--judge_url", server.url, "--judge_model", "m", "--judge_cache", str(tmp_path / "c")]
+        assert cli.main(["score", "prompts", "--input", file, *judge]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["components"], first["total"]) == ({"judge": 1.0}, 1.0)
+    assert second["total"] is None and "column 'rubric' must be text" in second["reason"]
+
+
+@pytest.mark.slow
+def test_a_training_run_with_a_judge(tmp_path, monkeypatch, capsys):
+    """The judge likes answers with an x. Totals are in metrics and report; the key is in no file of the run."""
+    monkeypatch.setenv("MY_JUDGE", KEY)
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100}
+
+    def grade(body):
+        answer = body["messages"][1]["content"].split("[answer ")[1]
+        return grades(quality=5 if "x" in answer.split("\n", 1)[1].split("[/answer")[0] else 1)
+
+    file = write(tmp_path, "p.json", [{"prompt": text} for text in "abcd"])
+    run = tmp_path / "run"
+    with ChatServer(grade, usage=usage) as server:
+        words = ["prompts", "--prompts_file", file, "--rewards", "judge", "--judge_rubric", "an x?"]
+        words += ["--judge_url", server.url, "--judge_model", "m", "--judge_key_variable", "MY_JUDGE"]
+        words += ["--judge_price_in", "1", "--judge_price_out", "10", "--judge_cache", str(tmp_path / "cache.jsonl")]
+        small = (
+            "--use_cpu true --bf16 false --max_steps 2 --num_generations 4 --num_samples 1 --eval_rows 1 --report_to"
+        )
+        small += " none --per_device_train_batch_size 4 --max_completion_length 8 --logging_steps 1"
+        words += small.split()
+        assert train.main([*words, "--output_dir", str(run)]) == 0
+    assert server.requests and set(server.keys) == {f"Bearer {KEY}"}
+    cost = len(server.requests) * (1000 + 1000) / 1e6
+    performance = [json.loads(line) for line in (run / "performance.jsonl").read_text().splitlines()]
+    logged = [line["perf/judge_cost"] for line in performance if "perf/judge_cost" in line]
+    assert len(logged) == 2 and 0 < logged[0] <= logged[1] <= cost + 1e-9
+    assert json.loads((run / "judge.json").read_text())["cost"] == pytest.approx(cost)
+    summary = f"LLM judge: {len(server.requests)} requests"
+    assert summary in (run / "report.html").read_text() and summary in capsys.readouterr().out
+    metrics = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]
+    assert all(line["reward_failures"] == 0 for line in metrics if "reward_failures" in line)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10 and not [path for path in files if KEY.encode() in path.read_bytes()]
+    assert get_task("prompts").api_judge() is None
