@@ -14,7 +14,8 @@ from trl_grpo_tasks.training.record import RolloutRecord
 
 PACKAGE = ROOT / "trl_grpo_tasks"
 FOLDERS = {
-    "constraints", "rollout", "rewards", "models", "report", "serving", "training", "tasks", "evaluation", "commands"
+    "constraints", "rollout", "rewards", "models", "report", "serving", "training", "tasks", "adapters", "evaluation",
+    "commands",
 }  # fmt: skip
 
 

@@ -23,9 +23,17 @@ TASKS: dict[str, str] = {
     "theory": "trl_grpo_tasks.tasks.theory",
 }
 
+# Tasks of other libraries are named PREFIX:NAME; the function returns the Task subclass for NAME.
+PREFIXES: dict[str, str] = {
+    "openenv": "trl_grpo_tasks.adapters.openenv:task_class",
+    "reasoning_gym": "trl_grpo_tasks.adapters.reasoning_gym:task_class",
+    "verifiers": "trl_grpo_tasks.adapters.verifiers:task_class",
+}
+
 
 def get_task(spec: str, options: Any = None) -> Task:
-    """Load the task `spec`: the name of a built-in task, a path to a .py file, or an importable module.
+    """Load the task `spec`: the name of a built-in task, a path to a .py file, an importable module, or PREFIX:NAME
+    for a task of another library.
 
     `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
     """
@@ -42,7 +50,13 @@ def get_task(spec: str, options: Any = None) -> Task:
 
 
 def find_task_class(spec: str) -> type[Task]:
-    """Find the Task subclass for the name of a built-in task, a .py file or a module."""
+    """Find the Task subclass for the name of a built-in task, a .py file, a module or a task of another library."""
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix in PREFIXES:
+        if not name:
+            raise ValueError(f"task {spec!r} names no task of {prefix}; write {prefix}:NAME")
+        module_name, _, function = PREFIXES[prefix].partition(":")
+        return getattr(importlib.import_module(module_name), function)(name)
     if spec in TASKS:
         module = importlib.import_module(TASKS[spec])
     elif spec.endswith(".py") or "." in spec:
@@ -50,7 +64,8 @@ def find_task_class(spec: str) -> type[Task]:
     else:
         raise ValueError(
             f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-            "or pass a path to a .py file, or a module such as my_package.my_task"
+            "or pass a path to a .py file, a module such as my_package.my_task, or PREFIX:NAME for a task of another "
+            f"library ({', '.join(PREFIXES)})"
         )
     found = (
         [module.TASK]
@@ -70,6 +85,11 @@ def find_task_class(spec: str) -> type[Task]:
     if not isinstance(getattr(found[0], "name", None), str):
         raise ValueError(f'task {spec!r}: class {found[0].__name__} needs a name, such as name = "my_task"')
     return found[0]
+
+
+def is_safe_by_name(spec: str) -> bool:
+    """Whether a run folder may name this task: then no code of a third party is imported, and no server is asked."""
+    return spec in TASKS or spec.startswith("reasoning_gym:")
 
 
 def add_current_folder_to_path() -> None:

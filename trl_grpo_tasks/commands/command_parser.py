@@ -11,7 +11,7 @@ from ..task import Task
 from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
 from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
 
-TASK_HELP = "a built-in task, a .py file, or a module; also as the first word"
+TASK_HELP = "a built-in task, a .py file, a module, or PREFIX:NAME of another library; also as the first word"
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..registry import TASKS
+from ..registry import is_safe_by_name
 from ..report.run_folder import EXPORTS_FOLDER
 from ..task import Task
 from .arguments import refuse_unknown
@@ -261,4 +261,4 @@ def _task_of(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequen
 def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
     from ..report.run_folder import RunFolder
 
-    return spec in TASKS and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec
+    return is_safe_by_name(spec) and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec
