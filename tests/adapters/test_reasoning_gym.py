@@ -6,12 +6,8 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: pip install 'trl_grpo_tasks[reasoning_gym]'")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reasoning_gym.factory import DATASETS, create_dataset
 
 from trl_grpo_tasks.adapters import expressions
 from trl_grpo_tasks.adapters.reasoning_gym import HASH_ORDERED, _curriculum
@@ -20,6 +16,8 @@ from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 
+factory = pytest.importorskip("reasoning_gym.factory", reason="pip install 'trl_grpo_tasks[reasoning_gym]'")
+DATASETS, create_dataset = factory.DATASETS, factory.create_dataset
 NAMES = sorted(set(DATASETS) - {"composite"})
 WITHOUT_ANSWERS = {"boxnet", "rush_hour"}  # these have a scorer, and neither an answer nor an example of one
 

@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-vf = pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install 'trl_grpo_tasks[verifiers]'")
-
 from trl_grpo_tasks.adapters.verifiers import _messages, _trace
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import get_task
@@ -38,7 +36,8 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
     def load(self):
         for a in range(self.config.most):
             for b in range(5):
-                yield SumTask(SumData(prompt=f"{a} + {b} =", system_prompt="Add.", answer=str(a + b)), self.config.task)
+                data = SumData(prompt=f"{a} + {b} =", system_prompt="Add.", answer=str(a + b))
+                yield SumTask(data, self.config.task)
 
 __all__ = ["SumTaskset"]
 """
@@ -97,7 +96,7 @@ def test_workers_score_as_this_process(write):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("class SumTask(vf.Task[SumData]):", "class SumTask(vf.Task[SumData]):\n    NEEDS_CONTAINER = True\n", "container"),
+        ("vf.Task[SumData]):", "vf.Task[SumData]):\n    NEEDS_CONTAINER = True\n", "container"),
         ("correct(self, trace)", "correct(self, trace, runtime)", "a runtime for the reward correct"),
         ('prompt=f"{a} + {b} =", ', "", "opens the conversation"),
         ("range(5)", "range(0)", "no tasks"),

@@ -20,10 +20,11 @@ EVALUATED = (
 PARSED = ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration")
 LONGEST = 1_000  # characters of an expression
 EXPRESSION = re.compile(r"[\w\s+\-*/^(),.=|]*", re.ASCII)
-FUNCTIONS = frozenset(
-    "Abs Integer Rational Symbol abs acos acosh acot acsc asec asin asinh atan atan2 atanh cbrt cos cosh cot coth csc "
-    "csch erf exp ln log pi sec sech sign sin sinh sqrt tan tanh".split()
-)
+FUNCTIONS = {
+    "Abs", "abs", "acos", "acosh", "acot", "acsc", "asec", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh",
+    "cot", "coth", "csc", "csch", "erf", "exp", "ln", "log", "pi", "sec", "sech", "sign", "sin", "sinh", "sqrt", "tan",
+    "tanh",
+}  # fmt: skip
 
 
 def refuse_code() -> None:

@@ -8,7 +8,6 @@ import os
 import string
 import subprocess
 import sys
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -17,13 +16,21 @@ from operator import add
 from typing import Any
 
 from ..task import Row, Score, Task, TinySpec, check_choice, nearest, option
+from . import is_held_out
 from .expressions import refuse_code, unsafe_reason
 
 ROWS = 500  # of a split, if no number is asked for: reasoning-gym's own default
 STREAM = 2_000  # indices per seed; some data sets make them all at once
 # Data sets whose questions or answers depend on the hash seed of the interpreter; see _entries.
 HASH_ORDERED = ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
-BATCH = 50  # entries of these that are made at once
+BATCH = 16  # entries of these that are made at once
+PROGRAM = """
+import json, sys
+from trl_grpo_tasks.adapters.reasoning_gym import BATCH, _create
+first, *key = json.loads(sys.argv[1])
+made = _create(*key)
+print(json.dumps([made[index] for index in range(first, first + BATCH)]))
+"""
 MISSES = 200  # questions of the other split in a row, after which a data set has no more for this one
 LONGEST = 20_000  # characters of an answer; some scorers take minutes for more
 TINY_LENGTH = 400  # characters of a question and its answer that the tiny model has room for
@@ -92,8 +99,7 @@ class GymTask(Task):
             answer = _answer_of(entry)
             # The question decides to which split it belongs, whatever the seed. Integrals that sympy cannot solve have
             # themselves as their answer; those are left out.
-            is_test = zlib.crc32(entry["question"].encode()) % 2 == 0
-            if is_test == (split == "test") and not unsafe_reason(name, answer or ""):
+            if is_held_out(entry["question"], 2) == (split == "test") and not unsafe_reason(name, answer or ""):
                 messages = [{"role": "system", "content": self._system}] if self._system else []
                 row = {"prompt": [*messages, {"role": "user", "content": entry["question"]}], "data_set": name,
                        "seed": start, "index": (index - 1) % STREAM, "answer": answer}  # fmt: skip
@@ -136,8 +142,10 @@ class GymTask(Task):
 
     def gold(self, row: Row) -> str:
         if row["answer"] is None:
-            raise ValueError(f"reasoning-gym gives no answer to questions of {row['data_set']}, only a scorer; train a "
-                             "pretrained model, without --cold_start_steps")  # fmt: skip
+            raise ValueError(
+                f"reasoning-gym gives no answer to questions of {row['data_set']}, only a scorer; train a pretrained "
+                "model, without --cold_start_steps"
+            )
         return f"<answer>{row['answer']}</answer>" if self._system else row["answer"]
 
     def bad(self, row: Row) -> str:
@@ -247,11 +255,8 @@ def _create(name: str, level: str | None, seed: int, given: dict[str, Any]) -> A
 def _entries(first: int, *key: Any) -> list[dict[str, Any]]:
     """The entries from index `first` on of a data set that iterates over sets of text, whose order depends on the hash
     seed of the interpreter; made in an interpreter with hash seed 0, so that they are the same in every process."""
-    program = "import json, sys; from trl_grpo_tasks.adapters import reasoning_gym as here; first, *key = json.loads(" \
-              "sys.argv[1]); made = here._create(*key); print(json.dumps([made[i] for i in range(first, first + " \
-              "here.BATCH)]))"  # fmt: skip
     ran = subprocess.run(
-        [sys.executable, "-c", program, json.dumps([first, *key])],
+        [sys.executable, "-c", PROGRAM, json.dumps([first, *key])],
         env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

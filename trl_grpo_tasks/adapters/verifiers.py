@@ -16,6 +16,7 @@ from typing import Any
 
 from ..registry import add_current_folder_to_path
 from ..task import Row, Score, Task, option
+from . import is_held_out
 
 MOST = 10_000  # tasks that are read of an infinite taskset
 
@@ -78,8 +79,7 @@ class VerifiersTask(Task):
         rows = [
             {"prompt": messages, "index": index}
             for index, task in enumerate(self._tasks)
-            # The prompt decides to which split it belongs: one in five is held out.
-            if (zlib.crc32(json.dumps(messages := _messages(task)).encode()) % 5 == 0) == (split == "test")
+            if is_held_out(json.dumps(messages := _messages(task)), 5) == (split == "test")
         ]
         order = sorted(range(len(rows)), key=lambda place: zlib.crc32(f"{seed}-{rows[place]['index']}".encode()))
         return [rows[place] for place in order[:size]]
@@ -105,11 +105,11 @@ class VerifiersTask(Task):
         field = self.options.gold_field
         data = self._tasks[row["index"]].data
         if field is None or not isinstance(getattr(data, field, None), str):
-            texts = [
-                name for name, value in data if isinstance(value, str) and name not in ("prompt", "system_prompt")
-            ]
-            raise ValueError(f"--gold_field {field}: name the field of the task data that holds a right answer; fields "
-                             f"with text are: {', '.join(texts) or 'none'}")  # fmt: skip
+            known = [name for name, value in data if isinstance(value, str) and "prompt" not in name]
+            raise ValueError(
+                f"--gold_field {field}: name the field of the task data that holds a right answer; fields with text "
+                f"are: {', '.join(known) or 'none'}"
+            )
         return getattr(data, field)
 
     def bad(self, row: Row) -> str:
