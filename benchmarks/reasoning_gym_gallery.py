@@ -63,8 +63,8 @@ def main() -> None:
 def words(name: str, folder: Path, seed: int) -> list[str]:
     """The command that trains one task."""
     return [
-        "train", f"reasoning_gym:{name}", "--gym_config", json.dumps(TASKS[name]), "--model", "tiny", "--use_cpu", "true",
-        "--seed", str(seed), "--eval_rows", "100", "--output_dir", str(folder),
+        "train", f"reasoning_gym:{name}", "--gym_config", json.dumps(TASKS[name]), "--model", "tiny",
+        "--use_cpu", "true", "--seed", str(seed), "--eval_rows", "100", "--output_dir", str(folder),
     ]  # fmt: skip
 
 

@@ -21,15 +21,23 @@ from .expressions import refuse_code, unsafe_reason
 
 ROWS = 500  # of a split, if no number is asked for: reasoning-gym's own default
 STREAM = 2_000  # indices per seed; some data sets make them all at once
-# Data sets whose questions or answers depend on the hash seed of the interpreter; see _entries.
-HASH_ORDERED = ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
+# Data sets whose entries do not depend on their seed alone: most iterate over sets of text, whose order depends on the
+# hash seed of the interpreter, and list_functions draws from Python's global generator. See _entries.
+UNSTABLE = (
+    "isomorphic_strings",
+    "knight_swap",
+    "list_functions",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
 BATCH = 16  # entries of these that are made at once
 PROGRAM = """
-import json, sys
+import json, random, sys
 from trl_grpo_tasks.adapters.reasoning_gym import BATCH, _create
 first, *key = json.loads(sys.argv[1])
 made = _create(*key)
-print(json.dumps([made[index] for index in range(first, first + BATCH)]))
+print(json.dumps([random.seed(index) or made[index] for index in range(first, first + BATCH)]))
 """
 MISSES = 200  # questions of the other split in a row, after which a data set has no more for this one
 LONGEST = 20_000  # characters of an answer; some scorers take minutes for more
@@ -83,7 +91,7 @@ class GymTask(Task):
                 self._data(name, level, 0)
 
     def _entry(self, index: int, *key: Any) -> dict[str, Any]:
-        if key[0] in HASH_ORDERED:
+        if key[0] in UNSTABLE:
             return self._batch(index - index % BATCH, *key)[index % BATCH]
         return self._data(*key)[index]
 
@@ -104,7 +112,7 @@ class GymTask(Task):
                 row = {"prompt": [*messages, {"role": "user", "content": entry["question"]}], "data_set": name,
                        "seed": start, "index": (index - 1) % STREAM, "answer": answer}  # fmt: skip
                 more = {"level": level} if level is not None else {}
-                rows.append(row | more | ({"entry": entry} if name in HASH_ORDERED else {}))
+                rows.append(row | more | ({"entry": entry} if name in UNSTABLE else {}))
                 misses = 0
             elif (misses := misses + 1) == MISSES:
                 sources.remove((name, level))
@@ -253,8 +261,8 @@ def _create(name: str, level: str | None, seed: int, given: dict[str, Any]) -> A
 
 
 def _entries(first: int, *key: Any) -> list[dict[str, Any]]:
-    """The entries from index `first` on of a data set that iterates over sets of text, whose order depends on the hash
-    seed of the interpreter; made in an interpreter with hash seed 0, so that they are the same in every process."""
+    """The entries of an unstable data set from index `first` on, made in an interpreter with a fixed hash seed and a
+    seeded global generator, so that they are the same in every process."""
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([first, *key])],
         env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
