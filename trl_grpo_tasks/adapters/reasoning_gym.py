@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.metadata import version
@@ -84,7 +85,9 @@ class GymTask(Task):
             raise ValueError(f"--gym_levels {self.options.gym_levels} must be from 0 to {most}, the number of levels "
                              f"of the curriculum of {' and '.join(self.names)}")  # fmt: skip
         self.levels = [str(level) for level in range(self.options.gym_levels)]
-        self._data = lru_cache(8 * len(self.names))(lambda *key: _create(*key, configs[key[0]]))
+        self._data = lru_cache(64)(lambda *key: _create(*key, configs[key[0]]))
+        # The completions of a group share an entry, which takes some data sets a second to make.
+        self._made = lru_cache(256)(lambda index, *key: self._data(*key)[index])
         self._batch = lru_cache(64)(lambda first, *key: _entries(first, *key, configs[key[0]]))
         for name in self.names:  # a wrong configuration is reported before anything slow starts
             for level in self.levels or [None]:
@@ -93,7 +96,7 @@ class GymTask(Task):
     def _entry(self, index: int, *key: Any) -> dict[str, Any]:
         if key[0] in UNSTABLE:
             return self._batch(index - index % BATCH, *key)[index % BATCH]
-        return self._data(*key)[index]
+        return self._made(index, *key)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -106,8 +109,9 @@ class GymTask(Task):
             index += 1
             answer = _answer_of(entry)
             # The question decides to which split it belongs, whatever the seed. Integrals that sympy cannot solve have
-            # themselves as their answer; those are left out.
-            if is_held_out(entry["question"], 2) == (split == "test") and not unsafe_reason(name, answer or ""):
+            # themselves as their answer; those are left out, and questions whose answer is no text at all.
+            usable = answer is None or (answer.strip() and not unsafe_reason(name, answer))
+            if is_held_out(entry["question"], 2) == (split == "test") and usable:
                 messages = [{"role": "system", "content": self._system}] if self._system else []
                 row = {"prompt": [*messages, {"role": "user", "content": entry["question"]}], "data_set": name,
                        "seed": start, "index": (index - 1) % STREAM, "answer": answer}  # fmt: skip
@@ -132,7 +136,7 @@ class GymTask(Task):
         name, key = row["data_set"], (row["data_set"], row.get("level"), row["seed"])
         if reason := unsafe_reason(name, answer):
             return self._invalid(reason)
-        entry = row.get("entry") or self._data(*key)[row["index"]]
+        entry = deepcopy(row.get("entry") or self._made(row["index"], *key))  # a scorer may change it
         if _answer_of(entry) != row["answer"]:
             return None  # the row was made by another version of the data set
         try:
