@@ -85,13 +85,16 @@ class GymTask(Task):
             raise ValueError(f"--gym_levels {self.options.gym_levels} must be from 0 to {most}, the number of levels "
                              f"of the curriculum of {' and '.join(self.names)}")  # fmt: skip
         self.levels = [str(level) for level in range(self.options.gym_levels)]
-        self._data = lru_cache(64)(lambda *key: _create(*key, configs[key[0]]))
+        self._data = lru_cache(64)(lambda name, level, seed: _create(name, level, seed, configs[name]))
         # The completions of a group share an entry, which takes some data sets a second to make.
         self._made = lru_cache(256)(lambda index, *key: self._data(*key)[index])
         self._batch = lru_cache(64)(lambda first, *key: _entries(first, *key, configs[key[0]]))
         for name in self.names:  # a wrong configuration is reported before anything slow starts
-            for level in self.levels or [None]:
+            for level in self._levels():
                 self._data(name, level, 0)
+
+    def _levels(self) -> list[str | None]:
+        return [*self.levels] or [None]
 
     def _entry(self, index: int, *key: Any) -> dict[str, Any]:
         if key[0] in UNSTABLE:
@@ -100,7 +103,7 @@ class GymTask(Task):
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        sources = [(name, level) for level in self.levels or [None] for name in self.names]
+        sources = [(name, level) for level in self._levels() for name in self.names]
         index = misses = 0
         while len(rows) < (size or ROWS) and sources:
             name, level = sources[len(rows) % len(sources)]
@@ -239,9 +242,11 @@ def _curriculum(name: str) -> list[dict[str, Any]]:
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
-    curriculum, configs = create_curriculum(name) if has_curriculum(name) else None, []
-    attributes = curriculum.attributes.values() if curriculum else ()
-    for level in range(max((len(attribute.levels) for attribute in attributes), default=0)):
+    configs: list[dict[str, Any]] = []
+    if not has_curriculum(name):
+        return configs
+    curriculum = create_curriculum(name)
+    for level in range(max(len(attribute.levels) for attribute in curriculum.attributes.values())):
         curriculum.set_global_level(level)
         config = curriculum.generate_configuration(context=DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND))
         try:

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -171,7 +171,7 @@ def _messages(task: Any) -> list[dict[str, str]]:
     return [*system, *({"role": message.role, "content": content_text(message.content)} for message in data.prompt)]
 
 
-def _trace(task: Any, prompt: list[Mapping[str, str]], completion: str) -> Any:
+def _trace(task: Any, prompt: Sequence[Mapping[str, str]], completion: str) -> Any:
     """The trace of one turn, as verifiers' own rollouts leave it for scoring."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode
