@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
 from tests.test_notebooks import OF_TASK, SHORT
 from trl_grpo_tasks import TaskGRPOConfig
+from trl_grpo_tasks.adapters import openenv, reasoning_gym, verifiers
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
@@ -311,7 +313,7 @@ def known_options():
     known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
-    known |= {"--out", "--top", "--format"}  # of archive
+    known |= {"--out", "--top", "--format", "--to"}  # of archive and export
     known |= {"--requests", "--row", "--seconds", "--vllm_server_url"}  # of solve
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
@@ -321,6 +323,8 @@ def known_options():
     for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}
+    for options in (openenv.OpenEnvOptions, reasoning_gym.GymOptions, verifiers.VerifiersOptions):
+        known |= {f"--{field.name}" for field in fields(options)}
     return known
 
 

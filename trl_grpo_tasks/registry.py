@@ -23,14 +23,18 @@ TASKS: dict[str, str] = {
     "theory": "trl_grpo_tasks.tasks.theory",
 }
 
-# Tasks made from other libraries: a prefix of the name, and the module whose `task_class` gets what follows the colon.
-ADAPTERS: dict[str, str] = {
+# Tasks of other libraries are named PREFIX:NAME; `task_class` of the module gets the NAME.
+PREFIXES: dict[str, str] = {
+    "openenv": "trl_grpo_tasks.adapters.openenv",
+    "reasoning_gym": "trl_grpo_tasks.adapters.reasoning_gym",
     "trl": "trl_grpo_tasks.adapters.trl_function",
+    "verifiers": "trl_grpo_tasks.adapters.verifiers",
 }
 
 
 def get_task(spec: str, options: Any = None) -> Task:
-    """Load the task `spec`: a built-in task, a .py file, a module, or trl:module:function for a TRL reward function.
+    """Load the task `spec`: the name of a built-in task, a path to a .py file, an importable module, or PREFIX:NAME
+    for a task of another library.
 
     `options` is an instance of the task's `Options`, a mapping of its fields, or None for the defaults.
     """
@@ -47,10 +51,12 @@ def get_task(spec: str, options: Any = None) -> Task:
 
 
 def find_task_class(spec: str) -> type[Task]:
-    """Find the Task subclass for the name of a built-in task, a .py file, a module, or a name with a prefix."""
-    prefix, colon, named = spec.partition(":")
-    if colon and prefix in ADAPTERS:
-        return importlib.import_module(ADAPTERS[prefix]).task_class(named)
+    """Find the Task subclass for the name of a built-in task, a .py file, a module or a task of another library."""
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix in PREFIXES:
+        if not name:
+            raise ValueError(f"task {spec!r} names no task of {prefix}; write {prefix}:NAME")
+        return importlib.import_module(PREFIXES[prefix]).task_class(name)
     if spec in TASKS:
         module = importlib.import_module(TASKS[spec])
     elif spec.endswith(".py") or "." in spec:
@@ -58,7 +64,8 @@ def find_task_class(spec: str) -> type[Task]:
     else:
         raise ValueError(
             f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-            "or pass a path to a .py file, a module such as my_package.my_task, or trl:module:function"
+            "or pass a path to a .py file, a module such as my_package.my_task, or PREFIX:NAME for a task of another "
+            f"library ({', '.join(PREFIXES)})"
         )
     found = (
         [module.TASK]
@@ -78,6 +85,11 @@ def find_task_class(spec: str) -> type[Task]:
     if not isinstance(getattr(found[0], "name", None), str):
         raise ValueError(f'task {spec!r}: class {found[0].__name__} needs a name, such as name = "my_task"')
     return found[0]
+
+
+def is_safe_by_name(spec: str) -> bool:
+    """Whether a run folder may name this task: then no code of a third party is imported, and no server is asked."""
+    return spec in TASKS or spec.startswith("reasoning_gym:")
 
 
 def add_current_folder_to_path() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..registry import TASKS, find_task_class, get_task
+from ..registry import TASKS, find_task_class, get_task, is_safe_by_name
 from ..task import Task
 from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
 from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
 
-TASK_HELP = "a built-in task, a .py file, a module, or trl:module:function; also as the first word"
+TASK_HELP = "a built-in task, a .py file, a module, or PREFIX:NAME of another library; also as the first word"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -118,4 +118,4 @@ def _one_turn_task(spec: str | None, flags: Sequence[str], run_dir: str, typed: 
 def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
     from ..report.run_folder import RunFolder
 
-    return spec in TASKS and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec
+    return is_safe_by_name(spec) and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec

@@ -42,7 +42,7 @@ SUMMARIES = {
     "status RUN_DIR ...": "show where runs stand",
     "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",
     "archive RUN_DIR": "list and export the distinct successes of a run",
-    "export RUN_DIR_OR_FILE": "write answers as files for other programs",
+    "export RUN_DIR_OR_FILE": "write answers as files for other programs; with --to, a task for another library",
     "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",
     "serve [TASK] [--config RECIPE]": "start a vLLM server that samples under the task's constraint",
     "score TASK --input FILE": "score completions from a file, without a model",

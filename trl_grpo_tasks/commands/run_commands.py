@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..report.run_folder import EXPORTS_FOLDER
+from ..task import check_choice
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, require_task, task_of_run, task_with_options
-from .help_screens import HELP_ALL, asks_for_help, command_screen
+from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -126,20 +128,26 @@ def archive(arguments: Sequence[str]) -> int:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write answers as files for other programs."""
+    """Write answers as files for other programs, or a task for another library."""
     parser = CommandParser(
         "export",
-        "RUN_DIR_OR_FILE [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",
+        "RUN_DIR_OR_FILE|TASK [--to LIBRARY] [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",
         "Write answers as the files that their task exports: pictures, and files for other programs, such as LDraw, "
         "SARAH and MuJoCo files. The answers are the best samples of the last evaluation of a run, the lines of a "
-        '.jsonl file, {"row": {...}, "completion": "..."}, or a text file with one answer to --text.',
+        '.jsonl file, {"row": {...}, "completion": "..."}, or a text file with one answer to --text. With --to, write '
+        "a task instead: a package for verifiers, or a server for OpenEnv.",
         [
             "trl-grpo-tasks export outputs/demo --top 5",
             "trl-grpo-tasks export table.txt --task brick --text 'a small table, world 8'",
             "trl-grpo-tasks export answers.jsonl --task theory --out files",
+            "trl-grpo-tasks export prompts --to verifiers --out my_taskset",
         ],
     )
-    parser.add_argument("source", metavar="RUN_DIR_OR_FILE", help="the --output_dir of a run, or a file of answers")
+    parser.add_argument(
+        "source", metavar="RUN_DIR_OR_FILE|TASK",
+        help="the --output_dir of a run, or a file of answers; with --to a task, whose options may follow",
+    )  # fmt: skip
+    parser.add_argument("--to", metavar="LIBRARY", help="export a task instead, to verifiers or openenv")
     parser.add_argument(
         "--out", metavar="FOLDER",
         help=f"folder of the files (default: {EXPORTS_FOLDER} in the folder of the run, or in this folder)",
@@ -151,6 +159,8 @@ def export(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--text", metavar="TEXT", help="the prompt of an answer in a text file, as in generate")
     known, rest = parser.parse_known(arguments)
+    if known.to is not None:
+        return _export_task(known, rest)
     if rest and not known.task:
         refuse_unknown(rest, parser)
     from .answer_files import write_files, write_table
@@ -174,4 +184,18 @@ def export(arguments: Sequence[str]) -> int:
     for problem in write_files(task, answers, out):
         print(problem)
     print(f"files of {len(answers)} answer{'s' * (len(answers) != 1)}: {out}")
+    return 0
+
+
+def _export_task(known: Namespace, flags: Sequence[str]) -> int:
+    from .export_task import LIBRARIES, export_task
+    from .plan import check_writable
+
+    check_choice("to", known.to, LIBRARIES)
+    if known.task or known.text is not None:
+        raise ValueError(f"--task and --text are for answers; with --to write: {PROGRAM} export TASK --to {known.to}")
+    task = task_with_options(known.source, flags)
+    out = known.out or f"{task.name}_{known.to}"
+    check_writable(out, "--out")
+    print(f"{out}: {export_task(task, known.to, out)}")
     return 0

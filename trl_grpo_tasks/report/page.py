@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..registry import TASKS, find_task_class, get_task
+from ..registry import find_task_class, get_task, is_safe_by_name
 from ..task import Task, printable
 from .archive import archive_section
 from .gallery import Pictures, exported_files
@@ -71,7 +71,7 @@ def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
     if run.task_spec is None:
         raise ValueError(f"{run_dir} does not name the task that was trained (it has no settings.json); pass --task")
     options = run.settings.get("task", {}).get("options") or {}
-    if run.task_spec in TASKS:
+    if is_safe_by_name(run.task_spec):
         code = [f"--{name}" for name in find_task_class(run.task_spec).code_options(options)]
     else:
         code = ["the task"]

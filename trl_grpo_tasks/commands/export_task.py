@@ -1,0 +1,64 @@
+"""`trl-grpo-tasks export TASK --to LIBRARY`: a task as a package of verifiers or as a server of OpenEnv."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from ..redact import is_secret
+from ..task import Task
+
+LIBRARIES = ("verifiers", "openenv")
+
+PYPROJECT = """[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "{version}"
+description = {description}
+dependencies = ["trl_grpo_tasks>={ours}", "verifiers>=0.4"]
+
+[tool.setuptools]
+packages = ["{name}"]
+"""
+
+
+def export_task(task: Task, library: str, folder: str | Path) -> str:
+    """Write the task as `library` loads it into a new folder. Return what to do next."""
+    if task.judges() or task.policy != "causal":
+        what = "judges, which score on the accelerator" if task.judges() else f"policy {task.policy!r}"
+        raise ValueError(f"task {task.name!r} cannot be exported to {library}: it has {what}")
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--out {folder} is not empty; give another folder, or move this one away")
+    name = re.sub(r"\W", "_", task.name)
+    code = folder / name if library == "verifiers" else folder
+    code.mkdir(parents=True)
+    spec = task.spec or ""
+    if spec.endswith(".py"):
+        shutil.copy(Path(spec).expanduser(), code / Path(spec).name)
+        spec = Path(spec).name
+    text = (Path(__file__).parent / f"{library}_template.py").read_text()
+    text = text.replace('SPEC = "SPEC"', f"SPEC = {spec!r}")
+    text = text.replace("OPTIONS: dict[str, Any] = {}", f"OPTIONS: dict[str, Any] = {_options(task)!r}")
+    if library == "openenv":
+        (code / "server.py").write_text(text)
+        return f"start it: python {folder / 'server.py'}; then train on it: --task openenv:http://localhost:8000"
+    (code / "__init__.py").write_text(text)
+    described = {"name": name, "version": re.sub(r"[^\w.+]", ".", task.version), "ours": version("trl_grpo_tasks")}
+    project = PYPROJECT.format(**described, description=json.dumps(task.description))
+    (folder / "pyproject.toml").write_text(project)
+    return f"install it: pip install {folder}; its id in verifiers is {name}"
+
+
+def _options(task: Task) -> dict[str, object]:
+    """The options that differ from their defaults. Secrets stay here: an exported task is for others."""
+    default = dataclasses.asdict(type(task.options)())
+    given = dataclasses.asdict(task.options)
+    return {name: value for name, value in given.items() if value != default[name] and not is_secret(name)}
