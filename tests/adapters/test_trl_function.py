@@ -221,7 +221,7 @@ def test_mistakes_are_reported(make, rows, options, message):
         ("trl:no_such_module_anywhere:f", "reward module 'no_such_module_anywhere' cannot be found"),
         ("trl:trl.rewards:nothing", "must define a reward function 'nothing', found nothing"),
         (f"{HERE}:TEXTS", "must define a reward function 'TEXTS'"),
-        ("tlr:a:b", "unknown task 'tlr:a:b'.*trl:module:function"),
+        ("tlr:a:b", "unknown task 'tlr:a:b'.*PREFIX:NAME.*trl"),
     ],
 )
 def test_specs_with_mistakes_are_reported(spec, message):
