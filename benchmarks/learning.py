@@ -14,7 +14,7 @@ holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
 baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
-and learning.md into --output_dir.
+and learning.md into --output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from harness import flags
 
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
+from trl_grpo_tasks.report.run_folder import SETTINGS_FILE
 from trl_grpo_tasks.training.advantages import expected_best
 
 KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start"}
@@ -46,6 +47,7 @@ START = "cold start"
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
 DONE_FILE = "finished.json"  # of a run: written last
+PAGES = Path(__file__).parents[1] / "docs" / "results" / "learning"
 
 
 def main() -> None:
@@ -56,7 +58,10 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", help="only these settings, and the baseline")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of the seeds of the grid")
     parser.add_argument("--rows", choices=["choose", "report"], default="report")
+    parser.add_argument("--publish", action="store_true", help="write the page of the documentation")
     options = parser.parse_args()
+    if options.publish and options.rows == "choose":
+        parser.error("--publish needs --rows report: the other rows were used to choose settings")
     grid = read_grid(options.grid, options.settings, options.seeds)
     folder = options.output_dir / options.grid.stem
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,11 +77,35 @@ def main() -> None:
         for name in (*starts, *grid["settings"])
     }
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
-    text = table(rows, grid["baseline"], minutes)
     content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
     write_atomically(folder / "learning.json", json.dumps(content))
-    write_atomically(folder / "learning.md", text + "\n")
-    print(f"\n{grid['rows']} held-out rows ({options.rows}), {grid['samples']} samples each\n\n{text}")
+    text = page(options.grid, grid, options.rows, table(rows, grid["baseline"], minutes), machine_of(folder, grid))
+    write_atomically(folder / "learning.md", text)
+    if options.publish:
+        write_atomically(PAGES / f"{options.grid.stem}.md", text)
+    print(f"\n{text}")
+
+
+def page(path: Path, grid: dict[str, Any], rows: str, text: str, machine: str) -> str:
+    """Return the page of a grid in Markdown: what was run, on what, and the table."""
+    comment = next((line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")), path.stem)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=PAGES.parent)
+    return (
+        f"# {path.stem.replace('_', ' ')}\n\n{comment}\n\n"
+        f"Recipe `{grid['recipe']}`; seeds {', '.join(map(str, grid['seeds']))}; {grid['rows']} held-out rows "
+        f"({'the reported ones' if rows == 'report' else 'those for choosing settings'}), {grid['samples']} samples "
+        f"each; {machine}; commit {commit.stdout.strip() or 'unknown'}.\n\n"
+        f"```text\npython benchmarks/learning.py benchmarks/grids/{path.name}\n```\n\n"
+        "Each cell is the mean over seeds, with the smallest and the largest in brackets; *gain* is the 95% interval "
+        f"of the difference to `{grid['baseline']}`.\n\n{text}\n"
+    )
+
+
+def machine_of(folder: Path, grid: dict[str, Any]) -> str:
+    """Return the hardware and versions that the first run recorded."""
+    settings = json.loads((run_folder(folder, grid["baseline"], grid["seeds"][0]) / SETTINGS_FILE).read_text())
+    versions = ", ".join(f"{name} {settings['versions'][name]}" for name in ("torch", "trl", "transformers"))
+    return f"{settings['machine']}; {versions}"
 
 
 def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] | None) -> dict[str, Any]:

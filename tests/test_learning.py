@@ -94,7 +94,7 @@ def test_settings_share_a_cold_start_unless_they_have_their_own(tmp_path, monkey
     learning.train(grid, tmp_path, "pivot", 1)
     model = tmp_path / "cold_start_pivot-1" / "cold_start"
     assert runs == [
-        ("cold start, pivot", 1, {"text_form": "pivot", "steps": 1}),
+        ("cold start, pivot", 1, {"text_form": "pivot", "max_steps": 1}),
         ("pivot", 1, {"text_form": "pivot", "lr": 1, "model": model, "cold_start_steps": 0}),
     ]
 
@@ -119,6 +119,8 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     program = [sys.executable, str(ROOT / "benchmarks/learning.py"), str(path), "--output_dir", str(tmp_path / "out")]
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "| cold start |" in printed and "| grpo |" in printed
+    page = (tmp_path / "out/grid/learning.md").read_text()
+    assert page.strip() in printed and "seeds 1; 2 held-out rows (the reported ones), 4 samples each; cpu" in page
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
     evaluated = json.loads((tmp_path / "out/grid/evaluation-1/evaluation.json").read_text())["evaluations"]
     reported = evaluated[1]["samples"][2 * 4 :]  # the second half of four rows

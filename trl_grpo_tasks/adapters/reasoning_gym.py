@@ -44,6 +44,7 @@ MISSES = 200  # questions of the other split in a row, after which a data set ha
 LONGEST = 20_000  # characters of an answer; some scorers take minutes for more
 TINY_LENGTH = 400  # characters of a question and its answer that the tiny model has room for
 PLAIN = "none"
+EXPECTED = "; one right answer is "  # in a reason, before the answer
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,11 @@ class GymTask(Task):
         if not math.isfinite(value):
             return self._invalid(f"the scorer of {name} returned {value}")
         success = value >= 1
-        reason = "" if success else f"{name} scores the answer {value:.3g}; one right answer is {row['answer']!r}"
+        reason = "" if success else f"{name} scores the answer {value:.3g}{EXPECTED}{row['answer']!r}"
         return self.make_score({"answer": value}, True, success, reason[:300], {"answer": answer})
+
+    def feedback(self, row: Row, score: Score) -> str:
+        return score.reason.partition(EXPECTED)[0]
 
     def _invalid(self, reason: str) -> Score:
         return self.make_score({"answer": 0.0}, False, False, reason)
