@@ -32,7 +32,8 @@ def test_the_caption_of_a_level_is_solved_by_its_gold_answer():
 
 
 def test_a_caption_without_a_target_is_ranked_by_its_physics_and_never_solved():
-    solution = solved("a red dragon, world 8", "2x4 (0,0,0)\n2x4 (0,0,1)\n")
+    row = TASK.row_of("a small table, world 8") | {"caption": "a red dragon", "voxels": None, "gold": None}
+    solution = solved(row, "2x4 (0,0,0)\n2x4 (0,0,1)\n")
     assert not solution.solved and "no target shape" in solution.unverifiable
     (answer,) = solution.answers
     assert answer.drawn == 8 and answer.sample.score["total"] > 0
