@@ -310,7 +310,7 @@ def known_options():
 
     known = {*ALIASES, "--config", "--help", "--version"}
     known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
-    known |= {"--num_processes", "--config_file", "--wheel"}  # of accelerate and build
+    known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
     known |= {"--out", "--top", "--format", "--to"}  # of archive and export

@@ -10,6 +10,8 @@ from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 
+pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install 'trl_grpo_tasks[verifiers]'")
+
 TASKSET = """
 import verifiers.v1 as vf
 

@@ -242,16 +242,17 @@ def test_check_lists_what_it_checked(my_task, capsys):
 
 def test_tools_are_listed_and_run(capsys):
     code, out, _ = said(capsys, "task")
-    assert code == 2 and "machine  show, survey, make-gold" in out and "brick" not in out
+    assert code == 2 and "machine  show, survey, make-gold" in out and "prompts" not in out
     for name, tools in {
         "machine": ["show", "survey", "make-gold"],
+        "brick": ["metrics"],
         "theory": ["survey"],
         "infill": ["show", "prepare-judge"],
     }.items():
         code, out, _ = said(capsys, "task", name)
         listed = {line.split()[0]: line.split(None, 1)[1] for line in out.splitlines()[2:]}
         assert code == 0 and list(listed) == tools and all(text.endswith(".") for text in listed.values())
-    assert said(capsys, "task", "brick") == (0, "task 'brick' has no tools\n", "")
+    assert said(capsys, "task", "prompts") == (0, "task 'prompts' has no tools\n", "")
     code, _, err = said(capsys, "task", "machine", "shw")
     assert code == 2 and "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold" in err
     code, _, err = said(capsys, "task", "brick", "show")

@@ -371,7 +371,7 @@ def test_generate_says_how_often_it_began_again(careless_path, tmp_path, capsys)
         (["--max_brickz", "3"], "unknown option --max_brickz; did you mean --max_bricks?"),
         (["--text", "a cat, world 77"], "a world of 77 must be between"),
         (["--model_name_or_path", "./none"], "--model ./none: this path does not exist"),
-        (["--task", "machine"], "'a cat' is not understood; ask for a machine of one of these trials"),
+        (["--task", "machine"], "'a table' is not understood; ask for a machine of one of these trials"),
     ],
 )
 def test_mistakes_of_generate_are_one_line(tmp_path, monkeypatch, capsys, words, message):

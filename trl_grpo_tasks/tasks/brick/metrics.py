@@ -2,11 +2,12 @@
 
 trl-grpo-tasks task brick metrics structures.jsonl more_structures.parquet
 
-A file is .jsonl, .json or .parquet with a column `bricks`: text in a world of 20, as the data set has it or as a model
-wrote it. A structure is valid if every line is a brick of the library and no brick collides or leaves the world. The
-stability of a brick is 0 if it falls in the analysis of StableLego and BrickGPT, else the unused share of its studs'
-friction. A structure is stable if it is valid and all its bricks have a stability above 0. CLIP similarity, which the
-papers report as well, is left out: it needs a renderer and a model of theirs.
+A file is .jsonl, .json or .parquet with a column `bricks`: text in a world of 20, as the data set
+has it or as a model wrote it. A structure is valid if every line is a brick of the library and no
+brick collides or leaves the world. The stability of a brick is 0 if it falls in the analysis of
+StableLego and BrickGPT, else the unused share of its studs' friction. A structure is stable if it
+is valid and all its bricks have a stability above 0. CLIP similarity, which the papers report as
+well, is left out: it needs a renderer and a model of theirs.
 """
 
 from __future__ import annotations
