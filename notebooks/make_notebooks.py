@@ -64,17 +64,15 @@ stands, also under the weights that the caption names.""",
         text="""
 ## Use the model
 
-Write a caption of your own. The solver samples structures until one is accepted or 16 are drawn. The best one is also
-written as an LDraw file, which programs for toy bricks open.""",
+Write a caption of your own. `generate` samples structures and writes each of them to `generated/`, also as an LDraw
+file, which programs for toy bricks open.""",
         code="""
-from trl_grpo_tasks import Solver
+from trl_grpo_tasks.commands.generate import generate
 
-with Solver.from_pretrained(OUTPUT, task) as solver:
-    solution = solver("a small table, world 8", samples=16)
-best = solution.answers[0]
-print(f"{solution.samples} samples; the best one: {best.sample.reason or 'success'}")
-show(task, solution.row, best.completion)
-Path("table.ldr").write_text(task.exports(solution.row, best.completion)["sample.ldr"])""",
+caption = "a small table, world 8"
+for sample in generate(task, str(OUTPUT), caption, "generated", num_samples=2, max_completion_length=longest):
+    print(sample.reason or "success")
+    show(task, sample.row, sample.completion)""",
     ),
     "infill": Own(
         title="Gaps of a text, filled in one step",
@@ -103,11 +101,11 @@ reward, the other is only logged, as a check.""",
 Write a text of your own with a `_` for each missing character. Fills are coloured by the judge, from red to
 green.""",
         code="""
-from trl_grpo_tasks import Solver
+from trl_grpo_tasks.commands.generate import generate
 
-with Solver.from_pretrained(OUTPUT, task) as solver:
-    samples = solver.sample("she smi_ed at him and said noth_ng", 3)
-for sample in samples:
+text = "she smi_ed at him and said noth_ng"
+for sample in generate(task, str(OUTPUT), text, "generated", num_samples=3, max_completion_length=longest):
+    print(sample.reason or "success")
     show(task, sample.row, sample.completion)""",
     ),
     "machine": Own(
@@ -136,13 +134,12 @@ Sample four machines for a held-out prompt, and watch the one with the highest s
         code="""
 from IPython.display import Image, display
 
-from trl_grpo_tasks import Solver
+from trl_grpo_tasks.commands.generate import generate
 from trl_grpo_tasks.tasks.machine.render import animation
 from trl_grpo_tasks.tasks.machine.simulator import simulate
 from trl_grpo_tasks.tasks.machine.tree import ConstructionTree
 
-with Solver.from_pretrained(OUTPUT, task) as solver:
-    samples = solver.sample(row, 4)
+samples = generate(task, str(OUTPUT), row, "generated", num_samples=4, max_completion_length=longest)
 for sample in samples:
     print(sample.reason or "success")
 best = max(samples, key=lambda sample: sample.score["total"] if sample.score else 0)
@@ -181,14 +178,12 @@ prompts = [{"prompt": "A pen costs 3 coins. What do 4 pens cost?", "answer": 12}
 Path("my_prompts.json").write_text(json.dumps({"prompts": prompts}))
 ```""",
         code="""
-from trl_grpo_tasks import Solver
+from trl_grpo_tasks.commands.generate import generate
 
-with Solver.from_pretrained(OUTPUT, task) as solver:
-    for row in task.dataset("test", 3, seed=1):
-        solution = solver(row, samples=8)
-        best = solution.answers[0]
-        print(f"{solution.samples} samples; the best one: {best.sample.reason or 'success'}")
-        show(task, row, best.completion)""",
+for row in task.dataset("test", 3, seed=1):
+    for sample in generate(task, str(OUTPUT), row, "generated", num_samples=1, max_completion_length=longest):
+        print(sample.reason or "success")
+        show(task, row, sample.completion)""",
     ),
     "theory": Own(
         title="Consistent quantum field theories",
@@ -207,12 +202,10 @@ anomalies cancel and computes the masses of its particles.""",
 Sample four continuations of a held-out beginning. Then compare the evaluations: how many theories succeed, how many of
 these are distinct, and which have a name.""",
         code="""
-from trl_grpo_tasks import Solver
+from trl_grpo_tasks.commands.generate import generate
 from trl_grpo_tasks.tasks.theory.survey import summarise
 
-with Solver.from_pretrained(OUTPUT, task) as solver:
-    samples = solver.sample(row, 4)
-for sample in samples:
+for sample in generate(task, str(OUTPUT), row, "generated", num_samples=4, max_completion_length=longest):
     print(f"{sample.completion}: {sample.reason or 'success'}")
 show(task, row, sample.completion)
 for evaluation in result.evaluations:

@@ -28,6 +28,7 @@ OF_TASK = {
     "infill": f"--tiny_width 32 --tiny_layers 1 --tiny_heads 2 {JUDGES}",
     "machine": "--tiny_width 32 --tiny_layers 1",
     "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 1",
+    "brick": "--brick_levels small",
 }
 
 

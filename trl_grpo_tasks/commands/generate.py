@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..task import printable
+from ..task import Row, Task, printable
 from .command_parser import CommandParser
-from .sampling_options import add_sampling_options, solver_of, task_of_model
+from .sampling_options import NAMES as SAMPLING
+from .sampling_options import add_sampling_options, task_of_model
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -16,7 +17,26 @@ if TYPE_CHECKING:
 LONGEST_SHOWN = 60  # characters of a completion that is shown in its line
 
 
-def generate(arguments: Sequence[str]) -> int:
+def generate(
+    task: Task, model: str, request: str | Row, output_dir: str | Path, *, num_samples: int = 4, **sampling: Any
+) -> list[Sample]:
+    """Sample completions of a text or a row, and write `sample_1.txt` and the files that the task exports for each.
+
+    `sampling` are further arguments of `Solver.from_pretrained`.
+    """
+    from ..evaluation.solver import Solver
+    from ..rewards.components import worker_count
+    from .answer_files import write_files
+
+    workers = min(num_samples, worker_count(None, 1))
+    with Solver.from_pretrained(model, task, folder=output_dir, reward_workers=workers, **sampling) as solver:
+        samples = solver.sample(request, num_samples)
+    for problem in write_files(task, [{"row": s.row, "completion": s.completion} for s in samples], output_dir):
+        print(problem)
+    return samples
+
+
+def generate_command(arguments: Sequence[str]) -> int:
     """Generate completions for a text of your own."""
     parser = CommandParser(
         "generate",
@@ -42,22 +62,17 @@ def generate(arguments: Sequence[str]) -> int:
     if known.num_samples < 1:
         raise ValueError(f"--num_samples {known.num_samples} must be at least 1")
     row = task.row_of(known.text)
-    from ..rewards.components import worker_count
-    from .answer_files import write_files
+    from .plan import check_writable
     from .train import quiet_third_party_logging
 
+    check_writable(known.output_dir)
     quiet_third_party_logging()
-    with solver_of(known, task, reward_workers=min(known.num_samples, worker_count(None, 1))) as solver:
-        samples = solver.sample(row, known.num_samples)
+    options = {name: getattr(known, name) for name in SAMPLING}
+    samples = generate(task, known.model, row, known.output_dir, num_samples=known.num_samples, **options)
     if "interpretation" in row:
         print(printable(f"understood as: {row['interpretation']}"))
-    problems = write_files(
-        task, [{"row": row, "completion": sample.completion} for sample in samples], known.output_dir
-    )
     for number, sample in enumerate(samples, 1):
         print(f"sample {number}: {describe_sample(sample)}")
-    for problem in problems:
-        print(problem)
     print(f"files: {Path(known.output_dir) / 'sample_*'}")
     return 0
 

@@ -10,7 +10,7 @@ from ..failures import known_failure
 from ..registry import TASKS
 from ..task import nearest
 from . import run_commands, task_commands
-from .generate import generate
+from .generate import generate_command
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .serve import serve
 from .solve import solve
@@ -20,7 +20,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": run_commands.train,
     "eval": run_commands.evaluate,
     "solve": solve,
-    "generate": generate,
+    "generate": generate_command,
     "status": status,
     "report": run_commands.report,
     "archive": run_commands.archive,

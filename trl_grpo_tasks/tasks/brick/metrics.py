@@ -39,7 +39,7 @@ class Metrics:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the published metrics (valid, stable, brick stability) of files in StableText2Brick's format."""
+    """Print the published metrics of files in StableText2Brick's format."""
     parser = argparse.ArgumentParser(
         "trl-grpo-tasks task brick metrics",
         description=__doc__,
