@@ -255,8 +255,8 @@ def test_tools_are_listed_and_run(capsys):
     assert said(capsys, "task", "prompts") == (0, "task 'prompts' has no tools\n", "")
     code, _, err = said(capsys, "task", "machine", "shw")
     assert code == 2 and "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold" in err
-    code, _, err = said(capsys, "task", "brick", "show")
-    assert code == 2 and "task 'brick' has no tool 'show'; it has none" in err
+    code, _, err = said(capsys, "task", "prompts", "show")
+    assert code == 2 and "task 'prompts' has no tool 'show'; it has none" in err
     code, _, err = said(capsys, "task", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")
     assert code == 2 and "unknown option --judge_step (did you mean '--judge_steps'?)" in err
     code, out, _ = said(capsys, "task", "theory", "survey", "--samples", "20")
