@@ -112,9 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         }, 200
 
     def lfs_batch(self, body, repo):
+        """Objects that are there already have no action, so that the client does not send them again."""
         objects = json.loads(body)["objects"]
-        upload = {one["oid"]: {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}} for one in objects}
-        return {"transfer": "basic", "objects": [one | {"actions": upload[one["oid"]]} for one in objects]}, 200
+        for one in objects:
+            if one["oid"] not in self.hub.objects:
+                one["actions"] = {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}}
+        return {"transfer": "basic", "objects": objects}, 200
 
     def lfs_upload(self, body, oid):
         if hashlib.sha256(body).hexdigest() != oid:

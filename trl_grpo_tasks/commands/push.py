@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from ..redact import redacted, redacted_words, remember
 from ..report.run_folder import SETTINGS_FILE, RunFolder
@@ -36,7 +37,7 @@ def push(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--repo", metavar="USER/NAME", help="the repository (default: --hub_model_id of the run, or the folder's name)"
     )
-    flag = {"type": truth_value, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
+    flag: dict[str, Any] = {"type": truth_value, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
     parser.add_argument("--merged", **flag, help="upload the adapter merged into its base model instead")
     parser.add_argument(
         "--private", type=truth_value, nargs="?", const=True, metavar="BOOL",
@@ -124,9 +125,9 @@ def _outdated(there: Sequence[str], files: Mapping[str, Path]) -> list[str]:
     return [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in patterns)]
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
-        count /= 1000  # type: ignore[assignment]
+        count /= 1000
     return f"{count:.3g} GB"
