@@ -314,6 +314,7 @@ def known_options():
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
     known |= {"--out", "--top", "--format", "--to"}  # of archive and export
+    known |= {"--gguf", "--gguf_type", "--repo", "--merged", "--private", "--dry_run"}  # of export and push
     known |= {"--requests", "--row", "--seconds", "--vllm_server_url"}  # of solve
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):

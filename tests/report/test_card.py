@@ -1,8 +1,11 @@
 """The model card: the metadata header for the Hub, the results of the run, and a code example that runs as is."""
 
+import ast
+import importlib
 import itertools
 import json
 import re
+import shutil
 
 import pytest
 from huggingface_hub import ModelCard
@@ -87,8 +90,8 @@ def test_what_a_model_writes_does_not_reach_the_header(tmp_path):
 
 
 def snippet(card):
-    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    return code
+    """The code for transformers, which comes first."""
+    return re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)[0]
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
@@ -146,7 +149,9 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     card = write_card(tmp_path, ToyTask()).read_text().split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark").enable("table").parse(card)
     headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
-    assert headings == [tmp_path.name, "Results", "Samples", "How to use it", "Training", "Licence", "Citation"]
+    programs = ["With transformers", "With trl_grpo_tasks", "With vLLM"]
+    parts = [tmp_path.name, "Results", "Samples", "How to use it", *programs, "Training", "Licence", "Citation"]
+    assert headings == parts
     inline = [child for token in tokens for child in token.children or ()]
     assert {token.attrs["href"] for token in inline if token.type == "link_open"} == {
         "https://github.com/huggingface/trl"
@@ -157,3 +162,81 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     assert sum(token.type == "table_open" for token in tokens) == 2
     reasons = [token.content for token in inline if token.type == "code_inline" and "*why*" in token.content]
     assert reasons == [" ".join(f"*why* `` ``` {HOSTILE}".split())] * 3
+
+
+# ---- which programs, and with what
+
+
+def parts_of(card):
+    """The parts of the section on use: title -> text."""
+    section = card.text.split("## How to use it\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"### (.*?)\n\n(.*?)(?=\n### |\Z)", section, re.DOTALL))
+
+
+def run_with(folder, **training):
+    write_run(folder, evaluations=before_and_after())
+    settings_of(folder, name="org/base")
+    settings = json.loads((folder / "settings.json").read_text())
+    settings["training"] |= training
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return folder
+
+
+def check_code(text):
+    """The code compiles, and what it imports from this package exists."""
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("trl_grpo_tasks"):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, name.name) for name in node.names)
+    return code
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+def test_code_for_vllm_has_the_processor_only_under_a_constraint(tmp_path, constrain):
+    folder = run_with(tmp_path / "run", constrain=constrain, top_k=5, temperature=0.7, max_completion_length=9)
+    parts = parts_of(load(write_card(folder, ToyTask(), "user/letters")))
+    code = check_code(parts["With vLLM"])
+    assert ("logits_processors=[PROCESSOR]" in code) == ('extra_args={"row"' in code) == constrain
+    assert "temperature=0.7, top_k=5, max_tokens=9" in code and 'LLM("user/letters"' in code
+    assert "do_sample=True, top_k=5, top_p=1.0, temperature=0.7, max_new_tokens=9" in parts["With transformers"]
+    assert (
+        "trl-grpo-tasks export letters --gguf\nollama create letters -f letters/gguf/Modelfile" in parts["With Ollama"]
+    )
+    assert 'task = get_task("tests.support.toy")' in check_code(parts["With trl_grpo_tasks"])
+
+
+@pytest.mark.parametrize(("rank", "option"), [(16, ""), (20, ", max_lora_rank=32")])
+def test_vllm_loads_an_adapter_on_its_base_model(tmp_path, rank, option):
+    folder = run_with(tmp_path / "run", constrain=False)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": rank}))
+    code = check_code(parts_of(load(write_card(folder, ToyTask(), "user/letters")))["With vLLM"])
+    assert f'llm = LLM("org/base", enable_lora=True{option})' in code and "lora_request=adapter" in code
+    merged = load(write_card(folder, ToyTask(), "user/letters", merged=True))
+    assert 'LLM("user/letters")' in parts_of(merged)["With vLLM"] and merged.data.library_name == "transformers"
+
+
+def test_the_code_for_a_masked_language_model_runs(tmp_path, bert_path, capsys):
+    class Fills(ToyTask):
+        policy = "masked"
+
+    shutil.copytree(bert_path, tmp_path / "run")
+    folder = run_with(tmp_path / "run", fill_steps=3, constrain=False)
+    results = (folder / "results.json").read_text()
+    (folder / "results.json").write_text(re.sub(r'"prompt": "[^"]*"', '"prompt": "a [MASK] [MASK]"', results))
+    card = load(write_card(folder, Fills(), str(folder)))
+    parts = parts_of(card)
+    assert list(parts) == ["With transformers", "With trl_grpo_tasks"] and card.data.pipeline_tag == "fill-mask"
+    assert "trained to fill in 3 steps; this code fills in one" in parts["With transformers"]
+    exec(snippet(card), {})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 2
+
+
+def test_secrets_of_a_task_are_not_in_the_code_and_repair_is_explained(tmp_path):
+    folder = run_with(tmp_path / "run", repair_turns=3)
+    settings = json.loads((folder / "settings.json").read_text())
+    settings["task"]["options"] = {"api_key": "...", "size": 3, "is_big": True}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    card = load(write_card(folder, ToyTask(), "user/letters"))
+    assert "get_task(\"tests.support.toy\", {'size': 3, 'is_big': True})" in card.text
+    assert "answer in up to 3 turns" in card.text

@@ -1,4 +1,4 @@
-"""A fake Hub on 127.0.0.1 with the part of the HTTP API that `huggingface_hub` needs to push and inspect a model.
+"""A fake Hub on 127.0.0.1 with the part of the HTTP API that `huggingface_hub` needs to push and load models.
 
 As on the real Hub, small files arrive inside the commit, and binary files by LFS, checked against their hash.
 """
@@ -15,14 +15,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """A context manager that runs the server at `hub.url`; `hub.repos` maps repository names to {path: bytes}.
+    """A context manager that runs the server at `hub.url`; `hub.repos` maps repository names to {path: bytes}, and
+    `hub.private` holds the names of private ones.
 
     Requests whose path matches the regular expression `refuse` get the error `status`, at most `times` times.
     """
 
     def __init__(self, token="x", refuse=None, status=500, times=10**6):
         self.token, self.refuse, self.status, self.times = token, refuse, status, times
-        self.repos, self.objects, self.requests = {}, {}, []
+        self.repos, self.objects, self.requests, self.private = {}, {}, [], set()
 
     def __enter__(self):
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -64,14 +65,24 @@ class _Handler(BaseHTTPRequestHandler):
             return self._reply({"error": "the Hub is out of order"}, hub.status)
         if not path.startswith("/objects/") and self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self._reply({"error": "Invalid username or password."}, 401)
+        if match := re.fullmatch(f"/{_REPO}/resolve/[^/]+/(.+)", path):
+            return self._send_file(*match.groups())
         for pattern, answer in _ROUTES.items():
             if match := re.fullmatch(pattern, f"{method} {path}"):
                 return self._reply(*answer(self, body, *match.groups()))
         return self._reply({"error": f"no such thing: {method} {path}"}, 404)
 
-    def _reply(self, value, status=200):
-        content = json.dumps(value).encode()
+    def _send_file(self, repo, name):
+        content = self.hub.repos.get(repo, {}).get(name)
+        if content is None:
+            return self._reply({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+        return self._reply(content, 200, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
+
+    def _reply(self, value, status=200, headers=()):
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
+        for name, text in dict(headers).items():
+            self.send_header(name, text)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -86,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         name = f"{asked.get('organization') or 'user'}/{asked['name']}"
         known = name in self.hub.repos
         self.hub.repos.setdefault(name, {})
+        if not known and (asked.get("private") or asked.get("visibility") == "private"):
+            self.hub.private.add(name)
         return {"url": f"{self.hub.url}/{name}", "name": name, "error": "exists"}, 409 if known else 200
 
     def validate_card(self, body):
@@ -99,9 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         }, 200
 
     def lfs_batch(self, body, repo):
+        """Objects that are there already have no action, so that the client does not send them again."""
         objects = json.loads(body)["objects"]
-        upload = {one["oid"]: {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}} for one in objects}
-        return {"transfer": "basic", "objects": [one | {"actions": upload[one["oid"]]} for one in objects]}, 200
+        for one in objects:
+            if one["oid"] not in self.hub.objects:
+                one["actions"] = {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}}
+        return {"transfer": "basic", "objects": objects}, 200
 
     def lfs_upload(self, body, oid):
         if hashlib.sha256(body).hexdigest() != oid:
@@ -117,11 +133,20 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.repos[repo][value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 self.hub.repos[repo][value["path"]] = self.hub.objects[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                del self.hub.repos[repo][value["path"]]
         return {"commitUrl": f"{self.hub.url}/{repo}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}, 200
 
     def info(self, body, repo):
         files = [{"rfilename": path} for path in self.hub.repos.get(repo, {})]
-        return {"id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": [], "siblings": files}, 200
+        return {
+            "id": repo,
+            "modelId": repo,
+            "sha": COMMIT,
+            "private": repo in self.hub.private,
+            "tags": [],
+            "siblings": files,
+        }, 200
 
     def tree(self, body, repo):
         files = self.hub.repos.get(repo, {}).items()
@@ -137,6 +162,6 @@ _ROUTES = {
     f"POST /{_REPO}.git/info/lfs/objects/batch": _Handler.lfs_batch,
     r"PUT /objects/(\w+)": _Handler.lfs_upload,
     f"POST /api/models/{_REPO}/commit/main": _Handler.commit,
-    f"GET /api/models/{_REPO}(?:/revision/main)?": _Handler.info,
-    f"GET /api/models/{_REPO}/tree/main": _Handler.tree,
+    f"GET /api/models/{_REPO}(?:/revision/(?:main|{COMMIT}))?": _Handler.info,
+    f"GET /api/models/{_REPO}/tree/(?:main|{COMMIT})": _Handler.tree,
 }

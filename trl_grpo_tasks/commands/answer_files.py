@@ -14,6 +14,12 @@ from ..task import Task, printable
 Answer = Mapping[str, Any]  # it has a "row" and a "completion", and may have more
 
 
+def check_top(top: int) -> None:
+    """Raise ValueError for a number of answers, the option --top of several commands, that selects none."""
+    if top < 1:
+        raise ValueError(f"--top {top} must be at least 1")
+
+
 def write_files(
     task: Task, answers: Sequence[Answer], folder: str | Path, text_name: str = "sample.txt", first: int = 1
 ) -> list[str]:

@@ -13,7 +13,7 @@ from ..report.archive import ARCHIVE_FILE, as_sample, read_answers
 from ..report.gallery import prompt_of
 from ..report.run_folder import RunFolder
 from ..task import Task, printable
-from .answer_files import write_files, write_table
+from .answer_files import check_top, write_files, write_table
 
 LONGEST_PROMPT, LONGEST_ANSWER = 40, 60  # characters of a line of the table
 WHOLE = 10**6
@@ -21,8 +21,7 @@ WHOLE = 10**6
 
 def table(run_dir: str, top: int) -> tuple[str, list[dict[str, Any]]]:
     """Return the `top` best answers in the archive of a run, and a table of them that is safe to print."""
-    if top < 1:
-        raise ValueError(f"--top {top} must be at least 1")
+    check_top(top)
     run = RunFolder.read(run_dir)
     if not (run.path / ARCHIVE_FILE).is_file():
         raise ValueError(f"{run_dir} has no {ARCHIVE_FILE}; train with --archive 1000 to get one")

@@ -7,13 +7,12 @@ from pathlib import Path
 from ..report.gallery import key_of, rank_of
 from ..report.run_folder import RunFolder
 from ..task import Task
-from .answer_files import Answer
+from .answer_files import Answer, check_top
 
 
 def answers_of_run(run_dir: str | Path, top: int) -> list[Answer]:
     """Return the best `top` different samples of the run's last evaluation: successes first, then by score."""
-    if top < 1:
-        raise ValueError(f"--top {top} must be at least 1")
+    check_top(top)
     before, after = RunFolder.read(run_dir).before_and_after
     evaluation = after or before
     if evaluation is None:

@@ -1,9 +1,10 @@
-"""Push a run to the Hub. Access is checked before training, and a push that fails loses nothing."""
+"""Uploads to the Hub. Access is checked before anything slow starts, and an upload that fails loses nothing."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 
 class PushError(RuntimeError):
-    """The push failed. The run is on disk; the message says how to push it by hand."""
+    """The push failed. The run is on disk; the message says how to push it again."""
 
 
 def take_token(args: Any) -> None:
@@ -37,16 +38,30 @@ def take_token(args: Any) -> None:
 
 def check_hub(args: Any) -> None:
     """Create the repository unless it exists; ValueError if that fails."""
-    from huggingface_hub import create_repo
-
     name = args.hub_model_id or Path(args.output_dir).absolute().name
+    create_repository(name, args.hub_private_repo, "--push_to_hub", ", or train without --push_to_hub")
+
+
+def create_repository(name: str, private: bool | None, option: str, way_out: str = "") -> str:
+    """Create a repository unless it exists, and return its name with the account; ValueError if that fails, or if it
+    exists and is public although it is to be private, or the reverse."""
+    from huggingface_hub import create_repo, model_info
+
     try:
-        create_repo(name, private=args.hub_private_repo, exist_ok=True)
+        repo = create_repo(name, private=private, exist_ok=True).repo_id
+        is_private = private if private is None else model_info(repo).private
     except _errors() as error:
         raise ValueError(
-            f"--push_to_hub: the repository {name!r} cannot be created or used ({first_line(error)}); log in "
-            "with `hf auth login` or set HF_TOKEN, or train without --push_to_hub"
+            f"{option}: the repository {name!r} cannot be created or used ({first_line(error)}); log in "
+            f"with `hf auth login` or set HF_TOKEN{way_out}"
         ) from error
+    if is_private != private:
+        kinds = {True: "private", False: "public"}
+        raise ValueError(
+            f"{option}: the repository {repo!r} exists and is {kinds[bool(is_private)]}, not {kinds[bool(private)]}; "
+            "change that in its settings on the Hub, or choose another repository"
+        )
+    return repo
 
 
 def push(trainer: Any) -> None:
@@ -56,21 +71,50 @@ def push(trainer: Any) -> None:
     if not trainer.accelerator.is_main_process:
         return
     folder, name = trainer.args.output_dir, trainer.hub_model_id
+    _repeated(
+        lambda: upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            ignore_patterns=[*NOT_PUSHED],
+            commit_message="Trained with trl_grpo_tasks",
+        ),
+        f"everything is in {folder}; to try again: "
+        f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in NOT_PUSHED),
+    )
+
+
+def upload(repo: str, files: Mapping[str, Path], removed: Collection[str], again: str) -> None:
+    """Upload files, by their paths in the repository, and remove others from it, in one commit. Large files that an
+    earlier, interrupted upload has transferred are not transferred again. `again` says how to repeat the upload."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    def commit() -> None:
+        added = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+        deleted = [CommitOperationDelete(name) for name in removed]
+        HfApi().create_commit(repo, [*added, *deleted], commit_message="Trained with trl_grpo_tasks")
+
+    _repeated(commit, again)
+
+
+def files_in(repo: str) -> list[str]:
+    """Return the paths of the files in a repository; PushError if the Hub does not answer."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        return list_repo_files(repo)
+    except _errors() as error:
+        raise PushError(f"the files of {repo} could not be listed ({first_line(error)})") from error
+
+
+def _repeated(act: Callable[[], Any], way_out: str) -> None:
+    """Call a function that uploads; after a failure, once more after each pause; PushError if all fail."""
     for pause in (*PAUSES, None):
         try:
-            upload_folder(
-                repo_id=name,
-                folder_path=folder,
-                ignore_patterns=[*NOT_PUSHED],
-                commit_message="Trained with trl_grpo_tasks",
-            )
+            act()
             return
         except _errors() as error:
             if pause is None or _is_refusal(error):
-                raise PushError(
-                    f"the push to the Hub failed ({first_line(error)}); everything is in {folder}; to try again: "
-                    f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in NOT_PUSHED)
-                ) from error
+                raise PushError(f"the push to the Hub failed ({first_line(error)}); {way_out}") from error
             print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
             time.sleep(pause)
 

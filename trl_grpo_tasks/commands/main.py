@@ -12,6 +12,7 @@ from ..task import nearest
 from . import run_commands, task_commands
 from .generate import generate_command
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
+from .push import push
 from .serve import serve
 from .solve import solve
 from .status import status
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "report": run_commands.report,
     "archive": run_commands.archive,
     "export": run_commands.export,
+    "push": push,
     "sweep": run_commands.sweep,
     "serve": serve,
     "score": task_commands.score,
@@ -42,7 +44,8 @@ SUMMARIES = {
     "status RUN_DIR ...": "show where runs stand",
     "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",
     "archive RUN_DIR": "list and export the distinct successes of a run",
-    "export RUN_DIR_OR_FILE": "write answers as files for other programs; with --to, a task for another library",
+    "export RUN_DIR_OR_FILE": "write answers as files, --gguf: a model, --to: a task for another library",
+    "push RUN_DIR": "upload the final model of a run to the Hub",
     "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",
     "serve [TASK] [--config RECIPE]": "start a vLLM server that samples under the task's constraint",
     "score TASK --input FILE": "score completions from a file, without a model",

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..report.run_folder import EXPORTS_FOLDER
 from ..task import check_choice
 from .arguments import refuse_unknown
-from .command_parser import CommandParser, require_task, task_of_run, task_with_options
+from .command_parser import CommandParser, require_task, task_of_run, task_with_options, truth_value
 from .help_screens import HELP_ALL, PROGRAM, asks_for_help, command_screen
 
 
@@ -128,18 +128,21 @@ def archive(arguments: Sequence[str]) -> int:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write answers as files for other programs, or a task for another library."""
+    """Write answers as files for other programs, a model as a GGUF file, or a task for another library."""
     parser = CommandParser(
         "export",
-        "RUN_DIR_OR_FILE|TASK [--to LIBRARY] [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",
+        "RUN_DIR_OR_FILE|TASK [--gguf] [--to LIBRARY] [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",
         "Write answers as the files that their task exports: pictures, and files for other programs, such as LDraw, "
         "SARAH and MuJoCo files. The answers are the best samples of the last evaluation of a run, the lines of a "
-        '.jsonl file, {"row": {...}, "completion": "..."}, or a text file with one answer to --text. With --to, write '
-        "a task instead: a package for verifiers, or a server for OpenEnv.",
+        '.jsonl file, {"row": {...}, "completion": "..."}, or a text file with one answer to --text. With --gguf, '
+        "write the final model of a run instead, as a GGUF file for llama.cpp and Ollama; if llama.cpp's converter is "
+        "not found, the commands that do it are printed, and the exit status is 3. With --to, write a task instead: a "
+        "package for verifiers, or a server for OpenEnv.",
         [
             "trl-grpo-tasks export outputs/demo --top 5",
             "trl-grpo-tasks export table.txt --task brick --text 'a small table, world 8'",
             "trl-grpo-tasks export answers.jsonl --task theory --out files",
+            "trl-grpo-tasks export outputs/my_run --gguf --gguf_type f16",
             "trl-grpo-tasks export prompts --to verifiers --out my_taskset",
         ],
     )
@@ -147,10 +150,17 @@ def export(arguments: Sequence[str]) -> int:
         "source", metavar="RUN_DIR_OR_FILE|TASK",
         help="the --output_dir of a run, or a file of answers; with --to a task, whose options may follow",
     )  # fmt: skip
+    parser.add_argument(
+        "--gguf", type=truth_value, nargs="?", const=True, default=False, metavar="BOOL",
+        help="export the final model instead; an adapter is merged into its base model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gguf_type", metavar="TYPE", help="type of the weights: q8_0 (default, 8 bits), f16, bf16 or f32"
+    )
     parser.add_argument("--to", metavar="LIBRARY", help="export a task instead, to verifiers or openenv")
     parser.add_argument(
         "--out", metavar="FOLDER",
-        help=f"folder of the files (default: {EXPORTS_FOLDER} in the folder of the run, or in this folder)",
+        help=f"folder of the files (default: {EXPORTS_FOLDER}, or gguf, in the folder of the run; or in this folder)",
     )  # fmt: skip
     parser.add_argument("--top", type=int, default=20, metavar="N", help="number of samples of a run (default: 20)")
     parser.add_argument(
@@ -159,10 +169,14 @@ def export(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--text", metavar="TEXT", help="the prompt of an answer in a text file, as in generate")
     known, rest = parser.parse_known(arguments)
+    if known.gguf_type is not None and not known.gguf:
+        raise ValueError("--gguf_type is for a model; add --gguf")
     if known.to is not None:
         return _export_task(known, rest)
-    if rest and not known.task:
+    if rest and (known.gguf or not known.task):
         refuse_unknown(rest, parser)
+    if known.gguf:
+        return _export_model(known)
     from .answer_files import write_files, write_table
     from .export import answers_of_file, answers_of_run
     from .plan import check_writable
@@ -187,11 +201,23 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _export_model(known: Namespace) -> int:
+    from .export_gguf import TYPES, export_gguf
+
+    if known.task or known.text is not None:
+        raise ValueError(f"--task and --text are for answers; with --gguf write: {PROGRAM} export RUN_DIR --gguf")
+    kind = known.gguf_type or TYPES[0]
+    check_choice("gguf_type", kind, TYPES)
+    return export_gguf(known.source, kind, known.out)
+
+
 def _export_task(known: Namespace, flags: Sequence[str]) -> int:
     from .export_task import LIBRARIES, export_task
     from .plan import check_writable
 
     check_choice("to", known.to, LIBRARIES)
+    if known.gguf:
+        raise ValueError("--gguf exports a model and --to a task; give one of them")
     if known.task or known.text is not None:
         raise ValueError(f"--task and --text are for answers; with --to write: {PROGRAM} export TASK --to {known.to}")
     task = task_with_options(known.source, flags)

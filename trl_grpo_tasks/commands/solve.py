@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..task import printable
+from .answer_files import check_top, write_files, write_table
 from .arguments import refuse_unknown
 from .command_parser import CommandParser
 from .generate import describe_sample
@@ -56,12 +57,10 @@ def solve(arguments: Sequence[str]) -> int:
     known, rest = parser.parse_known(arguments)
     if rest and not known.task:
         refuse_unknown(rest, parser)
-    if known.top < 1:
-        raise ValueError(f"--top {known.top} must be at least 1")
+    check_top(known.top)
     task = task_of_model(known, rest, "solve", arguments)
     requests = read_requests(task, known.text, known.requests, known.row)
     from ..evaluation.solver import check_budget
-    from .answer_files import write_files, write_table
     from .train import quiet_third_party_logging
 
     check_budget(known.samples, known.seconds)

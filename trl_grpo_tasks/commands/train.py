@@ -112,7 +112,7 @@ def run_training(
     the command line that repeats the run, instead of the one that was typed."""
     from accelerate import PartialState
 
-    from ..models.loading import MERGED_FOLDER, TINY, save_merged
+    from ..models.loading import TINY, merged_folder
     from ..models.precision import is_bf16_fast
     from .interrupt import saved_when_interrupted
 
@@ -159,7 +159,7 @@ def run_training(
             say(usage)
             write_atomically(folder / JUDGE_FILE, json.dumps({"summary": str(usage), **asdict(usage)}))
         if run.save_merged:
-            save_merged(folder, folder / MERGED_FOLDER)
+            merged_folder(folder, task.policy)
         say(f"report: {write_report(folder, task, pictures=trainer.pictures)}")
         trainer.create_model_card()
         if not (folder / SETTINGS_FILE).is_file():

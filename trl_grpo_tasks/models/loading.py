@@ -5,6 +5,7 @@ All sources are converted to a Hub id or a folder, because TRL loads the referen
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,16 +154,20 @@ def _auto_class(policy: str) -> Any:
     return AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
 
 
-def check_policy(path: str, policy: str, revision: str = "main") -> Any:
-    """Return the configuration of the model at `path`. Raises ValueError if the model does not fit the policy kind."""
+def model_config(path: str, revision: str = "main") -> Any:
+    """Return the configuration of the model at `path`, for an adapter that of its base model."""
     from transformers import AutoConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 
     adapter = find_adapter_config_file(path, revision=revision)  # in a local folder or on the Hub
     if adapter is None:
-        config = AutoConfig.from_pretrained(path, revision=revision)
-    else:
-        config = AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
+        return AutoConfig.from_pretrained(path, revision=revision)
+    return AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
+
+
+def check_policy(path: str, policy: str, revision: str = "main") -> Any:
+    """Return the configuration of the model at `path`. Raises ValueError if the model does not fit the policy kind."""
+    config = model_config(path, revision)
     names = config.architectures or ["a model without a head"]
     fills = names[0].endswith("ForMaskedLM")
     if fills != (policy == "masked"):
@@ -175,12 +180,33 @@ def _base_model_of(adapter: str) -> str:
     return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
-def save_merged(adapter: str | Path, folder: str | Path) -> None:
+def merged_folder(run_dir: str | Path, policy: str = "causal") -> Path:
+    """Return the folder of a run's adapter merged into its base model, which is made unless it is there and complete.
+
+    ValueError if the base model is missing or stored quantised.
+    """
+    folder, adapter = Path(run_dir) / MERGED_FOLDER, Path(run_dir)
+    (weights,) = adapter.glob("adapter_model.*")
+    with open(weights, "rb") as file:
+        origin = {"adapter_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    if origin_of(folder) != origin:
+        base = _base_model_of(str(adapter))
+        check_local_path(base, "the base model of the adapter,")
+        if getattr(model_config(str(adapter)), "quantization_config", None) is not None:
+            raise ValueError(
+                f"the weights of {base} are stored quantised, so that an adapter cannot be merged into them"
+            )
+        with building(folder, origin):
+            save_merged(adapter, folder, policy)
+    return folder
+
+
+def save_merged(adapter: str | Path, folder: str | Path, policy: str = "causal") -> None:
     """Save the base model of an adapter with the adapter merged in, as an ordinary model folder.
 
     The base model is loaded in its stored precision, without any quantization that was used for training only.
     """
-    merged = load_model(str(adapter), dtype="auto").merge_and_unload()
+    merged = load_model(str(adapter), policy=policy, dtype="auto").merge_and_unload()
     merged.save_pretrained(folder)
     load_tokenizer(str(adapter)).save_pretrained(folder)
 

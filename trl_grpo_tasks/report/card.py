@@ -13,6 +13,7 @@ from ..models.loading import MERGED_FOLDER
 from ..task import Task
 from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
 from .run_folder import RunFolder, duration, is_number, shown_metrics
+from .usage import Published, changed_options, usage
 
 CARD_FILE = "README.md"
 PICTURE_FILE = "samples.png"
@@ -26,11 +27,20 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pictures: Pictures | None = None) -> Path:
+def write_card(
+    run_dir: str | Path,
+    task: Task,
+    name: str | None = None,
+    *,
+    pictures: Pictures | None = None,
+    merged: bool = False,
+    folder: str | Path | None = None,
+) -> Path:
     """Write README.md and, if the task renders PNG pictures, samples.png into a run folder; return the card's path.
 
     `name` is the model's repository on the Hub, if it has or will have one. `pictures` may be those of the report, so
-    that they are not drawn again.
+    that they are not drawn again. With `merged`, the card is that of the adapter merged into its base model. `folder`
+    is where the files are written, if not into the run folder; the card then does not mention merged weights there.
     """
     from huggingface_hub import ModelCard
 
@@ -40,7 +50,12 @@ def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pict
     # While the run has only saved checkpoints, its folder does not contain the adapter yet.
     adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
     base = adapter or model.get("name")
-    picture = _write_picture(run, Pictures(task) if pictures is None else pictures)
+    adapter = None if merged else adapter
+    has_merged = folder is None and (run.path / MERGED_FOLDER).is_dir()
+    out = run.path if folder is None else Path(folder)
+    picture = _write_picture(run, Pictures(task) if pictures is None else pictures, out / PICTURE_FILE)
+    latest = _latest(run)
+    prompt = latest["samples"][0]["row"]["prompt"] if latest and latest["samples"] else None
     parts = [
         f"---\n{_header(run, task, name, base, adapter is not None).to_yaml()}\n---\n",
         f"# {name.split('/')[-1]}\n",
@@ -50,13 +65,13 @@ def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pict
         "and more samples.\n",
         _results(run),
         _samples(run, picture),
-        _usage(run, task, name, adapter),
+        usage(Published(name, run, task, adapter, _is_on_hub(adapter), has_merged, prompt)),
         _training(run, task),
         _licence(base),
         _CITATION,
     ]
     card = ModelCard("\n".join(part for part in parts if part))
-    path = run.path / CARD_FILE
+    path = out / CARD_FILE
     path.write_text(card.content, encoding="utf-8", errors="replace")
     return path
 
@@ -64,9 +79,10 @@ def write_card(run_dir: str | Path, task: Task, name: str | None = None, *, pict
 def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter: bool) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
+    kind = "fill-mask" if task.policy == "masked" else "text-generation"
     results = [
         EvalResult(
-            task_type="text-generation",
+            task_type=kind,
             dataset_type=task.name,
             dataset_name=f"{task.name} {task.version}, held-out prompts",
             metric_type=metric.replace("@", "_at_"),
@@ -78,7 +94,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         base_model=base if _is_on_hub(base) else None,
-        pipeline_tag="text-generation",
+        pipeline_tag=kind,
         tags=["trl", "grpo", "trl-grpo-tasks", task.name, *(["lora"] if is_adapter else [])],
         model_name=name.split("/")[-1],  # the Hub requires it together with results
         eval_results=results or None,
@@ -158,57 +174,9 @@ def _samples(run: RunFolder, has_picture: bool) -> str:
     return "## Samples\n\nThe median samples by reward of some held-out prompts.\n\n" + "\n".join(shown)
 
 
-def _usage(run: RunFolder, task: Task, name: str, adapter: str | None) -> str:
-    latest = _latest(run)
-    prompt = latest["samples"][0]["row"]["prompt"] if latest and latest["samples"] else "..."
-    package, kind = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
-    imports = (
-        "from transformers import AutoTokenizer" if adapter else f"from transformers import {kind}, AutoTokenizer"
-    )
-    if isinstance(prompt, str):
-        inputs = 'tokenizer(prompt, return_tensors="pt")'
-    else:
-        inputs = (
-            'tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt")'
-        )
-    length = run.settings.get("training", {}).get("max_completion_length", 256)
-    notes = []
-    if run.settings.get("training", {}).get("constrain"):
-        notes.append(
-            "The model was trained and evaluated under the task's constraint. The code above does not apply the "
-            f"constraint; `trl-grpo-tasks eval {task.name} --model {name} --constrain` does."
-        )
-    if adapter and (run.path / MERGED_FOLDER).is_dir():
-        notes.append(
-            "The adapter merged with its base model, which needs neither peft nor the base model: "
-            f'`AutoModelForCausalLM.from_pretrained("{name}", subfolder="{MERGED_FOLDER}")`.'
-        )
-    elif adapter and not _is_on_hub(adapter):
-        notes.append(
-            f"The adapter needs a base model that is not on the Hub (the local folder `{Path(adapter).name}`). To use "
-            "it elsewhere, copy that folder too and set its path in `adapter_config.json`."
-        )
-    code = "\n".join(
-        [
-            *([f"from {package} import {kind}"] if adapter else []),
-            imports,
-            "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-            f'model = {kind}.from_pretrained("{name}")',
-            f"prompt = {json.dumps(prompt, ensure_ascii=False)}",
-            f"inputs = {inputs}",
-            f"output = model.generate(**inputs, do_sample=True, max_new_tokens={length})",
-            'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
-        ]
-    )
-    return f"## How to use it\n\n```python\n{code}\n```\n" + "".join(f"\n{note}\n" for note in notes)
-
-
 def _training(run: RunFolder, task: Task) -> str:
     settings = run.settings
     training = settings.get("training", {})
-    options = {name: value for name, value in settings.get("task", {}).get("options", {}).items()
-               if value != getattr(type(task).Options(), name, None)}  # fmt: skip
     lines = {
         "cold start": f"{n} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "steps": run.last_step or None,
@@ -217,7 +185,7 @@ def _training(run: RunFolder, task: Task) -> str:
         "training time": duration(run.seconds) if run.seconds is not None else None,
         "hardware": settings.get("machine"),
         **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
-        **{f"`{name}`": _in_table(json.dumps(value)) for name, value in options.items()},
+        **{f"`{name}`": _in_table(json.dumps(value)) for name, value in changed_options(run, task).items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value is not None)
@@ -238,7 +206,7 @@ def _licence(base: str | None) -> str:
     )
 
 
-def _write_picture(run: RunFolder, pictures: Pictures) -> bool:
+def _write_picture(run: RunFolder, pictures: Pictures, path: Path) -> bool:
     """Write samples.png and return whether it was written. Tasks that render HTML or cannot render have none."""
     before, after = run.before_and_after
     latest = after or before
@@ -252,7 +220,7 @@ def _write_picture(run: RunFolder, pictures: Pictures) -> bool:
     drawn = [[pictures.drawn(sample) for sample in line] for line in shown]
     if not all(isinstance(picture, bytes) for line in drawn for picture in line):
         return False
-    return _sheet(drawn, run.path / PICTURE_FILE)
+    return _sheet(drawn, path)
 
 
 def _sheet(drawn: Sequence[Sequence[Any]], path: Path) -> bool:

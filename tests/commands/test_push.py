@@ -1,0 +1,187 @@
+"""`trl-grpo-tasks push`, with the real client and a server on this machine; the card's code is run."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands.test_hub import SECRET, environment
+from tests.support.hub_server import Hub
+from tests.support.paths import ROOT
+from tests.support.run_folders import before_and_after, write_run
+from tests.support.toy import ToyTask
+from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.report.page import write_report
+
+TOY = ("--task", "tests.support.toy")
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+ABOUT = {"README.md", "report.html", "settings.json"}
+WEIGHTS = {"config.json", "generation_config.json", "model.safetensors"}
+ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+PRIVATE = ("checkpoint-3/optimizer.pt", "checkpoint-3/model.safetensors", "training_args.bin", "exports/sample_1.txt",
+           "completions/c.parquet", "base_model/model.safetensors", "archive.jsonl", "notes.txt")  # fmt: skip
+
+
+def fill(folder):
+    """Add what a run folder of the toy task holds besides the model, also what must not be uploaded."""
+    write_run(folder, evaluations=before_and_after())
+    write_report(folder, ToyTask())
+    for name in PRIVATE:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("private")
+    return folder
+
+
+@pytest.fixture
+def full_run(tmp_path, tiny_path):
+    shutil.copytree(tiny_path, tmp_path / "letters")
+    return fill(tmp_path / "letters")
+
+
+@pytest.fixture
+def adapter_run(tmp_path, tiny_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    folder = tmp_path / "letters"
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
+    return fill(folder)
+
+
+def python(hub, cwd, *words, token=None):
+    env = environment(hub.url, cwd) | {"PYTHONPATH": str(ROOT)} | ({"HF_TOKEN": token} if token else {})
+    return subprocess.run([sys.executable, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+def push(hub, run, *words, token=SECRET):
+    command = ["-m", "trl_grpo_tasks.commands.main", "push", run.name, *words, *TOY]
+    return python(hub, run.parent, *command, *(["--hub_token", token] if token else []))
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
+    settings = json.loads((full_run / "settings.json").read_text())
+    settings["task"]["options"] = {"api_key": "key-of-an-older-version"}
+    (full_run / "settings.json").write_text(json.dumps(settings))
+    before = contents(full_run)
+    with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
+        done = push(hub, full_run, "--repo", "user/toy", "--private")
+        assert done.returncode == 0, done.stderr
+        pushed = dict(hub.repos["user/toy"])
+        assert hub.private == {"user/toy"} and pushed.keys() == WEIGHTS | TOKENIZER | ABOUT
+        snippets = re.findall(r"```python\n(.*?)```", pushed["README.md"].decode(), re.DOTALL)
+        outputs = [python(hub, full_run.parent, "-c", code, token=SECRET) for code in snippets[:2]]
+    assert contents(full_run) == before, "the run folder is only read"
+    for name in pushed.keys() - {"README.md", "settings.json"}:
+        assert pushed[name] == before[name], name
+    clean = json.loads(pushed["settings.json"])
+    assert clean["task"]["options"] == {"api_key": "..."} and clean["training"] == settings["training"]
+    assert done.stdout.count("trying again in 2 s") == 1 and done.stdout.endswith("pushed to user/toy\n")
+    assert f"model.safetensors {len(before['model.safetensors']) / 1000:>8.3g} kB" in re.sub(" +", " ", done.stdout)
+    assert SECRET not in done.stdout + done.stderr
+    assert not [name for name, content in pushed.items() if SECRET.encode() in content]
+    assert "AutoModelForCausalLM" in snippets[0] and "Solver" in snippets[1] and len(snippets) == 3
+    for one in outputs:
+        assert one.returncode == 0, one.stderr
+    assert re.match(r"(True|False) [abcd]{1,3}\n", outputs[1].stdout), "the Solver samples under the constraint"
+
+
+@pytest.mark.slow
+def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, tmp_path):
+    from trl_grpo_tasks.models.loading import load_model
+
+    with Hub(SECRET) as hub:
+        assert push(hub, adapter_run).returncode == 0
+        assert set(hub.repos["user/letters"]) == ADAPTER | TOKENIZER | ABOUT, (
+            "the folder's name, in the user's account"
+        )
+        card = hub.repos["user/letters"]["README.md"].decode()
+        assert "library_name: peft" in card and 'AutoPeftModelForCausalLM.from_pretrained("user/letters")' in card
+        merged = push(hub, adapter_run, "--merged", "--repo", "user/letters")
+        assert merged.returncode == 0, merged.stderr
+        assert "removed from the repository: adapter_config.json, adapter_model.safetensors" in merged.stdout
+        pushed = dict(hub.repos["user/letters"])
+        again = push(hub, adapter_run)
+        assert again.returncode == 0 and set(hub.repos["user/letters"]) == ADAPTER | TOKENIZER | ABOUT
+        refused = push(hub, adapter_run, "--private", "true")
+        assert refused.returncode == 2 and "exists and is public, not private" in refused.stderr
+    assert pushed.keys() == WEIGHTS | TOKENIZER | ABOUT
+    card = pushed["README.md"].decode()
+    assert "library_name: transformers" in card and "peft" not in card.split("## How to use it")[1].split("## Tr")[0]
+    (tmp_path / "got.safetensors").write_bytes(pushed["model.safetensors"])
+    expected = load_model(str(adapter_run)).merge_and_unload().state_dict()
+    got = load_file(tmp_path / "got.safetensors")
+    assert got.keys() == expected.keys() and all(got[name].equal(expected[name]) for name in got)
+    assert 'subfolder="merged"' not in hub.repos["user/letters"]["README.md"].decode(), "it was not uploaded"
+
+
+@pytest.mark.slow
+def test_an_upload_that_failed_is_repeated_without_sending_weights_again(full_run):
+    with Hub(SECRET, refuse="/commit/", status=403) as hub:
+        done = push(hub, full_run, token=None)
+        assert done.returncode == 2 and "log in with `hf auth login` or set HF_TOKEN" in done.stderr
+        done = push(hub, full_run)
+        assert done.returncode == 1 and hub.repos["user/letters"] == {} and SECRET not in done.stderr
+        (line,) = done.stderr.splitlines()
+        assert "the push to the Hub failed" in line and "--hub_token ..." in line
+        typed = shlex.split(line.split("repeat the command: trl-grpo-tasks ")[1])
+        hub.refuse = None
+        words = ["-m", "trl_grpo_tasks.commands.main", *typed[: typed.index("--hub_token")]]
+        again = python(hub, full_run.parent, *words, token=SECRET)
+        assert again.returncode == 0, again.stderr
+    assert hub.repos["user/letters"]["model.safetensors"] == (full_run / "model.safetensors").read_bytes()
+    assert sum(request.startswith("PUT") for request in hub.requests) == 1
+
+
+def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
+    before = contents(adapter_run)
+    for flags, weights in (((), True), (("--merged",), False)):
+        assert main(["push", str(adapter_run), "--dry_run", *flags, *TOY]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("files for letters:\n") and "report.html" in said and "  total " in said
+        assert ("adapter_model.safetensors" in said) == weights and "optimizer" not in said
+        assert "nothing was uploaded: --dry_run" in said
+        assert ("weights are merged before the upload" in said) == (not weights)
+    assert contents(adapter_run) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        ("remove", (), "letters: folder not found; give the --output_dir of a run"),
+        ("no model", (), "holds no final model: a run writes it when it ends"),
+        ("training", (), "is still being trained (process"),
+        ("no report", (), "has no report.html; write it first: trl-grpo-tasks report"),
+        (None, ("--merged",), "holds full weights and no adapter; leave --merged out"),
+        (None, ("--private", "perhaps"), "must be true or false"),
+        (None, ("--rep", "a/b"), "unknown option --rep; did you mean --repo?"),
+        ("own task", (), "for safety is not imported from a run folder"),
+    ],
+)
+def test_wrong_options_are_found_before_the_hub_is_asked(full_run, capsys, change, words, message):
+    from trl_grpo_tasks.commands.lock import locked
+
+    if change == "remove":
+        shutil.rmtree(full_run)
+    if change in ("no model", "no report"):
+        (full_run / {"no model": "model.safetensors", "no report": "report.html"}[change]).unlink()
+    task = () if change == "own task" or words[:1] == ("--rep",) else TOY
+    typed = ["push", str(full_run), *words, *task, "--hub_token", SECRET]
+    if change == "training":
+        with locked(full_run, "train"):
+            code = main(typed)
+    else:
+        code = main(typed)
+    out, err = capsys.readouterr()
+    assert code == 2 and message in err and len(err.splitlines()) == 1 and SECRET not in out + err

@@ -1,0 +1,133 @@
+"""`trl-grpo-tasks push`: upload the final model of a run, its card and its report to the Hub, without training."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ..redact import redacted, redacted_words, remember
+from ..report.run_folder import SETTINGS_FILE, RunFolder
+from .arguments import refuse_unknown
+from .command_parser import CommandParser, task_of_run, truth_value
+from .help_screens import PROGRAM
+
+
+def push(arguments: Sequence[str]) -> int:
+    """Upload the final model of a run."""
+    parser = CommandParser(
+        "push",
+        "RUN_DIR [--repo USER/NAME] [--merged] [--private BOOL] [--dry_run] [--task TASK]",
+        "Upload the final model of a run to the Hub: weights or adapter, tokenizer, model card, report.html and "
+        "settings.json. Checkpoints, optimizer states, metrics and evaluation files are not uploaded. Log in with "
+        "'hf auth login' or set HF_TOKEN. After an interruption, the same command uploads what is missing. The exit "
+        "status is 0 if everything was uploaded, 1 if the upload failed, 2 for wrong options.",
+        [
+            "trl-grpo-tasks push outputs/demo --dry_run",
+            "trl-grpo-tasks push outputs/demo --repo me/brick-demo --private true",
+            "trl-grpo-tasks push outputs/my_lora_run --merged",
+        ],
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run")
+    parser.add_argument(
+        "--repo", metavar="USER/NAME", help="the repository (default: --hub_model_id of the run, or the folder's name)"
+    )
+    flag: dict[str, Any] = {"type": truth_value, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
+    parser.add_argument("--merged", **flag, help="upload the adapter merged into its base model instead")
+    parser.add_argument(
+        "--private", type=truth_value, nargs="?", const=True, metavar="BOOL",
+        help="whether the repository is private (default: as it is, and for a new one the Hub's default)",
+    )  # fmt: skip
+    parser.add_argument("--dry_run", **flag, help="only show what would be uploaded")
+    parser.add_argument("--hub_token", metavar="TOKEN", help="a token of the Hub (default: that of your login)")
+    parser.add_argument(
+        "--task", metavar="TASK", help="the task, if it is not a built-in one; options of the task may follow"
+    )
+    known, rest = parser.parse_known(arguments)
+    if rest and not known.task:
+        refuse_unknown(rest, parser)
+    from .final_model import check_final_model
+    from .hub import PushError, take_token
+
+    remember({"hub_token": known.hub_token})
+    take_token(Namespace(hub_token=known.hub_token, model_init_kwargs={}))
+    typed = redacted_words(["push", *arguments])
+    run = RunFolder.read(check_final_model(known.run_dir))
+    try:
+        return _push(run, known, rest, typed)
+    except PushError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
+    from ..models.loading import MERGED_FOLDER, is_adapter, merged_folder
+    from ..report.card import write_card
+    from ..report.page import REPORT_FILE
+    from .final_model import model_files
+    from .hub import create_repository, files_in, upload
+    from .train import quiet_third_party_logging
+
+    has_adapter = is_adapter(run.path)
+    if known.merged and not has_adapter:
+        raise ValueError(f"--merged: {run.path} holds full weights and no adapter; leave --merged out")
+    if not (run.path / REPORT_FILE).is_file():
+        raise ValueError(f"{run.path} has no {REPORT_FILE}; write it first: {PROGRAM} report {known.run_dir}")
+    quiet_third_party_logging()
+    task = task_of_run(known.task, rest, known.run_dir, typed)
+    name = known.repo or run.settings.get("training", {}).get("hub_model_id") or run.path.absolute().name
+    if not known.dry_run:
+        name = create_repository(name, known.private, "push")
+    source = run.path
+    if known.merged:
+        source = run.path / MERGED_FOLDER if known.dry_run else merged_folder(run.path, task.policy)
+    with tempfile.TemporaryDirectory() as folder:
+        write_card(run.path, task, name, merged=known.merged, folder=folder)
+        for file in (REPORT_FILE, SETTINGS_FILE):
+            if (run.path / file).is_file():
+                text = (run.path / file).read_text(encoding="utf-8")
+                (Path(folder) / file).write_text(redacted(text), encoding="utf-8")
+        is_adapter_pushed = has_adapter and not known.merged
+        paths = [*model_files(source, is_adapter_pushed), *sorted(Path(folder).iterdir())]
+        files = {path.name: path for path in paths}
+        print(describe(name, files))
+        if known.dry_run:
+            made = " (weights are merged before the upload)" if known.merged and not source.is_dir() else ""
+            print(f"nothing was uploaded: --dry_run{made}")
+            return 0
+        removed = _outdated(files_in(name), files)
+        if removed:
+            print(f"removed from the repository: {', '.join(removed)}")
+        upload(name, files, removed, f"to try again, repeat the command: {shlex.join([PROGRAM, *typed])}")
+    print(f"pushed to {name}")
+    return 0
+
+
+def describe(name: str, files: Mapping[str, Path]) -> str:
+    """A table of the files and their sizes."""
+    sizes = {file: path.stat().st_size for file, path in files.items()}
+    width = max(map(len, sizes))
+    lines = [f"  {file:{width}}  {_size(size):>9}" for file, size in sizes.items()]
+    return "\n".join([f"files for {name}:", *lines, f"  {'total':{width}}  {_size(sum(sizes.values())):>9}"])
+
+
+def _outdated(there: Sequence[str], files: Mapping[str, Path]) -> list[str]:
+    """Files of another form of the model, from an earlier push: with both, an adapter would be loaded on top of the
+    weights that contain it."""
+    from .final_model import ADAPTER_FILES, WEIGHT_FILES
+
+    patterns = (*ADAPTER_FILES, *WEIGHT_FILES)
+    return [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
