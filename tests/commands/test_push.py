@@ -88,7 +88,7 @@ def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
     clean = json.loads(pushed["settings.json"])
     assert clean["task"]["options"] == {"api_key": "..."} and clean["training"] == settings["training"]
     assert done.stdout.count("trying again in 2 s") == 1 and done.stdout.endswith("pushed to user/toy\n")
-    assert f"model.safetensors {len(before['model.safetensors']) / 1000:>8.3g} kB" in re.sub(" +", " ", done.stdout)
+    assert f"model.safetensors {len(before['model.safetensors']) / 1000:.3g} kB" in re.sub(" +", " ", done.stdout)
     assert SECRET not in done.stdout + done.stderr
     assert not [name for name, content in pushed.items() if SECRET.encode() in content]
     assert "AutoModelForCausalLM" in snippets[0] and "Solver" in snippets[1] and len(snippets) == 3

@@ -115,9 +115,11 @@ class Solver:
             check_local_path(name, "--model")
             if not settings:
                 raise ValueError(f"{name} is not the folder of a run; name the task too")
-            task = with_repair_of(task_of(name), settings)
+            task = task_of(name)
         elif isinstance(task, str):
             task = get_task(task)
+        if not isinstance(task, RepairTask):
+            task = with_repair_of(task, settings)
         if isinstance(task, RepairTask):
             refuse_editor(editor, task.turns)
             task, constrain = RepairTask(task.inner, task.turns, task.discount, constrain), constrain or None
