@@ -87,7 +87,7 @@ def _notes(model: Published) -> str:
     if (turns := model.training.get("repair_turns", 1)) > 1:
         notes.append(
             f"The model was trained to answer in up to {turns} turns, with the verifier's reason fed back after a "
-            "failure. Only `Solver` feeds it back; the other programs write the first answer."
+            "failure. Only `Solver`, with the folder of the run, feeds it back; otherwise the first answer is written."
         )
     if model.adapter_of and model.has_merged:
         notes.append(
