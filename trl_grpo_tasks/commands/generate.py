@@ -42,8 +42,8 @@ def generate(arguments: Sequence[str]) -> int:
     if known.num_samples < 1:
         raise ValueError(f"--num_samples {known.num_samples} must be at least 1")
     row = task.row_of(known.text)
+    from ..evaluation.answer_files import write_files
     from ..rewards.components import worker_count
-    from .answer_files import write_files
     from .train import quiet_third_party_logging
 
     quiet_third_party_logging()

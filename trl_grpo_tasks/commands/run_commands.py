@@ -163,7 +163,7 @@ def export(arguments: Sequence[str]) -> int:
         return _export_task(known, rest)
     if rest and not known.task:
         refuse_unknown(rest, parser)
-    from .answer_files import write_files, write_table
+    from ..evaluation.answer_files import write_files, write_table
     from .export import answers_of_file, answers_of_run
     from .plan import check_writable
 

@@ -60,8 +60,8 @@ def solve(arguments: Sequence[str]) -> int:
         raise ValueError(f"--top {known.top} must be at least 1")
     task = task_of_model(known, rest, "solve", arguments)
     requests = read_requests(task, known.text, known.requests, known.row)
+    from ..evaluation.answer_files import write_files, write_table
     from ..evaluation.solver import check_budget
-    from .answer_files import write_files, write_table
     from .train import quiet_third_party_logging
 
     check_budget(known.samples, known.seconds)
