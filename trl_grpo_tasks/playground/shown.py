@@ -167,4 +167,5 @@ def _visible(text: str) -> str:
 
 def _text(value: Any, longest: int = LONGEST_CELL) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = text.encode(errors="replace").decode()  # half a surrogate pair could not be sent to the browser
     return html.escape(text if len(text) <= longest else f"{text[:longest]} ...")
