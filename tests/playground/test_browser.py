@@ -62,7 +62,7 @@ def ask(tab, text, button="#ask", panel="after"):
 
 def test_ask_rotate_look_back_and_download(tab, tmp_path):
     ask(tab, "a wall, 7 long, 3 high, world 8")
-    assert "allowed" in tab.inner_text("#table-after") and "IoU" in tab.inner_text("#verdict-after")
+    assert "allowed" in tab.inner_text("#table-after") and "component" in tab.inner_text("#verdict-after")
     assert tab.locator("#tokens-after span").count() > 3 and tab.locator("#picture-after img").count() == 1
     canvas = tab.wait_for_selector("#scene-after canvas", timeout=WAIT)
     canvas.scroll_into_view_if_needed()

@@ -118,7 +118,7 @@ def test_an_answer_is_streamed_judged_and_drawn(player, tmp_path):
     written = re.sub("<[^>]+>", "", last[f"{AFTER}: strip"])
     assert written.replace("&lt;eos&gt;", "").replace("<eos>", "") == steps[-1].written and len(steps) > 3
     assert "tokens were allowed" in last[f"{AFTER}: table"] or "1 token was" in last[f"{AFTER}: table"]
-    assert 'class="verdict bad"' in last[f"{AFTER}: verdict"] and "IoU" in last[f"{AFTER}: verdict"]
+    assert 'class="verdict bad"' in last[f"{AFTER}: verdict"] and "component" in last[f"{AFTER}: verdict"]
     assert "data:image/png;base64," in last[f"{AFTER}: picture"]
     assert last[f"{AFTER}: scene"]["value"].endswith(".glb") and last[f"{AFTER}: scene"]["visible"]
     with zipfile.ZipFile(last[f"{AFTER}: files"]["value"]) as files:
