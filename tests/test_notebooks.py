@@ -28,7 +28,7 @@ OF_TASK = {
     "infill": f"--tiny_width 32 --tiny_layers 1 --tiny_heads 2 {JUDGES}",
     "machine": "--tiny_width 32 --tiny_layers 1",
     "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 1",
-    "brick": "--brick_levels small",
+    "brick": "--brick_levels stack small carry",
 }
 
 
@@ -185,8 +185,8 @@ def test_pictures_are_made_small():
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, judges_path, monkeypatch):
     """In an empty folder, with two judges; a cell that raises fails the test."""
     (tmp_path / "judges").symlink_to(judges_path)
-    words = f"{SHORT} {OF_TASK.get(path.stem, '')}".split()
-    options = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    given = [words.split() for words in f"{SHORT} {OF_TASK.get(path.stem, '')}".split("--")[1:]]
+    options = {name: values[0] if len(values) == 1 else values for name, *values in given}
     notebook = script("make_notebooks").execute(json.loads(path.read_text()), options, tmp_path, timeout=300)
     assert sources(notebook.cells) == sources(json.loads(path.read_text())["cells"])
     kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
