@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ..task import Row, Score, Task, option
-from . import is_held_out
+from . import is_held_out, verdict
 
 ROWS = 200  # of a split, if no number is asked for
 MISSES = 200  # prompts of the other split in a row, after which there are no more for this one
@@ -117,8 +117,7 @@ class OpenEnvTask(Task):
         if not result.done or result.reward is None or not math.isfinite(result.reward):
             return None
         value = float(result.reward)
-        success = value >= self.options.success_reward
-        reason = "" if success else f"the reward is {value:.3g}, less than {self.options.success_reward:g}"
+        success, reason = verdict(value, self.options.success_reward)
         return self.make_score({"reward": value}, True, success, reason)
 
     def gold(self, row: Row) -> str:

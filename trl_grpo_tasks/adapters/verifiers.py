@@ -16,7 +16,7 @@ from typing import Any
 
 from ..registry import add_current_folder_to_path
 from ..task import Row, Score, Task, option
-from . import is_held_out
+from . import is_held_out, verdict
 
 MOST = 10_000  # tasks that are read of an infinite taskset
 
@@ -97,8 +97,7 @@ class VerifiersTask(Task):
         if set(values) != set(self.weights) or not all(map(math.isfinite, values.values())):
             return None
         total = math.fsum(self.weights[name] * value for name, value in values.items())
-        success = total >= self.options.success_reward
-        reason = "" if success else f"the reward is {total:.3g}, less than {self.options.success_reward:g}"
+        success, reason = verdict(total, self.options.success_reward)
         return self.make_score(values, True, success, reason, dict(trace.metrics))
 
     def gold(self, row: Row) -> str:

@@ -22,8 +22,6 @@ from .plan import check_turns, check_writable
 
 if TYPE_CHECKING:
     from ..models.ready import ReadyModel
-
-if TYPE_CHECKING:
     from ..rewards.api_judge import Usage
 
 TABLE_FILE = "evaluation.md"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..task import Row, Task, printable
 from .command_parser import CommandParser
-from .sampling_options import NAMES as SAMPLING
-from .sampling_options import add_sampling_options, task_of_model
+from .sampling_options import add_sampling_options, sampling_of, task_of_model
 
 if TYPE_CHECKING:
     from ..evaluation.samples import Sample
@@ -67,8 +66,7 @@ def generate_command(arguments: Sequence[str]) -> int:
 
     check_writable(known.output_dir)
     quiet_third_party_logging()
-    options = {name: getattr(known, name) for name in SAMPLING}
-    samples = generate(task, known.model, row, known.output_dir, num_samples=known.num_samples, **options)
+    samples = generate(task, known.model, row, known.output_dir, num_samples=known.num_samples, **sampling_of(known))
     if "interpretation" in row:
         print(printable(f"understood as: {row['interpretation']}"))
     for number, sample in enumerate(samples, 1):

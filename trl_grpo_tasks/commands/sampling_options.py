@@ -66,5 +66,9 @@ def solver_of(known: Namespace, task: Task, **more: Any) -> Solver:
     from .plan import check_writable
 
     check_writable(known.output_dir)
-    options = {name: getattr(known, name) for name in NAMES}
-    return Solver.from_pretrained(known.model, task, folder=known.output_dir, **options, **more)
+    return Solver.from_pretrained(known.model, task, folder=known.output_dir, **sampling_of(known), **more)
+
+
+def sampling_of(known: Namespace) -> dict[str, Any]:
+    """The values of the options of sampling, as arguments of `Solver.from_pretrained`."""
+    return {name: getattr(known, name) for name in NAMES}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from ..report.run_folder import RunFolder, duration
+from ..models.checkpoints import checkpoint_folders
+from ..report.run_folder import RunFolder, duration, largest_k
 from ..task import printable
 from .command_parser import CommandParser
 from .lock import running_process
@@ -56,10 +55,9 @@ def _progress(run: RunFolder) -> str:
 
 
 def _training(run: RunFolder) -> str:
-    ks = [int(match[1]) for line in run.metrics for name in line if (match := re.fullmatch(r"pass@(\d+)", name))]
-    best = {f"pass@{k}": f"pass@{k}" for k in [max(ks, default=1)] if k > 1}
+    k = largest_k(name for line in run.metrics for name in line)
     parts = []
-    for name, label in {**SHOWN, **best}.items():
+    for name, label in {**SHOWN, **({f"pass@{k}": f"pass@{k}"} if k > 1 else {})}.items():
         if points := run.curve(name):
             first, last = (f"{value:.3g}" for _, value in (points[0], points[-1]))
             parts.append(f"{label} {first} -> {last}" if len(points) > 1 else f"{label} {last}")
@@ -69,13 +67,12 @@ def _training(run: RunFolder) -> str:
 def _evaluations(run: RunFolder) -> list[str]:
     lines = []
     for one in run.evaluations:
-        names = [name for name in ("success", "reward") if name in one["metrics"]]
-        names += [name for name in one["metrics"] if re.fullmatch(r"pass@\d+", name)][-1:]
+        shown = ("success", "reward", f"pass@{largest_k(one['metrics'])}")
+        names = [name for name in shown if name in one["metrics"]]
         lines.append(f"held-out, {one['name']}: " + ", ".join(f"{name} {one['metrics'][name]:.3g}" for name in names))
     return lines
 
 
 def _checkpoint(run: RunFolder) -> str:
-    steps = [int(match[1]) for path in Path(run.path).glob("checkpoint-*")
-             if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))]  # fmt: skip
-    return f"newest checkpoint: step {max(steps):,}" if steps else ""
+    newest = next(iter(checkpoint_folders(run.path)), None)
+    return "" if newest is None else f"newest checkpoint: step {int(newest.name.partition('-')[2]):,}"

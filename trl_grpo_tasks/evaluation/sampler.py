@@ -23,6 +23,7 @@ from ..models.quantised import check_output_head
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
 from ..rollout.support import unsupported_length, without_adapter
 from ..task import EditorError, Row
+from ..training.repair import refuse_turns
 
 PLAIN_BATCH = 64  # rows that `generate` and masked models process at a time if no number is given
 
@@ -65,9 +66,7 @@ class CompletionSampler:
             self.no_editor_reason = "sharded weights are only supported by transformers' generate"
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
         if isinstance(constraint, TurnsConstraint) and self.no_editor_reason is not None:
-            raise ValueError(
-                f"repair_turns={constraint.turns} needs our rollouts, but {self.no_editor_reason}; set it to 1"
-            )
+            refuse_turns(constraint.turns, self.no_editor_reason)
         self._warned_of_length = False
         self._policy: MaskedPolicy | None = None
         if is_masked_lm(model):
@@ -121,7 +120,7 @@ class CompletionSampler:
         if reason is not None and editor is not None:
             raise EditorError(f"an editor needs the fast rollout, but {reason}; leave --editor out")
         if reason is not None and isinstance(self._constraint, TurnsConstraint):
-            raise ValueError(f"repair_turns={self._constraint.turns} needs our rollouts, but {reason}; set it to 1")
+            refuse_turns(self._constraint.turns, reason)
         if reason is not None and not self._warned_of_length:
             print(f"transformers' generate samples some completions, because {reason}", flush=True)
             self._warned_of_length = True

@@ -69,24 +69,18 @@ def _evaluations(runs: Mapping[str, RunFolder]) -> str:
     found = {name: one for name, one in latest.items() if one is not None}
     if not found:
         return ""
-    head = "".join(f"<th>{html.escape(name)}<br><small>{html.escape(one['name'])}</small></th>"
-                   for name, one in found.items())  # fmt: skip
-    lines = [
-        f"<tr><td>{html.escape(metric)}</td>"
-        + "".join(cell(one["metrics"].get(metric), one.get("intervals", {}).get(metric)) for one in found.values())
-        + "</tr>"
+    head = [f"{html.escape(name)}<br><small>{html.escape(one['name'])}</small>" for name, one in found.items()]
+    lines = {
+        metric: [cell(one["metrics"].get(metric), one.get("intervals", {}).get(metric)) for one in found.values()]
         for metric in shown_metrics([one["metrics"] for one in found.values()])
-    ]
+    }
     prompts = [sorted(prompt_of(sample, 10**6) for sample in one["samples"]) for one in found.values()]
     same = all(one == prompts[0] for one in prompts)
     note = (
         "All runs were evaluated on the same prompts." if same else
         "<b>These evaluations are not comparable</b>: their prompts or numbers of samples differ."
     )  # fmt: skip
-    return (
-        f"<p class=soft>{note} Small print: 95% confidence intervals.</p>"
-        f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
-    )
+    return f"<p class=soft>{note} Small print: 95% confidence intervals.</p>{_table(head, lines)}"
 
 
 def _curves(runs: Mapping[str, RunFolder], titles: Mapping[str, str]) -> str:
@@ -106,14 +100,17 @@ def _settings(runs: Mapping[str, RunFolder]) -> str:
     differing = [key for key in names if len({settings.get(key, "") for settings in flat.values()}) > 1]
     if not differing:
         return "<p class=soft>None.</p>"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in runs)
-    lines = [
-        f"<tr><td>{html.escape(key)}</td>"
-        + "".join(f"<td>{html.escape(settings.get(key, ''))}</td>" for settings in flat.values())
-        + "</tr>"
-        for key in differing
-    ]
-    return f"<div class=scroll><table><tr><th></th>{head}</tr>{''.join(lines)}</table></div>"
+    lines = {
+        key: [f"<td>{html.escape(settings.get(key, ''))}</td>" for settings in flat.values()] for key in differing
+    }
+    return _table([html.escape(name) for name in runs], lines)
+
+
+def _table(head: Sequence[str], lines: Mapping[str, Sequence[str]]) -> str:
+    """Return a table from the HTML of its headings and, for each name, of its cells."""
+    columns = "".join(f"<th>{title}</th>" for title in head)
+    rows = "".join(f"<tr><td>{html.escape(name)}</td>{''.join(cells)}</tr>" for name, cells in lines.items())
+    return f"<div class=scroll><table><tr><th></th>{columns}</tr>{rows}</table></div>"
 
 
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

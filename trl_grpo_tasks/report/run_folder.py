@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ class RunFolder:
         """Return (step, value) for each logged number of a metric or timing."""
         lines = [*self.metrics, *self.performance]
         return [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
+
+
+def largest_k(metrics: Iterable[str]) -> int:
+    """Return the largest k of the metrics pass@k, 1 if there are none."""
+    return max((int(match[1]) for name in metrics if (match := re.fullmatch(r"pass@(\d+)", name))), default=1)
 
 
 def shown_metrics(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ from .gallery import (
     typical_samples,
 )
 from .plots import chart
-from .run_folder import RunFolder, duration, is_number, shown_metrics
+from .run_folder import RunFolder, duration, is_number, largest_k, shown_metrics
 
 EXTREMES_SHOWN = 4  # best samples, and as many worst samples
 SHARES = ("success", "valid", "unscored", "cut_off")  # metrics between 0 and 1, shown as percentages
@@ -223,7 +223,7 @@ def reward_titles(runs: Sequence[RunFolder]) -> dict[str, str]:
         for name in logged
         if name.startswith("rewards/") and name.endswith("/mean") and name not in REWARDS
     }
-    k = max((int(match[1]) for name in logged if (match := re.fullmatch(r"pass@(\d+)", name))), default=1)
+    k = largest_k(logged)
     best = {f"pass@{k}": f"At least one of {k} succeeds"} if k > 1 else {}
     for run in runs:
         training = run.settings.get("training", {})
@@ -276,9 +276,8 @@ def _tiles(run: RunFolder, task: Task) -> str:
     if before is None and after is None:
         return _training_tiles(run)
     measured = [one["metrics"] for one in (before, after) if one is not None]
-    pass_at = [n for n in measured[-1] if re.fullmatch(r"pass@\d+", n)]
     main = ("success", "reward", *task.watched)  # the goal, the training signal, and independent measures
-    names = ["success", "valid", "reward", *task.watched, *pass_at[-1:], "tokens"]
+    names = ["success", "valid", "reward", *task.watched, f"pass@{largest_k(measured[-1])}", "tokens"]
     tiles = []
     for name in names:
         values = [metrics[name] for metrics in measured if is_number(metrics.get(name))]

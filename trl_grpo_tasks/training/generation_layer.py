@@ -40,7 +40,7 @@ from .checkpoint_layer import CheckpointLayer
 from .config import TaskGRPOConfig
 from .record import RolloutRecord
 from .reference import created, with_adapter
-from .repair import RepairTask, check_length
+from .repair import RepairTask, check_length, refuse_turns
 from .sampling_options import check_sampling
 from .sharded_options import check_model
 
@@ -177,7 +177,7 @@ class GenerationLayer(CheckpointLayer):
     def _refuse_turns(self, reason: str) -> None:
         """Raise ValueError if completions have several turns, which TRL's generation would end with the first."""
         if self.args.repair_turns > 1:
-            raise ValueError(f"repair_turns={self.args.repair_turns} needs our rollouts, but {reason}; set it to 1")
+            refuse_turns(self.args.repair_turns, reason)
 
     def _plain_models(self) -> list[Any]:
         """The policy, and the reference model where there is one, without wrappers and adapters."""

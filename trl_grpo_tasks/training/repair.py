@@ -66,6 +66,11 @@ def refuse_editor(editor: str | None, turns: int) -> None:
         )
 
 
+def refuse_turns(turns: int, reason: str) -> None:
+    """Raise ValueError: completions have several turns, and our rollouts, which they need, are not possible."""
+    raise ValueError(f"repair_turns={turns} needs our rollouts, but {reason}; set it to 1")
+
+
 def with_repair_of(task: Task, settings: Mapping[str, Any]) -> Task:
     """Return the task with the turns of a run, which are in the settings of its folder."""
     training = settings.get("training") or {}
