@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from ..cores import usable_cores
 from .base import FREE, Constraint
 from .shared import NOTHING, Forced, SharedStates
 
@@ -48,7 +49,7 @@ def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedSta
     with the constraint or with this process.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a distributed run on this machine
-    count = min(_MOST_WORKERS, len(os.sched_getaffinity(0)) * 3 // (4 * processes))
+    count = min(_MOST_WORKERS, usable_cores() * 3 // (4 * processes))
     if rows < _FEWEST_ROWS or count < 2:
         return SharedStates(constraint, table)
     workers = _WORKERS.get(constraint)
