@@ -8,8 +8,8 @@ wanted, components of the score that get a column each, and a field of the rows,
 its values (`by`). Each seed has one cold start, from which all settings train
 with this seed. A setting for which the cold start does not fit, for example because it writes text in another form, is
 listed under `own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all
-models of a seed are evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows
-choose) and reported on the other half (--rows report, the default). The same command resumes a grid that was stopped,
+models of a seed are evaluated on the same held-out rows. Settings are chosen on every second of these rows (--rows
+choose) and reported on the others (--rows report, the default). The same command resumes a grid that was stopped,
 and finished runs are not repeated. A setting of which a run failed or, with --finished, is not there is left out.
 --parallel runs that many processes at a time; on one GPU, as many as its memory holds.
 
@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from harness import flags
+from harness import flags, table_line
 
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
@@ -74,14 +74,16 @@ def main() -> None:
     names = [*starts_of(grid), *grid["settings"]]
     if missing & {grid["baseline"], *names}:
         raise SystemExit("the table needs the cold starts and the baseline with all seeds")
-    half = slice(0, grid["rows"]) if options.rows == "choose" else slice(grid["rows"], None)
+    half = slice(0 if options.rows == "choose" else 1, None, 2)  # rows of a level may follow each other
     reported = {name: [samples[name, seed][half] for seed in grid["seeds"]] for name in names}
     rows = {name: [values_of(one, grid["components"]) for one in seeds] for name, seeds in reported.items()}
     by = {name: [values_by(one, grid["by"]) for one in seeds] for name, seeds in reported.items()}
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
     content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
     write_atomically(folder / "learning.json", json.dumps(content))
-    tables = "\n\n".join(table(one, grid["baseline"], minutes) for one in (rows, by) if one[grid["baseline"]][0])
+    tables = table(rows, grid["baseline"], minutes)
+    if grid["by"]:
+        tables += f"\n\nBy {grid['by']}:\n\n{table(by, grid['baseline'], {})}"
     text = page(options.grid, grid, options.rows, tables, machine_of(folder, grid))
     write_atomically(folder / "learning.md", text)
     if options.publish:
@@ -268,9 +270,12 @@ def values_by(rows: Sequence[Sequence[Sample]], field: str | None) -> dict[str, 
 
 
 def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes: dict[str, list[float]]) -> str:
-    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}."""
-    metrics = list(rows[baseline][0])
-    lines = ["| setting | " + " | ".join(metrics) + " | minutes |", "|---" * (len(metrics) + 2) + "|"]
+    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}. A metric that equals one
+    before it everywhere, as rewards of 0 and 1 equal success, has no column."""
+    columns = {metric: [seed[metric] for seeds in rows.values() for seed in seeds] for metric in rows[baseline][0]}
+    metrics = [m for i, m in enumerate(columns) if columns[m] not in [columns[k] for k in list(columns)[:i]]]
+    heads = ["setting", *metrics, *(["minutes"] if minutes else [])]
+    lines = [table_line(heads), "|---" * len(heads) + "|"]
     for name, seeds in rows.items():
         cells = [spread([statistics.fmean(seed[metric]) for seed in seeds]) for metric in metrics]
         if name != baseline and not name.startswith(START):
@@ -278,9 +283,8 @@ def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes:
                 gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]]) for metric in metrics
             ]
             cells = [f"{cell}; gain {low:+.3f} to {high:+.3f}" for cell, (low, high) in zip(cells, pairs, strict=True)]
-        lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {spread(minutes[name], 1) if name in minutes else ''} |"
-        )
+        taken = [spread(minutes[name], 1) if name in minutes else ""] if minutes else []
+        lines.append(table_line([name, *cells, *taken]))
     return "\n".join(lines)
 
 
