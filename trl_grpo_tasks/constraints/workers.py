@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from ..cores import usable_cores
 from .base import FREE, Constraint
 from .shared import NOTHING, Forced, SharedStates
 
@@ -40,6 +39,13 @@ _FEWEST_ROWS = 256  # smaller batches need no workers
 _SLOTS = 1 << 16  # slots that may be asked for before they are used
 _log = logging.getLogger(__name__)
 _WORKERS: weakref.WeakKeyDictionary[Any, StateWorkers] = weakref.WeakKeyDictionary()
+
+
+def usable_cores() -> int:
+    """Return the number of cores, on Linux without those that the process may not run on (taskset, containers)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedStates | WorkerStates:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..cores import usable_cores
+from ..constraints.workers import usable_cores
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
 from .judge import FrozenJudge, frozen_of

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...cores import usable_cores
+from ...constraints.workers import usable_cores
 from .captions import PROMPT_STYLES, caption, choices, prompt
 from .catalogue import Request
 from .designs import NoDesignError, decode_voxels, design, encode_voxels, loads_on, negatives
