@@ -44,6 +44,18 @@ def test_values_of_rows():
     }
 
 
+def test_tables_by_a_field_of_the_rows():
+    def row(level, *samples):
+        return [Sample(one.row | {"level": level}, *list(vars(one).values())[1:]) for one in samples]
+
+    rows = [row("b", sample(True, 1.0, "x"), sample(False, 0.0, "y")), row("a", *[sample(True, 1.0, "x")] * 2)]
+    found = learning.values_by(rows, "level")
+    assert found == {"a: success": [1], "a: reward": [1], "b: success": [0.5], "b: reward": [0.5]}
+    assert learning.values_by(rows, None) == {}
+    printed = learning.table({"cold start": [found], "grpo": [found]}, "grpo", {})
+    assert printed.splitlines()[0] == "| setting | a: success | b: success |", "rewards equal successes: no columns"
+
+
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
     """Many small experiments with a known difference. Three seeds are few, so that fewer than 95% are covered."""
     random = np.random.default_rng(1)
