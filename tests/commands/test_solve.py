@@ -1,6 +1,8 @@
 """`trl-grpo-tasks solve`: exit status, files that other commands read, requests from files, mistakes in one line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,23 @@ def test_a_file_of_requests_exits_with_1_unless_all_are_solved(easy, capsys):
     assert said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)[0] == 0
 
 
+def test_files_of_an_earlier_command_are_replaced_and_others_stay(easy, capsys):
+    Path("in.txt").write_text("x\nxa\nxb\n")
+    assert said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)[0] == 0
+    Path("solved/notes_3.txt").write_text("mine")
+    assert said(capsys, "solve", *TINY, "--text", "x", "--top", 1)[0] == 0
+    (answer,) = [json.loads(line) for line in Path("solved/answers.jsonl").read_text().splitlines()]
+    assert answer["files"] == ["sample_1.txt", "sample_1.html"]
+    assert {path.name for path in Path("solved").iterdir() if path.is_file()} == {
+        *answer["files"], "answers.jsonl", "notes_3.txt"
+    }  # fmt: skip
+    # A table that names files elsewhere, or is no table, removes nothing.
+    for text in ('{"files": ["../in.txt", 3, "/etc"]}\n{"files": 1}\n[]\n', "not JSON"):
+        Path("solved/answers.jsonl").write_text(text)
+        assert said(capsys, "solve", *TINY, "--text", "x", "--top", 1)[0] == 0
+        assert Path("in.txt").is_file() and Path("solved/notes_3.txt").is_file()
+
+
 def test_the_same_seed_prints_the_same(easy, capsys):
     """Except for seconds, which are cut off here."""
 
@@ -108,6 +127,7 @@ def test_hostile_text_is_printed_safely(easy, capsys):
         (("--requests", "bad.jsonl"), "bad.jsonl, line 3: not JSON"),
         (("--requests", "text.jsonl"), "text.jsonl, line 1: a row needs a 'prompt'"),
         (("--text", "a", "--samples", "0"), "--samples 0 must be at least 1"),
+        (("--text", "a", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
         (("--text", "a", "--top", "0"), "--top 0 must be at least 1"),
         (("--text", "a", "--seconds", "0"), "--seconds 0 must be more than 0"),
         (("--text", "a", "--output_dir", "my_task.py"), "--output_dir my_task.py"),
@@ -137,6 +157,15 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
 def test_a_model_needs_a_task(my_task, capsys, words, message):
     code, _, err = said(capsys, "solve", *words)
     assert code == 2 and message in err and len(err.splitlines()) == 1, err
+
+
+def test_a_wrong_budget_is_found_before_slow_imports():
+    code = (
+        "from trl_grpo_tasks.commands.main import main; import sys; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    words = ["solve", "tiny", "--task", "brick", "--text", "a table", "--samples", "0"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert "--samples 0" in done.stderr and done.stdout == "False\n"
 
 
 def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypatch):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..evaluation.solution import Solution, check_budget
 from ..task import printable
-from .answer_files import check_top, write_files, write_table
+from .answer_files import check_top, remove_earlier, write_files, write_table
 from .arguments import refuse_unknown
 from .command_parser import CommandParser
 from .generate import describe_sample
 from .requests import Request, read_requests
 from .sampling_options import add_sampling_options, solver_of, task_of_model
-
-if TYPE_CHECKING:
-    from ..evaluation.solution import Solution
 
 LONGEST_REQUEST = 100  # characters of a request that are shown
 REASONS_SHOWN = 3
@@ -58,12 +57,11 @@ def solve(arguments: Sequence[str]) -> int:
     if rest and not known.task:
         refuse_unknown(rest, parser)
     check_top(known.top)
-    task = task_of_model(known, rest, "solve", arguments)
+    check_budget(known.samples, known.seconds)
+    task = task_of_model(parser, known, rest, "solve", arguments)
     requests = read_requests(task, known.text, known.requests, known.row)
-    from ..evaluation.solver import check_budget
     from .train import quiet_third_party_logging
 
-    check_budget(known.samples, known.seconds)
     quiet_third_party_logging()
     written: list[dict[str, Any]] = []
     solved = 0
@@ -77,6 +75,8 @@ def solve(arguments: Sequence[str]) -> int:
             solution = solver(request.row, known.samples, known.seconds)
             solved += solution.solved
             print("\n".join(describe_solution(solution, request, number, known.top)), flush=True)
+            if not written:
+                remove_earlier(known.output_dir)
             # After each request, so that an interrupted command leaves what it has found.
             new = [_entry(solution, request, number, rank) for rank in range(min(known.top, len(solution.answers)))]
             for problem in write_files(task, new, known.output_dir, first=len(written) + 1):
@@ -102,7 +102,10 @@ def describe_solution(solution: Solution, request: Request, number: int, top: in
         lines.append(f"  not solved: {solution.stopped} ({spent})")
     for rank, answer in enumerate(solution.answers[:top], 1):
         often = f" (drawn {answer.drawn} times)" if answer.drawn > 1 else ""
-        lines.append(f"  {rank}. {describe_sample(answer.sample)}{often}")
+        # What cannot be judged was already said.
+        known = solution.unverifiable.startswith(answer.sample.reason)
+        sample = replace(answer.sample, reason="") if known else answer.sample
+        lines.append(f"  {rank}. {describe_sample(sample)}{often}")
     if solution.failures and not (solution.solved or solution.unverifiable):
         lines.append(f"  failures: {_counted(solution.failures)}")
     if solution.unscored:
@@ -124,4 +127,4 @@ def _entry(solution: Solution, request: Request, number: int, rank: int) -> dict
         {"success": None, "score": None} if score is None else {"success": answer.success, "score": score["total"]}
     )
     return {"request": number, "rank": rank + 1, **judged, "reason": answer.sample.reason, "row": dict(request.row),
-            "completion": answer.completion}  # fmt: skip
+            "completion": answer.completion, "files": []}  # fmt: skip
