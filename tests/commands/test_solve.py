@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.commands.solve import counted
 from trl_grpo_tasks.evaluation import solver as module
 
 TINY = ("tiny", "--task", "my_task.py", "--max_completion_length", "4")
@@ -86,6 +88,23 @@ def test_files_of_an_earlier_command_are_replaced_and_others_stay(easy, capsys):
         assert Path("in.txt").is_file() and Path("solved/notes_3.txt").is_file()
 
 
+def test_an_interrupted_command_leaves_what_it_has_found(easy, capsys, monkeypatch):
+    Path("in.txt").write_text("x\nxa\nxb\n")
+    answer, asked = module.Solver.__call__, []
+
+    def interrupted(self, row, *budget):
+        asked.append(row)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return answer(self, row, *budget)
+
+    monkeypatch.setattr(module.Solver, "__call__", interrupted)
+    code, out, err = said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)
+    assert code == 130 and err == ""
+    assert out.endswith("interrupted at request 3; 2 of 3 requests solved; files: solved\n")
+    assert len(Path("solved/answers.jsonl").read_text().splitlines()) == 2
+
+
 def test_the_same_seed_prints_the_same(easy, capsys):
     """Except for seconds, which are cut off here."""
 
@@ -104,6 +123,14 @@ def test_what_cannot_be_judged_is_said_and_not_a_success(easy, capsys):
     code, out, _ = said(capsys, "solve", *TINY, "--text", "x", "--samples", 8)
     assert code == 1 and "  cannot be judged: the word is \\x1b[31m secret (8 samples, " in out
     assert "success" not in out and "0 of 1 request solved" in out
+
+
+def test_reasons_that_differ_in_numbers_count_together():
+    reasons = Counter({"an IoU of 0.46; success needs 0.8": 8, "an IoU of 0.7; success needs 0.8": 7, "1 loose": 9})
+    assert counted(reasons) == "15 x an IoU of ...; success needs 0.8; 9 x 1 loose"
+    reasons = Counter({"a": 4, "b": 3, "c1": 1, "c2": 1, "d": 1, "12 3": 1, "1 23": 1})
+    assert counted(reasons) == "4 x a; 3 x b; 2 x c...; and 2 other reasons"
+    assert counted(Counter({"": 2, "ab": 1, "a1b": 1})) == "2 x ; 1 x ab; 1 x a1b"
 
 
 def test_hostile_text_is_printed_safely(easy, capsys):

@@ -245,6 +245,12 @@ def test_rows_need_a_prompt(toy_solver, row, message):
         toy_solver(row)
 
 
+def test_a_prompt_that_the_model_cannot_read_is_refused(toy_solver):
+    limit = toy_solver._ready.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"the prompt has .* tokens, and the model reads at most {limit}; shorten it"):
+        toy_solver({"prompt": "a" * limit, "letter": "a", "level": "1"}, 1)
+
+
 def test_text_needs_row_of(toy_solver):
     with pytest.raises(ValueError, match="define row_of"):
         toy_solver("abc")

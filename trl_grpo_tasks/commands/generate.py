@@ -81,7 +81,9 @@ def describe_sample(sample: Sample) -> str:
     if score is None:
         return printable(f"could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
-    facts = {name: value for name, value in score["info"].items() if value not in (None, {}, [], "")} | sample.counts
+    # Lists and tables would fill the screen; they are in the pictures and files.
+    plain = {name: value for name, value in score["info"].items() if isinstance(value, (bool, int, float, str))}
+    facts = plain | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
     text = sample.completion.strip()
     written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""

@@ -30,7 +30,7 @@ from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
 from ..training.repair import RepairTask, refuse_editor, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
-from .sampler import CompletionSampler
+from .sampler import CompletionSampler, prompt_ids
 from .samples import Sample
 from .server_sampler import ServerSampler
 from .solution import Solution, check_budget
@@ -206,6 +206,10 @@ class Solver:
         """Raise ValueError if the model or the constraint cannot work with this row."""
         if self.task.policy == "masked":
             MaskedPolicy(self._ready.tokenizer, self._ready.config).prompt_ids([row["prompt"]])
+        elif limit := getattr(self._ready.config, "max_position_embeddings", None):
+            length = len(prompt_ids(self._ready.tokenizer, [row["prompt"]])[0])
+            if length >= limit:
+                raise ValueError(f"the prompt has {length} tokens, and the model reads at most {limit}; shorten it")
         if self._ready.constraint is not None:
             try:
                 state = self._ready.constraint.start(row)
