@@ -82,7 +82,8 @@ def describe_sample(sample: Sample) -> str:
         return printable(f"could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     # Lists and tables would fill the screen; they are in the pictures and files.
-    plain = {name: value for name, value in score["info"].items() if isinstance(value, (bool, int, float, str))}
+    info = score["info"].items()
+    plain = {name: value for name, value in info if isinstance(value, (bool, int, float, str)) and value != ""}
     facts = plain | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
     text = sample.completion.strip()

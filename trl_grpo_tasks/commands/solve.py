@@ -117,7 +117,8 @@ def describe_solution(solution: Solution, request: Request, number: int, top: in
         # What cannot be judged was already said.
         known = solution.unverifiable.startswith(answer.sample.reason)
         sample = replace(answer.sample, reason="") if known else answer.sample
-        lines.append(f"  {rank}. {describe_sample(sample)}{often}")
+        score = "" if sample.score is None else f"; score {sample.score['total']:.4g}"
+        lines.append(f"  {rank}. {describe_sample(sample)}{score}{often}")
     if solution.failures and not (solution.solved or solution.unverifiable):
         lines.append(f"  failures: {counted(solution.failures)}")
     if solution.unscored:
