@@ -53,12 +53,12 @@ def task_of_model(
     """The task that is named, with its flags in `rest`, or that of the run `known.model`."""
     from ..report.run_folder import RunFolder
 
-    check_local_path(known.model, "model")
+    options = [option for action in parser._actions for option in action.option_strings]
+    check_local_path(known.model, "--model" if "--model" in options else "model")
     if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
         raise ValueError(
             f"{known.model} is not the folder of a run; name the task too: {PROGRAM} {command} --task TASK ..."
         )
-    options = [option for action in parser._actions for option in action.option_strings]
     return task_of_run(known.task, rest, known.model, [command, *typed], options)
 
 
