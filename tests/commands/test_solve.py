@@ -1,11 +1,15 @@
 """`trl-grpo-tasks solve`: exit status, files that other commands read, requests from files, mistakes in one line."""
 
 import json
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.commands.solve import counted
 from trl_grpo_tasks.evaluation import solver as module
 
 TINY = ("tiny", "--task", "my_task.py", "--max_completion_length", "4")
@@ -67,6 +71,40 @@ def test_a_file_of_requests_exits_with_1_unless_all_are_solved(easy, capsys):
     assert said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)[0] == 0
 
 
+def test_files_of_an_earlier_command_are_replaced_and_others_stay(easy, capsys):
+    Path("in.txt").write_text("x\nxa\nxb\n")
+    assert said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)[0] == 0
+    Path("solved/notes_3.txt").write_text("mine")
+    assert said(capsys, "solve", *TINY, "--text", "x", "--top", 1)[0] == 0
+    (answer,) = [json.loads(line) for line in Path("solved/answers.jsonl").read_text().splitlines()]
+    assert answer["files"] == ["sample_1.txt", "sample_1.html"]
+    assert {path.name for path in Path("solved").iterdir() if path.is_file()} == {
+        *answer["files"], "answers.jsonl", "notes_3.txt"
+    }  # fmt: skip
+    # A table that names files elsewhere, or is no table, removes nothing.
+    for text in ('{"files": ["../in.txt", 3, "/etc"]}\n{"files": 1}\n[]\n', "not JSON"):
+        Path("solved/answers.jsonl").write_text(text)
+        assert said(capsys, "solve", *TINY, "--text", "x", "--top", 1)[0] == 0
+        assert Path("in.txt").is_file() and Path("solved/notes_3.txt").is_file()
+
+
+def test_an_interrupted_command_leaves_what_it_has_found(easy, capsys, monkeypatch):
+    Path("in.txt").write_text("x\nxa\nxb\n")
+    answer, asked = module.Solver.__call__, []
+
+    def interrupted(self, row, *budget):
+        asked.append(row)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return answer(self, row, *budget)
+
+    monkeypatch.setattr(module.Solver, "__call__", interrupted)
+    code, out, err = said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)
+    assert code == 130 and err == ""
+    assert out.endswith("interrupted at request 3; 2 of 3 requests solved; files: solved\n")
+    assert len(Path("solved/answers.jsonl").read_text().splitlines()) == 2
+
+
 def test_the_same_seed_prints_the_same(easy, capsys):
     """Except for seconds, which are cut off here."""
 
@@ -85,6 +123,14 @@ def test_what_cannot_be_judged_is_said_and_not_a_success(easy, capsys):
     code, out, _ = said(capsys, "solve", *TINY, "--text", "x", "--samples", 8)
     assert code == 1 and "  cannot be judged: the word is \\x1b[31m secret (8 samples, " in out
     assert "success" not in out and "0 of 1 request solved" in out
+
+
+def test_reasons_that_differ_in_numbers_count_together():
+    reasons = Counter({"an IoU of 0.46; success needs 0.8": 8, "an IoU of 0.7; success needs 0.8": 7, "1 loose": 9})
+    assert counted(reasons) == "15 x an IoU of ...; success needs 0.8; 9 x 1 loose"
+    reasons = Counter({"a": 4, "b": 3, "c1": 1, "c2": 1, "d": 1, "12 3": 1, "1 23": 1})
+    assert counted(reasons) == "4 x a; 3 x b; 2 x c...; and 2 other reasons"
+    assert counted(Counter({"": 2, "ab": 1, "a1b": 1})) == "2 x ; 1 x ab; 1 x a1b"
 
 
 def test_hostile_text_is_printed_safely(easy, capsys):
@@ -108,6 +154,7 @@ def test_hostile_text_is_printed_safely(easy, capsys):
         (("--requests", "bad.jsonl"), "bad.jsonl, line 3: not JSON"),
         (("--requests", "text.jsonl"), "text.jsonl, line 1: a row needs a 'prompt'"),
         (("--text", "a", "--samples", "0"), "--samples 0 must be at least 1"),
+        (("--text", "a", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
         (("--text", "a", "--top", "0"), "--top 0 must be at least 1"),
         (("--text", "a", "--seconds", "0"), "--seconds 0 must be more than 0"),
         (("--text", "a", "--output_dir", "my_task.py"), "--output_dir my_task.py"),
@@ -137,6 +184,15 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
 def test_a_model_needs_a_task(my_task, capsys, words, message):
     code, _, err = said(capsys, "solve", *words)
     assert code == 2 and message in err and len(err.splitlines()) == 1, err
+
+
+def test_a_wrong_budget_is_found_before_slow_imports():
+    code = (
+        "from trl_grpo_tasks.commands.main import main; import sys; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    words = ["solve", "tiny", "--task", "brick", "--text", "a table", "--samples", "0"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert "--samples 0" in done.stderr and done.stdout == "False\n"
 
 
 def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypatch):

@@ -203,12 +203,12 @@ def test_ranking_agrees_with_sorting_everything(drawn):
     solution, cut = Solution("x", {}), random.Random(0).randint(0, len(samples))
     for part in (samples[:cut], samples[cut:]):
         solution.add(part)
-    best = {}
+    best, often = {}, Counter(form for form, _, _ in drawn)
     for form, total, success in drawn:
-        key = (-1, 0.0) if total is None else (int(success), total)
+        key = (-1, 0.0, often[form]) if total is None else (int(success), total, often[form])
         best[form] = max(best.get(form, key), key)
     assert [best[answer.sample.form] for answer in solution.answers] == sorted(best.values(), reverse=True)
-    assert {a.sample.form: a.drawn for a in solution.answers} == Counter(form for form, _, _ in drawn)
+    assert {a.sample.form: a.drawn for a in solution.answers} == often
     assert solution.solved == any(total is not None and success for _, total, success in drawn)
     failed = sum(total is not None and not success for _, total, success in drawn)
     assert (solution.failures.total(), solution.unscored.total()) == (failed, sum(t is None for _, t, _ in drawn))
@@ -243,6 +243,12 @@ def test_generate_and_solve_draw_the_same_samples(toy_solver):
 def test_rows_need_a_prompt(toy_solver, row, message):
     with pytest.raises(ValueError, match=message):
         toy_solver(row)
+
+
+def test_a_prompt_that_the_model_cannot_read_is_refused(toy_solver):
+    limit = toy_solver._ready.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"the prompt has .* tokens, and the model reads at most {limit}; shorten it"):
+        toy_solver({"prompt": "a" * limit, "letter": "a", "level": "1"}, 1)
 
 
 def test_text_needs_row_of(toy_solver):

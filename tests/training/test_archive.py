@@ -12,8 +12,8 @@ from tests.support.training import config, parameters, run_processes, timeless, 
 from tests.training.test_trainer import FixedTrainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.rewards.components import component_weights
-from trl_grpo_tasks.training import archive as module
-from trl_grpo_tasks.training import canonical_forms
+from trl_grpo_tasks.training.stores import archive as module
+from trl_grpo_tasks.training.stores import canonical_forms
 from trl_grpo_tasks.training.stores.archive import Answer, Archive
 
 

@@ -25,7 +25,7 @@ def write_files(
 ) -> list[str]:
     """Write for each answer its text and the files that the task exports, with the number of the answer in each name:
     sample.txt becomes sample_1.txt. `first` is the first number. Return a line for each answer whose files the task
-    could not make."""
+    could not make. An answer that has a list "files" gets their names in it."""
     problems = []
     Path(folder).mkdir(parents=True, exist_ok=True)
     for number, answer in enumerate(answers, first):
@@ -37,7 +37,22 @@ def write_files(
         for name, content in files.items():
             file = Path(folder) / f"{Path(name).stem}_{number}{Path(name).suffix}"
             file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+            answer.get("files", []).append(file.name)
     return problems
+
+
+def remove_earlier(folder: str | Path) -> None:
+    """Remove the files that answers.jsonl of an earlier command names; others with higher numbers would stay."""
+    table = Path(folder) / "answers.jsonl"
+    try:
+        entries = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):  # there is none, or it is not ours
+        return
+    for entry in entries:
+        names = entry.get("files", []) if isinstance(entry, Mapping) else []
+        for name in names if isinstance(names, list) else []:
+            if isinstance(name, str) and name == Path(name).name and (table.parent / name).is_file():
+                (table.parent / name).unlink()
 
 
 def write_table(answers: Sequence[Answer], folder: str | Path, number_name: str = "number") -> None:

@@ -74,14 +74,15 @@ def truth_value(text: str) -> bool:
     return known[text.lower()]
 
 
-def task_with_options(spec: str, flags: Sequence[str]) -> Task:
-    """The task of this name, with its options from flags."""
+def task_with_options(spec: str, flags: Sequence[str], also: Sequence[str] = ()) -> Task:
+    """The task of this name, with its options from flags. For an unknown one, options of the task and of `also` are
+    suggested."""
     options_class = find_task_class(spec).Options
     if not flags:
         return get_task(spec, options_class())
     parser = make_parser(options_class)
     options, rest = parser.parse_args_and_config(list(flags), return_remaining_strings=True)
-    refuse_unknown(rest, parser)
+    refuse_unknown(rest, parser, also=also)
     return get_task(spec, options)
 
 
@@ -95,19 +96,23 @@ def require_task(spec: str | None, command: str) -> str:
     return spec
 
 
-def task_of_run(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
+def task_of_run(
+    spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str], also: Sequence[str] = ()
+) -> Task:
     """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run. If the
-    answers of the run have several turns, the task reads them."""
+    answers of the run have several turns, the task reads them. See `task_with_options` for `also`."""
     from ..report.run_folder import RunFolder
     from ..training.repair import with_repair_of
 
     settings = RunFolder.read(run_dir).settings if Path(run_dir).is_dir() else {}
-    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed), settings)
+    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed, also), settings)
 
 
-def _one_turn_task(spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str]) -> Task:
+def _one_turn_task(
+    spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str], also: Sequence[str]
+) -> Task:
     if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
-        return task_with_options(spec, flags)
+        return task_with_options(spec, flags, also)
     if flags:
         raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
     from ..report.page import task_of

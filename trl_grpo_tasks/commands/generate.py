@@ -57,7 +57,7 @@ def generate_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--num_samples", type=int, default=4, metavar="N", help="number of completions (default: 4)")
     add_sampling_options(parser, "generated")
     known, rest = parser.parse_known(arguments)
-    task = task_of_model(known, rest, "generate", arguments)
+    task = task_of_model(parser, known, rest, "generate", arguments)
     if known.num_samples < 1:
         raise ValueError(f"--num_samples {known.num_samples} must be at least 1")
     row = task.row_of(known.text)
@@ -81,7 +81,10 @@ def describe_sample(sample: Sample) -> str:
     if score is None:
         return printable(f"could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
-    facts = {name: value for name, value in score["info"].items() if value is not None} | sample.counts
+    # Lists and tables would fill the screen; they are in the pictures and files.
+    info = score["info"].items()
+    plain = {name: value for name, value in info if isinstance(value, (bool, int, float, str)) and value != ""}
+    facts = plain | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
     text = sample.completion.strip()
     written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""

@@ -47,17 +47,19 @@ def add_sampling_options(parser: CommandParser, output_dir: str) -> None:
     parser.add_argument("--reward_timeout", type=float, default=30.0, metavar="X", help=REWARD_TIMEOUT_HELP)
 
 
-def task_of_model(known: Namespace, rest: Sequence[str], command: str, typed: Sequence[str]) -> Task:
+def task_of_model(
+    parser: CommandParser, known: Namespace, rest: Sequence[str], command: str, typed: Sequence[str]
+) -> Task:
     """The task that is named, with its flags in `rest`, or that of the run `known.model`."""
     from ..report.run_folder import RunFolder
 
-    if not known.task:
-        check_local_path(known.model, "--model")
-        if not Path(known.model).is_dir() or not RunFolder.read(known.model).settings:
-            raise ValueError(
-                f"{known.model} is not the folder of a run; name the task too: {PROGRAM} {command} --task TASK ..."
-            )
-    return task_of_run(known.task, rest, known.model, [command, *typed])
+    options = [option for action in parser._actions for option in action.option_strings]
+    check_local_path(known.model, "--model" if "--model" in options else "model")
+    if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
+        raise ValueError(
+            f"{known.model} is not the folder of a run; name the task too: {PROGRAM} {command} --task TASK ..."
+        )
+    return task_of_run(known.task, rest, known.model, [command, *typed], options)
 
 
 def solver_of(known: Namespace, task: Task, **more: Any) -> Solver:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..evaluation.solution import Solution, check_budget
 from ..task import printable
-from .answer_files import check_top, write_files, write_table
+from .answer_files import check_top, remove_earlier, write_files, write_table
 from .arguments import refuse_unknown
 from .command_parser import CommandParser
 from .generate import describe_sample
 from .requests import Request, read_requests
 from .sampling_options import add_sampling_options, solver_of, task_of_model
 
-if TYPE_CHECKING:
-    from ..evaluation.solution import Solution
-
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 LONGEST_REQUEST = 100  # characters of a request that are shown
 REASONS_SHOWN = 3
+INTERRUPTED = 130  # the exit status that shells report after Ctrl-C
 
 
 def solve(arguments: Sequence[str]) -> int:
@@ -28,8 +30,8 @@ def solve(arguments: Sequence[str]) -> int:
         "solve",
         "RUN_OR_MODEL --text TEXT | --requests FILE | --row JSON [--option value ...]",
         "Draw samples until the task's verifier accepts one or the budget ends; show and write the best distinct "
-        "answers. The exit status is 0 if every request was solved, 1 if not, 2 for wrong options. For a run of a "
-        "built-in task, the task and its options are the run's.",
+        "answers. The exit status is 0 if every request was solved, 1 if not, 2 for wrong options, 130 after Ctrl-C. "
+        "For a run of a built-in task, the task and its options are the run's.",
         [
             "trl-grpo-tasks solve outputs/demo --text 'a small table, world 8' --seconds 10",
             "trl-grpo-tasks solve outputs/demo --requests captions.txt --samples 256 --top 1",
@@ -58,32 +60,42 @@ def solve(arguments: Sequence[str]) -> int:
     if rest and not known.task:
         refuse_unknown(rest, parser)
     check_top(known.top)
-    task = task_of_model(known, rest, "solve", arguments)
-    requests = read_requests(task, known.text, known.requests, known.row)
-    from ..evaluation.solver import check_budget
-    from .train import quiet_third_party_logging
-
     check_budget(known.samples, known.seconds)
-    quiet_third_party_logging()
-    written: list[dict[str, Any]] = []
-    solved = 0
-    with solver_of(known, task, vllm_server_url=known.vllm_server_url) as solver:
-        for number, request in enumerate(requests, 1):
-            try:
-                solver.check_row(request.row)
-            except ValueError as error:
-                raise ValueError(f"request {number}: {error}") from error
-        for number, request in enumerate(requests, 1):
-            solution = solver(request.row, known.samples, known.seconds)
-            solved += solution.solved
-            print("\n".join(describe_solution(solution, request, number, known.top)), flush=True)
-            # After each request, so that an interrupted command leaves what it has found.
-            new = [_entry(solution, request, number, rank) for rank in range(min(known.top, len(solution.answers)))]
-            for problem in write_files(task, new, known.output_dir, first=len(written) + 1):
-                print(problem)
-            written += new
-            write_table(written, known.output_dir)
-    print(f"{solved} of {len(requests)} request{'s' * (len(requests) != 1)} solved; files: {Path(known.output_dir)}")
+    task = task_of_model(parser, known, rest, "solve", arguments)
+    requests = read_requests(task, known.text, known.requests, known.row)
+    solutions: list[Solution] = []
+    ending = ""
+    try:
+        from .train import quiet_third_party_logging  # slow
+
+        quiet_third_party_logging()
+        with solver_of(known, task, vllm_server_url=known.vllm_server_url) as solver:
+            for number, request in enumerate(requests, 1):
+                try:
+                    solver.check_row(request.row)
+                except ValueError as error:
+                    raise ValueError(f"request {number}: {error}") from error
+            written: list[dict[str, Any]] = []
+            for number, request in enumerate(requests, 1):
+                solution = solver(request.row, known.samples, known.seconds)
+                print("\n".join(describe_solution(solution, request, number, known.top)), flush=True)
+                if not written:
+                    remove_earlier(known.output_dir)
+                # After each request, so that an interrupted command leaves what it has found.
+                ranks = range(min(known.top, len(solution.answers)))
+                new = [_entry(solution, request, number, rank) for rank in ranks]
+                for problem in write_files(task, new, known.output_dir, first=len(written) + 1):
+                    print(problem)
+                written += new
+                write_table(written, known.output_dir)
+                solutions.append(solution)
+    except KeyboardInterrupt:
+        ending = f"interrupted at request {len(solutions) + 1}; "
+    solved = sum(solution.solved for solution in solutions)
+    ending += f"{solved} of {len(requests)} request{'s' * (len(requests) != 1)} solved"
+    print(ending + (f"; files: {Path(known.output_dir)}" if solutions else ""))
+    if len(solutions) < len(requests):
+        return INTERRUPTED
     return 0 if solved == len(requests) else 1
 
 
@@ -102,17 +114,30 @@ def describe_solution(solution: Solution, request: Request, number: int, top: in
         lines.append(f"  not solved: {solution.stopped} ({spent})")
     for rank, answer in enumerate(solution.answers[:top], 1):
         often = f" (drawn {answer.drawn} times)" if answer.drawn > 1 else ""
-        lines.append(f"  {rank}. {describe_sample(answer.sample)}{often}")
+        # What cannot be judged was already said.
+        known = solution.unverifiable.startswith(answer.sample.reason)
+        sample = replace(answer.sample, reason="") if known else answer.sample
+        score = "" if sample.score is None else f"; score {sample.score['total']:.4g}"
+        lines.append(f"  {rank}. {describe_sample(sample)}{score}{often}")
     if solution.failures and not (solution.solved or solution.unverifiable):
-        lines.append(f"  failures: {_counted(solution.failures)}")
+        lines.append(f"  failures: {counted(solution.failures)}")
     if solution.unscored:
-        lines.append(f"  could not be scored: {_counted(solution.unscored)}")
+        lines.append(f"  could not be scored: {counted(solution.unscored)}")
     return [printable(line) for line in lines]
 
 
-def _counted(reasons: Counter[str]) -> str:
-    shown = [f"{count} x {reason}" for reason, count in reasons.most_common(REASONS_SHOWN)]
-    left = len(reasons) - len(shown)
+def counted(reasons: Counter[str]) -> str:
+    """The most frequent reasons. Those that differ only in numbers count together; such numbers are shown as dots."""
+    merged: Counter[str] = Counter()
+    alike: dict[tuple[str, ...], list[list[str]]] = {}
+    for reason in reasons:
+        parts = _NUMBER.split(reason)  # numbers are at odd places
+        alike.setdefault(tuple(parts[::2]), []).append(parts)
+    for group in alike.values():
+        common = "".join(part[0] if len(set(part)) == 1 else "..." for part in zip(*group, strict=True))
+        merged[common] = sum(reasons["".join(parts)] for parts in group)
+    shown = [f"{count} x {reason}" for reason, count in merged.most_common(REASONS_SHOWN)]
+    left = len(merged) - len(shown)
     return "; ".join([*shown, *([f"and {left} other reason{'s' * (left > 1)}"] if left else [])])
 
 
@@ -124,4 +149,4 @@ def _entry(solution: Solution, request: Request, number: int, rank: int) -> dict
         {"success": None, "score": None} if score is None else {"success": answer.success, "score": score["total"]}
     )
     return {"request": number, "rank": rank + 1, **judged, "reason": answer.sample.reason, "row": dict(request.row),
-            "completion": answer.completion}  # fmt: skip
+            "completion": answer.completion, "files": []}  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from trl.trainer.utils import FusedCausalLMOutput
 
 from .base import unpack
 from .scoring import Head, HeadScale, masked_logps_and_entropies, sampled_logits
@@ -95,6 +94,8 @@ class MaskedHead:
         empty = torch.zeros(scored.size, device=hidden.device, dtype=logps_N.dtype)
         logps_B_T = empty.index_put((index,), logps_N).view(targets_B_T.shape)
         entropies_B_T = empty.index_put((index,), entropies_N).view(targets_B_T.shape)
+        from trl.trainer.utils import FusedCausalLMOutput  # slow to import, and only training needs it
+
         return FusedCausalLMOutput(loss=-logps_B_T.sum(), log_probs=logps_B_T, entropy=entropies_B_T)
 
 

@@ -1,4 +1,4 @@
-"""`Solution`: the ranked distinct answers to a request, and how they were found."""
+"""`Solution`: the ranked distinct answers to a request, how they were found, and the check of a budget."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Answer:
         return self.sample.score is not None and self.sample.score["success"]
 
     @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """A key that sorts answers: successes above others, then by score; those without a score are last."""
+    def rank(self) -> tuple[bool, bool, float, int]:
+        """A key that sorts answers: successes above others, then by score, then by how often they were drawn; those
+        without a score are last."""
         score = self.sample.score
-        return self.success, score is not None, 0.0 if score is None else score["total"]
+        return self.success, score is not None, 0.0 if score is None else score["total"], self.drawn
 
 
 @dataclass
@@ -82,7 +83,15 @@ class Solution:
                 self.failures[sample.reason or "no reason was given"] += 1
             old = known.setdefault(sample.form, new)
             if old is not new:
+                old.sample = max(old, new, key=lambda answer: answer.rank[:-1]).sample
                 old.drawn += 1
-                old.sample = max(old, new, key=lambda answer: answer.rank).sample
         self.samples += len(samples)
         self.answers = sorted(known.values(), key=lambda answer: answer.rank, reverse=True)
+
+
+def check_budget(samples: int | None, seconds: float | None) -> None:
+    """Raise ValueError for a budget that allows nothing."""
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples {samples} must be at least 1")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"--seconds {seconds:g} must be more than 0")

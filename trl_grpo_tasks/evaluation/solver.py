@@ -30,10 +30,10 @@ from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
 from ..training.repair import RepairTask, refuse_editor, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
-from .sampler import CompletionSampler
+from .sampler import CompletionSampler, prompt_ids
 from .samples import Sample
 from .server_sampler import ServerSampler
-from .solution import Solution
+from .solution import Solution, check_budget
 
 SAMPLES = 64  # the budget if none is given
 FIRST_BATCH = 8  # samples; each further batch is twice as large, up to ROLLOUT_ROWS
@@ -112,7 +112,7 @@ class Solver:
         settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
         trained = settings.get("training", {})
         if task is None:
-            check_local_path(name, "--model")
+            check_local_path(name, "model")
             if not settings:
                 raise ValueError(f"{name} is not the folder of a run; name the task too")
             task = task_of(name)
@@ -124,7 +124,7 @@ class Solver:
             refuse_editor(editor, task.turns)
             task, constrain = RepairTask(task.inner, task.turns, task.discount, constrain), constrain or None
         check_editor(task, editor, bool(constrain))
-        check_local_path(name, "--model")
+        check_local_path(name, "model")
         if constrain is None and editor in task.redundant_editors:
             constrain = False
         given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -140,6 +140,7 @@ class Solver:
             )
 
         task.prepare(trained.get("seed", 42))  # judges of the run are found by its seed, rather than trained again
+        executor = RewardExecutor(task, worker_count(reward_workers, 1), reward_timeout)  # starts meanwhile
         ready = ready_model(name, task, [], folder, seed=seed, constrain=constrain)
         sampler: Any
         if vllm_server_url is not None:
@@ -153,7 +154,6 @@ class Solver:
             sampler = CompletionSampler(
                 model.eval(), ready.tokenizer, temperature, length, ready.constraint, filters, rollout_batch_size
             )
-        executor = RewardExecutor(task, worker_count(reward_workers, 1), reward_timeout)
         return cls(task, sampler, ready, executor, editor=editor, seed=seed, is_greedy=temperature == 0)
 
     def __call__(self, request: str | Row, samples: int | None = None, seconds: float | None = None) -> Solution:
@@ -206,6 +206,10 @@ class Solver:
         """Raise ValueError if the model or the constraint cannot work with this row."""
         if self.task.policy == "masked":
             MaskedPolicy(self._ready.tokenizer, self._ready.config).prompt_ids([row["prompt"]])
+        elif limit := getattr(self._ready.config, "max_position_embeddings", None):
+            length = len(prompt_ids(self._ready.tokenizer, [row["prompt"]])[0])
+            if length >= limit:
+                raise ValueError(f"the prompt has {length} tokens, and the model reads at most {limit}; shorten it")
         if self._ready.constraint is not None:
             try:
                 state = self._ready.constraint.start(row)
@@ -244,14 +248,6 @@ class Solver:
             texts = [text for text, _ in completions]
             pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * size, texts)
             return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
-
-
-def check_budget(samples: int | None, seconds: float | None) -> None:
-    """Raise ValueError for a budget that allows nothing."""
-    if samples is not None and samples < 1:
-        raise ValueError(f"--samples {samples} must be at least 1")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"--seconds {seconds:g} must be more than 0")
 
 
 def _best_so_far(solution: Solution) -> str:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trl.trainer.utils import FusedCausalLMOutput
 
 from ..constraints.base import unpack
 from ..constraints.filters import SamplingFilters, pack_on_device
@@ -204,7 +203,9 @@ class MaskedPolicy:
         finally:
             self._active_masks = None
 
-    def _score(self, forward: Any, input_ids: Any, attention_mask: Any, labels: Any) -> FusedCausalLMOutput:
+    def _score(self, forward: Any, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
+        from trl.trainer.utils import FusedCausalLMOutput  # slow to import, and only training needs it
+
         is_fill = labels != -100
         is_prompt = attention_mask.bool() & ~is_fill
         ids_B_L, attended_B_L = _without_left_padding(input_ids, is_prompt)

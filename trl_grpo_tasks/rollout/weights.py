@@ -9,13 +9,13 @@ kernel that multiplies by the weights.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
 import torch
-from peft.tuners import lora
 from torch import nn
 
 from .quantised import activation_threshold, dense_weight, is_quantised, round_activations
@@ -237,7 +237,9 @@ def is_plain_lora(part: nn.Module) -> bool:
 
 
 def _is_adapted(part: nn.Module) -> bool:
-    return isinstance(part, lora.LoraLayer) and hasattr(part, "base_layer")
+    # Not imported here, because that takes seconds: a module of PEFT exists only where PEFT has been imported.
+    lora = sys.modules.get("peft.tuners.lora")
+    return lora is not None and isinstance(part, lora.LoraLayer) and hasattr(part, "base_layer")
 
 
 def _base(layer: Any) -> Any:

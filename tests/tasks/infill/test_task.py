@@ -159,6 +159,7 @@ def test_every_variant_keeps_the_contract(options):
 def test_a_users_text_needs_a_gap():
     task = get_task("infill")
     row = task.row_of("the c__ sat _")
+    assert task.score(row, task.gold(row)).reason == "the original text is unknown"
     assert row["prompt"] == "the c<mask><mask> sat <mask>" and row["places"] == [5, 6, 12]
     assert task.filled(row, "at.") == "the cat sat ."
     assert task.filled(row, "at") is None and task.score(row, "at").reason == "there are 2 fills for 3 masks"

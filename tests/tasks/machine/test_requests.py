@@ -33,6 +33,7 @@ def test_rows_of_the_data_set_are_their_own_requests():
         ("a car that drives far", "car", 10),
         ("A LARGE CATAPULT", "catapult", 24),
         ("a medium trebuchet", "catapult", 16),
+        ("a very big car", "car", 24),
         ("something with wheels, up to 23 blocks", "car", 16),
         ("a car of 9999 blocks", "car", 24),
         ("throw a ball over the wall", "wall", 10),

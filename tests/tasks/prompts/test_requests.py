@@ -32,8 +32,8 @@ def test_a_row_of_the_file_is_found_by_number_id_and_words(task, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("row 31", "rows 1 to 30"),
-        ("#0", "rows 1 to 30"),
+        ("row 31", "the rows of the file are 1 to 30"),
+        ("#0", "the rows of the file are 1 to 30"),
         ("id none", "0 rows of the file have this id"),
         (" ", "empty"),
     ],
@@ -49,7 +49,16 @@ def test_a_new_prompt_without_a_check_cannot_be_judged(task):
         assert "no reward of this row checks the answer" in one.unverifiable(row)
         score = one.score(row, "Roses are red.")
         assert score.valid and not score.success and score.total == 0
-    assert GENERATED.row_of("row 3")["prompt"][-1]["content"] == "row 3", "there is no file"
+
+
+def test_generated_problems_have_numbers_too():
+    row = GENERATED.row_of("row 3")
+    assert row["interpretation"].startswith("row 3 of the held-out problems, judged by numeric")
+    assert GENERATED.score(row, GENERATED.gold(row)).success
+    assert GENERATED.row_of(row["prompt"][-1]["content"]) == row
+    assert row["prompt"] in [test["prompt"] for test in GENERATED.dataset("test", None, 0)]
+    with pytest.raises(ValueError, match="the rows of the held-out problems are 1 to 200"):
+        GENERATED.row_of("#99999")
 
 
 def test_a_new_prompt_keeps_the_rewards_that_need_no_column():

@@ -227,11 +227,11 @@ def test_sarah_files_of_named_theories_are_read_back(name):
 
 def test_sarah_file_of_the_standard_model():
     file = sarah.write_sarah(examples.named("standard_model"), "SM")
-    assert "Gauge[[2]] = {V2, SU[2], L, g2, True};" in file
-    assert "FermionFields[[1]] = {Q, 3, {Q0x1x0, Q0x2x0}, 3, 2, 1/6};" in file
-    assert "FermionFields[[2]] = {uc, 3, uc0x0x0, -3, 1, -2/3};" in file
+    assert "Gauge[[2]] = {V2, SU[2], secondL, g2, True};" in file
+    assert "FermionFields[[1]] = {Q, 3, {Qx0x1x0, Qx0x2x0}, 3, 2, 1/6};" in file
+    assert "FermionFields[[2]] = {uc, 3, ucx0x0x0, -3, 1, -2/3};" in file
     assert "LagHC = -(Y1 H.Q.uc + Y2 conj[H].Q.dc + Y3 conj[H].L.ec);" in file
-    assert "{H0x2x0, {vH, 1/Sqrt[2]}" in file
+    assert "{Hx0x2x0, {vH, 1/Sqrt[2]}" in file
     with pytest.raises(ValueError, match="no line 'LagHC"):
         sarah.read_sarah("Gauge[[1]] = {};")
 

@@ -3,26 +3,25 @@
 Neither program is available here (SARAH needs Mathematica, PyR@TE is not on PyPI), so these are checks of structure.
 """
 
+import itertools
 import re
-from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.sarah_files import Mathematica, check_numbers, check_sarah, names_in, read_model, tensor_of
+from tests.tasks.theory.test_language import random_theories
 from trl_grpo_tasks.tasks.theory import examples
+from trl_grpo_tasks.tasks.theory.breaking import vacuum
+from trl_grpo_tasks.tasks.theory.language import parse, relabelled
 from trl_grpo_tasks.tasks.theory.pyrate import write_pyrate
-from trl_grpo_tasks.tasks.theory.sarah import write_sarah
-
-DIMENSIONS = {2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5, 10, -10, 24}}
-
-
-def check_numbers(numbers, groups):
-    """One number per gauge group: a dimension that the group has, or a rational charge."""
-    assert len(numbers) == len(groups)
-    for number, group in zip(numbers, groups, strict=True):
-        assert Fraction(str(number)) is not None if group == 1 else int(number) in DIMENSIONS[group], (number, group)
-
+from trl_grpo_tasks.tasks.theory.sarah import read_sarah, write_sarah
+from trl_grpo_tasks.tasks.theory.tensors import components, reps_of
+from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev
 
 # ---- PyR@TE: YAML, and terms with indices
 
@@ -87,111 +86,7 @@ def check_term(term, fields, tensors, groups, sizes):
             assert sum(Fraction(str(fields[name][group])) for name in members) == 0, term
 
 
-# ---- SARAH: statements of a subset of Mathematica
-
-TOKEN = re.compile(
-    r'\s*(?:(\(\*.*?\*\))|("[^"]*")|([A-Za-z][\w`]*)|(\d+(?:\.\d+)?)|(\[\[|\]\]|->|::|[-+*/=;,.{}()\[\]]))', re.DOTALL
-)
-
-
-class Mathematica:
-    """A parser of assignments: nested lists, calls, parts, products (also by a space), dots, sums, rules."""
-
-    def __init__(self, text):
-        self.tokens, place = [], 0
-        text = text.rstrip()
-        while place < len(text):
-            match = TOKEN.match(text, place)
-            assert match, text[place : place + 40]
-            place = match.end()
-            if match[1] is None:
-                self.tokens.append(match[0].strip())
-        # Two closing brackets are one token after a part, two tokens after nested calls; no file nests calls.
-        self.at = 0
-
-    def peek(self):
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
-
-    def take(self, expected=None):
-        token = self.peek()
-        assert token is not None and expected in (None, token), (token, expected)
-        self.at += 1
-        return token
-
-    def statements(self):
-        found = []
-        while self.peek() is not None:
-            left = self.sum()
-            if self.peek() == "=":
-                self.take()
-                found.append((left, self.sum()))
-                self.take(";")
-        return found
-
-    def sum(self):
-        parts = [self.product()]
-        while self.peek() in ("+", "-", "->"):
-            parts += [self.take(), self.product()]
-        return parts[0] if len(parts) == 1 else ("sum", *parts)
-
-    def product(self):
-        parts = [self.factor()]
-        while (token := self.peek()) and (token in ("/", "*", ".") or token in "({" or token[0].isalnum()):
-            if token in ("/", "*", "."):
-                parts.append(self.take())
-            parts.append(self.factor())
-        return parts[0] if len(parts) == 1 else ("product", *parts)
-
-    def factor(self):
-        token = self.take()
-        if token == "-":
-            return ("minus", self.factor())
-        if token == "(":
-            inner = self.sum()
-            self.take(")")
-            return inner
-        if token == "{":
-            return self.items("}")
-        assert token[0].isalnum() or token[0] == '"', token
-        value = token
-        while self.peek() in ("[", "[[", "::"):
-            kind = self.take()
-            value = (kind, value, self.take() if kind == "::" else self.items("]" if kind == "[" else "]]"))
-        return value
-
-    def items(self, end):
-        found = []
-        while self.peek() != end:
-            found.append(self.sum())
-            if self.peek() != end:
-                self.take(",")
-        self.take(end)
-        return found
-
-
-def number(value):
-    if isinstance(value, tuple) and value[0] == "minus":
-        return -number(value[1])
-    if isinstance(value, tuple) and value[0] == "product":
-        top, slash, bottom = value[1:]
-        assert slash == "/"
-        return number(top) / number(bottom)
-    return Fraction(value)
-
-
-def symbols(value):
-    if isinstance(value, str):
-        return {value}
-    return set().union(*map(symbols, value)) if value else set()
-
-
-def fields_of(term):
-    """The fields of `Y1 conj[H].Q.uc` with the sign of their charges, and the name of the coupling."""
-    parts = [part for part in term[1:] if part != "."]
-    if parts[:3] == ["1", "/", "2"]:
-        parts = parts[3:]
-    coupling, *members = parts
-    return coupling, [(part[2][0], -1) if isinstance(part, tuple) else (part, 1) for part in members]
+# ---- SARAH
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
@@ -199,46 +94,77 @@ def test_sarah_files(name):
     theory = examples.named(name)
     text = write_sarah(theory, name)
     assert "not been validated" in text.splitlines()[0]
-    statements = Mathematica(text).statements()
-    groups, fields, found = [], {}, {}
-    for left, right in statements:
-        if isinstance(left, tuple) and left[0] == "[[":
-            (place,) = left[2]
-            if left[1] == "Gauge":
-                boson, (_, family, (size,)), label, coupling, expanded = right
-                groups.append(int(size) if family == "SU" else 1)
-                assert int(place) == len(groups) and expanded in ("True", "False") and (family, size) != ("U", "2")
-                assert boson and label and coupling == f"g{place}"
+    check_sarah(theory, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=random_theories)
+def test_sarah_files_of_random_theories_are_complete(text):
+    theory = parse(text)
+    check_sarah(theory, write_sarah(theory))
+
+
+@st.composite
+def broken_theories(draw):
+    """Theories whose scalars have vevs under groups of all sizes, in any representation and component."""
+    kinds = draw(st.lists(st.sampled_from(["SU(2)", "SU(3)", "SU(4)", "SU(5)", "U(1)"]), min_size=1, max_size=2))
+    groups = tuple(GaugeGroup(f"group_{n}", kind) for n, kind in enumerate(kinds, 1))
+    scalars = []
+    for place in range(draw(st.integers(1, 3))):
+        numbers, chosen = [], []
+        for kind in kinds:
+            if kind == "U(1)":
+                numbers.append(draw(st.sampled_from([Fraction(0), Fraction(1, 2)])))
+                chosen.append(0)
             else:
-                assert left[1] in ("FermionFields", "ScalarFields")
-                symbol, copies, components, *numbers = right
-                assert symbol not in fields and re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", symbol)
-                check_numbers([number(one) for one in numbers], groups)
-                fields[symbol] = (int(copies), [number(one) for one in numbers], symbols(components))
-        else:
-            found[str(left)] = right
-    assert len(fields) == len(theory.fermions) + len(theory.scalars) and not set(fields) & set("CDEIKNO")
-    assert Counter(g.group for g in theory.groups) == Counter("U(1)" if n == 1 else f"SU({n})" for n in groups)
-    assert set(found["RealScalars"]) <= set(fields)
-    couplings = set()
-    for key in ("LagHC", "LagNoHC"):
-        inner = found[key][1]
-        for term in (inner[1::2] if inner[0] == "sum" else [inner]) if inner != "0" else ():
-            coupling, members = fields_of(term)
-            assert coupling not in couplings and {field for field, _ in members} <= set(fields)
-            couplings.add(coupling)
-            for place, size in enumerate(groups):
-                if size == 1:
-                    assert sum(sign * fields[field][1][place] for field, sign in members) == 0, term
-    # A vev is that of a component of a field, which is declared if only expanded groups (SU(2)) have a component.
-    (vevs,) = [right for left, right in statements if symbols(left) >= {"DEFINITION", "VEVs"}]
-    assert len(vevs) == sum(scalar.vev is not None for scalar in theory.scalars)
-    for component, vev, *_ in vevs:
-        (owner,) = [field for field in fields if vev[0] == f"v{field}"]
-        places = component.removeprefix(owner).split("x")
-        assert component.startswith(owner) and len(places) == len(groups)
-        if all(size == 2 or place == "0" for size, place in zip(groups, places, strict=True)):
-            assert component in fields[owner][2]
+                rep = draw(st.sampled_from(list(reps_of(kind).values())))
+                numbers.append(rep)
+                chosen.append(draw(st.integers(1, len(components(kind, rep)))) if any(rep) else 0)
+        vev = Vev(tuple(chosen), 246.0) if draw(st.booleans()) else None
+        scalars.append(Scalar(f"s_{place}", tuple(numbers), 125.0, vev))
+    return Theory(groups, scalars=tuple(scalars))
+
+
+@settings(max_examples=100, deadline=None)
+@given(theory=broken_theories())
+def test_sarah_files_of_theories_with_any_vevs_are_complete(theory):
+    text = write_sarah(theory)
+    check_sarah(theory, text)
+    assert relabelled(read_sarah(text)) == relabelled(theory)
+
+
+@pytest.mark.parametrize(("pair", "ends"), enumerate(itertools.combinations(range(1, 5), 2), 1))
+def test_a_pair_of_su4_has_the_weights_of_its_two_vectors_in_a_sarah_file(pair, ends):
+    """Vectors of charge 1/2 and their pair of charge 1 leave more unbroken than vectors and the conjugate pair."""
+    reps, half = reps_of("SU(4)"), Fraction(1, 2)
+    vectors = [Scalar(f"F_{n}", (reps["fund"], half), 125.0, Vev((n, 0), 246.0)) for n in ends]
+    scalars = (*vectors, Scalar("A", (reps["antisym"], Fraction(1)), 125.0, Vev((pair, 0), 246.0)))
+    theory = Theory((GaugeGroup("C", "SU(4)"), GaugeGroup("X", "U(1)")), scalars=scalars)
+    assert vacuum(theory).unbroken == 4
+    check_sarah(theory, write_sarah(theory))
+
+
+def test_real_scalars_of_a_sarah_file_are_real_tensors():
+    reps = reps_of("SU(4)")
+    scalars = (
+        Scalar("F", (reps["fund"],), 125.0, Vev((1,), 246.0)),
+        Scalar("A", (reps["adjoint"],), 125.0),
+        Scalar("P", (reps["antisym"],), 125.0),
+    )
+    _, fields, found = read_model(write_sarah(Theory((GaugeGroup("C", "SU(4)"),), scalars=scalars)))
+    assert found["RealScalars"] == ["Ax13", "Ax14", "Ax15"]
+    rng = np.random.default_rng(1)
+    matrices = []
+    for field in "AP":
+        names = sorted(names_in(fields[field][2]))
+        values = {n: rng.normal() + (0 if n in found["RealScalars"] else 1j * rng.normal()) for n in names}
+        matrices.append(tensor_of(fields[field][2], values))
+    adjoint, pair = matrices
+    assert np.allclose(adjoint, adjoint.conj().T)
+    dual = np.zeros((4, 4), complex)  # P^ij = eps^ijkl P_kl / 2, and P^ij is the conjugate of P_ij
+    for order in itertools.permutations(range(4)):
+        dual[order[0], order[1]] += np.linalg.det(np.eye(4)[list(order)]) * pair[order[2], order[3]] / 2
+    assert np.allclose(pair.conj(), dual)
 
 
 @pytest.mark.parametrize(("good", "bad"), [("};", "}"), ("{V1,", "V1,"), ("-(", "-"), ("[[1]]", "[[1]")])

@@ -26,6 +26,7 @@ JUDGE_HEADS = 4
 DRAWS = 100  # attempts to draw a text that can be written in the tokens of a model
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 GIVEN = "given"  # the `schedule` of rows whose gaps the user chose
+UNKNOWN = "the original text is unknown"  # of such rows
 QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
 
 
@@ -165,8 +166,7 @@ class InfillTask(Task):
         return self._with_prompt({"pieces": pieces, "places": places, "level": self.levels[0], "schedule": GIVEN})
 
     def unverifiable(self, row: Row) -> str:
-        is_given = row.get("schedule") == GIVEN
-        return "the original text is unknown, so the judge's score is all there is" if is_given else ""
+        return f"{UNKNOWN}, so the judge's score is all there is" if row.get("schedule") == GIVEN else ""
 
     def score(self, row: Row, completion: str) -> Score:
         found, problem = fills.read(row, completion)
@@ -174,6 +174,8 @@ class InfillTask(Task):
             return self.make_score({"agreement": 0.0, "restored": 0.0}, False, False, problem)
         share = fills.agreement(row, found)
         reason = "" if share == 1 else f"{share:.0%} of the missing text matches the original"
+        if row.get("schedule") == GIVEN:
+            reason = UNKNOWN
         components = {"agreement": share, "restored": fills.restored(row, found)}
         return self.make_score(components, True, share == 1, reason)
 
@@ -309,7 +311,8 @@ class InfillTask(Task):
         coming = iter(scores[1:])
         parts = [(part, next(coming) if is_fill else None) for part, is_fill in fills.parts(row, found)]
         verdict = "no judge" if self._shown_judge is None else f"judge {scores[0]:.2f}"
-        return [(f"{verdict}, {fills.agreement(row, found):.0%} as in the original", parts)]
+        share = UNKNOWN if row.get("schedule") == GIVEN else f"{fills.agreement(row, found):.0%} as in the original"
+        return [(f"{verdict}, {share}", parts)]
 
     @property
     def _shown_judge(self) -> Any:

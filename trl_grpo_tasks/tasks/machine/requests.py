@@ -19,6 +19,7 @@ _WORDS = {
     "catapult": r"catapult\w*|throw\w*|trebuchets?|hurls?|flings?|lobs?|siege|boulders?",
     "car": r"cars?|carts?|vehicles?|driv\w+|rac\w+|rolls?|wheels|moves by itself",
 }
+_LEVEL_WORDS = {"small": r"small|little|tiny", "medium": r"medium", "large": r"large|big|huge|giant"}
 _SIZE = re.compile(r"\b(?:(?:use )?(?:at most|up to|with|of) )?(?P<count>[0-9]{1,4}) blocks?\b", re.IGNORECASE)
 
 
@@ -58,4 +59,6 @@ def _level_of(text: str) -> str:
             least = min(most for _, most in LEVELS.values())
             raise ValueError(f"{size['count']} blocks are too few; allow at least {least}")
         return fitting[-1]
-    return next((level for level in LEVELS if re.search(rf"\b{level}\b", text.lower())), next(iter(LEVELS)))
+    said = text.lower()
+    named = (level for level in LEVELS if re.search(rf"\b(?:{_LEVEL_WORDS[level]})\b", said))
+    return next(named, next(iter(LEVELS)))

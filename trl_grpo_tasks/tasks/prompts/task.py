@@ -50,7 +50,7 @@ class PromptsTask(Task):
         self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
-        self._numbered: list[dict[str, Any]] = []  # the rows of the file in its order
+        self._numbered: list[dict[str, Any]] = []  # the rows that a request can name by number
         if self.options.prompts_file:
             self._rows = self._read_rows(self.options.prompts_file)
             known = [row for rows in self._rows.values() for row in rows]
@@ -77,11 +77,15 @@ class PromptsTask(Task):
         return rows[:size]
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Return the row of the file that the text names (see `requests.find_row`), or a row with the text as prompt.
+        """Return the row that the text names (see `requests.find_row`), or a row with the text as prompt.
 
+        Rows that can be named are those of the file, or the held-out problems of the generator.
         A new prompt keeps those rewards of --rewards that need no column. If there are none, it cannot be judged.
         """
-        found = requests.find_row(text, self._numbered)
+        if not self._numbered:
+            self._numbered = self._generated("test", None, 0)
+        source = "the file" if self.options.prompts_file else "the held-out problems"
+        found = requests.find_row(text, self._numbered, source)
         if found is not None:
             return found
         if not text.strip():

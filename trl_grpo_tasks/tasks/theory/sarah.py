@@ -1,9 +1,8 @@
 """Export of theories to SARAH model files (Name.m), and import of files written here.
 
-Names lose their underscores, which are pattern syntax in Mathematica. A component's name is its field and its index
-under each group (H0x2x0: second component under the second group). Groups that contain colour, and groups larger than
-SU(2), are not expanded. Model files have no place for numerical values, so these are in comments of the form
-(* name = value *).
+Names lose their underscores, which are pattern syntax in Mathematica. Groups that a vev breaks are expanded: the
+components of fields under them are named (`sarah_components.py`). Model files have no place for numerical values, so
+these are in comments of the form (* name = value *).
 """
 
 from __future__ import annotations
@@ -13,18 +12,22 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from .breaking import vacuum
 from .groups import U1, conjugate, irrep, reality
-from .tensors import components, reps_of
+from .sarah_components import component_name, component_tensor, real_components
+from .tensors import reps_of
 from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa, is_real
 
 UNVALIDATED = "This file has not been validated by {} itself, only by a check of its structure."
+# SARAH names the indices of a group by the first three letters of its label, which must therefore differ.
+PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
 def write_sarah(theory: Theory, name: str = "Theory") -> str:
     """Return the text of the model file."""
-    held = vacuum(theory).colour
-    broken = [g.group == "SU(2)" and (held is None or held[0] != i) for i, g in enumerate(theory.groups)]
+    if len(theory.groups) > len(PLACES):
+        raise ValueError(f"a model file can have {len(PLACES)} gauge groups, but the theory has {len(theory.groups)}")
+    vevs = [scalar.vev for scalar in theory.scalars if scalar.vev is not None]
+    broken = [any(vev.components[i] for vev in vevs) for i in range(len(theory.groups))]
     lines = [
         f"(* {UNVALIDATED.format('SARAH')} *)",
         "Off[General::spell]",
@@ -36,14 +39,16 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
     lines += ["(* Gauge groups *)"]
     for n, group in enumerate(theory.groups, 1):
         kind = "U[1]" if group.group == U1 else group.group.replace("(", "[").replace(")", "]")
-        lines.append(f"Gauge[[{n}]] = {{V{n}, {kind}, {symbol(group.id)}, g{n}, {broken[n - 1]}}};")
+        label = PLACES[n - 1] + symbol(group.id)
+        lines.append(f"Gauge[[{n}]] = {{V{n}, {kind}, {label}, g{n}, {broken[n - 1]}}};")
     lines += ["", "(* Matter fields *)"]
     for n, fermion in enumerate(theory.fermions, 1):
         lines.append(_field_line("FermionFields", n, theory, fermion, broken, fermion.generations))
     for n, scalar in enumerate(theory.scalars, 1):
         lines.append(_field_line("ScalarFields", n, theory, scalar, broken, 1))
-    real = [symbol(scalar.name) for scalar in theory.scalars if is_real(theory, scalar)]
-    lines += [f"RealScalars = {{{', '.join(real)}}};", "", "NameOfStates = {GaugeES, EWSB};", ""]
+    real = [scalar for scalar in theory.scalars if is_real(theory, scalar)]
+    names = [name for s in real for name in real_components(theory, s, symbol(s.name), broken)]
+    lines += [f"RealScalars = {{{', '.join(names)}}};", "", "NameOfStates = {GaugeES, EWSB};", ""]
     lines += [
         "DEFINITION[GaugeES][LagrangianInput] = {",
         "  {LagHC, {AddHC -> True}},",
@@ -64,18 +69,25 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
             values[f"Y{n}"] = "{" + ", ".join(map(repr, term.values)) + "}"
     for scalar in theory.scalars:
         field = symbol(scalar.name)
-        masses.append(f"1/2 m2{field} {field}.{field}" if field in real else f"m2{field} conj[{field}].{field}")
+        masses.append(f"1/2 m2{field} {field}.{field}" if scalar in real else f"m2{field} conj[{field}].{field}")
         values[f"m{field}"] = repr(scalar.mass)
     lines += [f"LagHC = -({' + '.join(couplings) or '0'});", f"LagNoHC = -({' + '.join(masses) or '0'});", ""]
-    vevs = []
+    places = []
     for scalar in theory.scalars:
         if scalar.vev is not None:
             field = symbol(scalar.name)
-            place = "x".join(map(str, scalar.vev.components))
-            parts = f"{{v{field}, 1/Sqrt[2]}}, {{sigma{field}, I/Sqrt[2]}}, {{phi{field}, 1/Sqrt[2]}}"
-            vevs.append(f"  {{{field}{place}, {parts}}}")
+            waves = f"{{sigma{field}, I/Sqrt[2]}}, {{phi{field}, 1/Sqrt[2]}}"
+            if scalar in real:
+                waves = f"{{0, 0}}, {{phi{field}, 1}}"
+            places.append(f"  {{{component_name(field, scalar.vev.components)}, {{v{field}, 1/Sqrt[2]}}, {waves}}}")
             values[f"v{field}"] = repr(scalar.vev.value)
-    lines += ["DEFINITION[EWSB][VEVs] = {", ",\n".join(vevs), "};", "", "(* Values, in GeV where they have a unit *)"]
+    lines += [
+        "DEFINITION[EWSB][VEVs] = {",
+        ",\n".join(places),
+        "};",
+        "",
+        "(* Values, in GeV where they have a unit *)",
+    ]
     lines += [f"(* {key} = {value} *)" for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
@@ -85,13 +97,12 @@ def read_sarah(text: str) -> Theory:
     values = dict(re.findall(r"\(\* (\w+) = (.+?) \*\)", text))
     groups = tuple(
         GaugeGroup(id, kind.replace("[", "(").replace("]", ")"))
-        for kind, id in re.findall(r"Gauge\[\[\d+\]\] = \{\w+, (\w+\[\d+\]), (\w+), \w+, \w+\};", text)
+        for kind, id in re.findall(rf"Gauge\[\[\d+\]\] = \{{\w+, (\w+\[\d+\]), (?:{'|'.join(PLACES)})(\w+),", text)
     )
     fermions = tuple(
         Fermion(name, numbers, copies) for name, copies, numbers in _read_fields("FermionFields", text, groups)
     )
-    # A field's name may end in a digit, so the name of its vev tells where the component index begins.
-    places = {name: at.removeprefix(name) for at, name in re.findall(r"\{(\w+), \{v(\w+), 1/Sqrt", text)}
+    places = {name: at.removeprefix(f"{name}x") for at, name in re.findall(r"\{(\w+), \{v(\w+), 1/Sqrt", text)}
     scalars = tuple(
         Scalar(name, numbers, float(values[f"m{name}"]), _read_vev(places.get(name), values.get(f"v{name}")))
         for name, _, numbers in _read_fields("ScalarFields", text, groups)
@@ -121,29 +132,9 @@ def _field_line(
     kind: str, place: int, theory: Theory, field: Fermion | Scalar, broken: Sequence[bool], copies: int
 ) -> str:
     numbers = [dimension_number(g.group, n) for g, n in zip(theory.groups, field.numbers, strict=True)]
-    names = _component_names(theory, field, broken)
-    return f"{kind}[[{place}]] = {{{symbol(field.name)}, {copies}, {names}, {', '.join(numbers)}}};"
-
-
-def _component_names(theory: Theory, field: Fermion | Scalar, broken: Sequence[bool]) -> str:
-    """Return the components under the broken groups as nested lists; triplets of SU(2) are matrices."""
-    expanded = [i for i, number in enumerate(field.numbers) if broken[i] and isinstance(number, tuple) and any(number)]
-
-    def nested(chosen: Mapping[int, int], left: Sequence[int]) -> str:
-        if not left:
-            return symbol(field.name) + "x".join(str(chosen.get(i, 0)) for i in range(len(theory.groups)))
-        i, *others = left
-        number = field.numbers[i]
-        assert isinstance(number, tuple)
-        parts = [
-            nested({**chosen, i: n}, others) for n in range(1, len(components(theory.groups[i].group, number)) + 1)
-        ]
-        if len(parts) == 2:
-            return f"{{{parts[0]}, {parts[1]}}}"
-        up, down, neutral = parts
-        return f"{{{{{neutral}/Sqrt[2], {up}}}, {{{down}, -{neutral}/Sqrt[2]}}}}"
-
-    return nested({}, expanded)
+    name = symbol(field.name)
+    tensor = component_tensor(theory, field, name, broken)
+    return f"{kind}[[{place}]] = {{{name}, {copies}, {tensor}, {', '.join(numbers)}}};"
 
 
 def _read_fields(kind: str, text: str, groups: Sequence[GaugeGroup]) -> list[tuple[str, int, tuple[Number, ...]]]:
