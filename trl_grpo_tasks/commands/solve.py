@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..evaluation.answer_files import check_top, write_files, write_table
 from ..task import printable
-from .answer_files import check_top, write_files, write_table
 from .arguments import refuse_unknown
 from .command_parser import CommandParser
 from .generate import describe_sample

@@ -1,0 +1,130 @@
+"""The page in a headless Chromium: load, ask, rotate, compare, best of k, phone width; no errors, no other host."""
+
+import io
+import shutil
+from urllib.parse import urlparse
+
+import pytest
+
+from tests.support.played import save_run
+from trl_grpo_tasks.playground.models import Models, initial_model
+from trl_grpo_tasks.playground.page import launch, make_page
+from trl_grpo_tasks.registry import get_task
+
+gradio = pytest.importorskip("gradio", reason="needs gradio (pip install 'trl_grpo_tasks[play]')")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")]
+
+WEBGL = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+WAIT = 120_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("played")
+    run = save_run(folder / "run")
+    with Models(run, get_task("brick"), initial_model(run), folder / "made", reward_workers=1) as models:
+        page = make_page(models)
+        yield launch(page, "127.0.0.1", None, wait=False)
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(WEBGL))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def tab(request, browser, address):
+    """The loaded page. At the end: nothing was asked of another host, and the console holds no error."""
+    tab = browser.new_page(viewport=request.param)
+    problems, hosts = [], set()
+    tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda asked: hosts.add(urlparse(asked.url).hostname))
+    tab.goto(address)
+    tab.wait_for_selector("#ask", timeout=WAIT)
+    yield tab
+    tab.close()
+    assert problems == [] and hosts <= {"127.0.0.1", "localhost", None}
+
+
+def ask(tab, text, button="#ask", panel="after"):
+    tab.fill("#request textarea", text)
+    tab.click(button)
+    tab.wait_for_selector(f"#verdict-{panel} .verdict", timeout=WAIT)
+
+
+def test_ask_rotate_look_back_and_download(tab, tmp_path):
+    ask(tab, "a wall, 7 long, 3 high, world 8")
+    assert "allowed" in tab.inner_text("#table-after") and "component" in tab.inner_text("#verdict-after")
+    assert tab.locator("#tokens-after span").count() > 3 and tab.locator("#picture-after img").count() == 1
+    canvas = tab.wait_for_selector("#scene-after canvas", timeout=WAIT)
+    canvas.scroll_into_view_if_needed()
+    before = _when_drawn(tab, canvas)
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 90, y + 20, steps=6)
+    tab.mouse.up()
+    tab.wait_for_timeout(1500)
+    assert _difference(before, canvas.screenshot()) > 0.01, "dragging turns the structure"
+    shown = tab.inner_text("#table-after")
+    tab.fill("#position-after input[type=number]", "1")
+    tab.press("#position-after input[type=number]", "Enter")
+    tab.wait_for_function("document.querySelector('#table-after').innerText.includes('Token 1:')", timeout=WAIT)
+    assert tab.inner_text("#table-after") != shown
+    with tab.expect_download(timeout=WAIT) as download:
+        tab.click("#files-after")
+    download.value.save_as(tmp_path / "answer.zip")
+    assert (tmp_path / "answer.zip").read_bytes()[:2] == b"PK"
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is cut off at the side"
+
+
+def test_compare_and_best_of_k(tab):
+    tab.get_by_label("both").check()
+    ask(tab, "a wall, 7 long, 3 high, world 8")
+    assert tab.locator("#panel-before .verdict").count() == 1
+    assert tab.inner_text("#tokens-before") != tab.inner_text("#tokens-after")
+    tab.get_by_label("after training").check()
+    tab.click("#best")
+    tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')", timeout=WAIT)
+    assert not tab.is_visible("#panel-before")
+
+
+def test_an_example_and_a_mistake(tab):
+    tab.click("#example")
+    tab.wait_for_function("document.querySelector('#request textarea').value.length > 3", timeout=WAIT)
+    tab.fill("#request textarea", '{"prompt": "<img src=x onerror=alert(1)>"')
+    tab.click("#ask")
+    tab.wait_for_function("document.querySelector('#status').innerText.includes('JSON')", timeout=WAIT)
+
+
+def _when_drawn(tab, canvas):
+    """A screenshot of the canvas once it stays the same."""
+    last = b""
+    for _ in range(40):
+        now = canvas.screenshot()
+        if last and _difference(last, now) < 0.001 and len(set(_pixels(now))) > 20:
+            return now
+        last = now
+        tab.wait_for_timeout(500)
+    raise AssertionError("the structure was not drawn")
+
+
+def _pixels(png):
+    from PIL import Image
+
+    return list(Image.open(io.BytesIO(png)).convert("RGB").resize((96, 72)).getdata())
+
+
+def _difference(one, other):
+    """The share of pixels that differ visibly."""
+    pairs = list(zip(_pixels(one), _pixels(other), strict=True))
+    return sum(max(abs(a - b) for a, b in zip(p, q, strict=True)) > 24 for p, q in pairs) / len(pairs)
