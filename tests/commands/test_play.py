@@ -1,9 +1,8 @@
-"""`trl-grpo-tasks play`: mistakes before a model is loaded, and a Space that starts without a network."""
+"""`trl-grpo-tasks play`: mistakes before a model is loaded, the page until Ctrl+C, and the folder of a Space."""
 
-import json
+import signal
 import socket
 import sys
-import urllib.request
 
 import pytest
 import yaml
@@ -73,8 +72,31 @@ def test_the_page_is_for_this_machine_only_unless_it_is_shared(run, capsys, monk
 
     launched = []
     monkeypatch.setattr(page, "launch", lambda *words: launched.append(words[1:]))
+    monkeypatch.setattr("gradio.Blocks.block_thread", lambda page: None)
     assert said(capsys, run, "--port", 7999)[0] == 0 and said(capsys, run, "--share", "--port", 7999)[0] == 0
     assert launched == [("127.0.0.1", 7999, False), ("127.0.0.1", 7999, True)]
+
+
+PLAY = """
+import sys
+from trl_grpo_tasks.commands.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["play", "run", "--port", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+def test_the_page_is_served_until_ctrl_c(run, tmp_path, capfd):
+    pytest.importorskip("gradio")
+    (tmp_path / "main.py").write_text(PLAY)
+    process, url = start(tmp_path / "main.py", path="/config")
+    out = ""
+    while "page: " not in out:  # the server answers a little earlier
+        out += capfd.readouterr().out
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert f"page: {url}" in out and "share=True" not in out and "Traceback" not in capfd.readouterr().err
 
 
 # ---- Spaces
@@ -111,31 +133,3 @@ def test_a_task_in_a_file_travels_with_the_space(my_task, tmp_path, capsys):
     assert (tmp_path / "space" / "my_task.py").is_file() and (tmp_path / "space" / "model" / "config.json").is_file()
     code, _, err = said(capsys, "tiny", "--task", "trl:trl.rewards:think_format_reward", "--space", "other")
     assert code == 2 and "cannot be copied" in err
-
-
-NO_NETWORK = """
-import socket
-connect = socket.socket.connect
-def local_only(self, address):
-    assert self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "localhost", "::1"), address
-    return connect(self, address)
-socket.socket.connect = local_only
-"""
-
-
-@pytest.mark.slow
-def test_the_space_starts_offline(run, tmp_path, capsys):
-    """With its own copy of the package, from another folder, while every connection to another machine fails."""
-    pytest.importorskip("gradio")
-    assert said(capsys, run, "--space", "space")[0] == 0
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NO_NETWORK)
-    process, url = start("space/app.py", path="/config", PYTHONPATH=str(tmp_path / "site"), HF_HUB_OFFLINE="1")
-    try:
-        with urllib.request.urlopen(f"{url}/config", timeout=30) as answer:
-            config = json.load(answer)
-        labels = [part["props"].get("value") for part in config["components"]]
-        assert "Ask" in labels and config["title"] == "brick playground"
-    finally:
-        process.terminate()
-        process.wait(30)

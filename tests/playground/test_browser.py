@@ -1,4 +1,4 @@
-"""The page in a headless Chromium: load, ask, rotate, compare, best of k, phone width; no errors, no other host."""
+"""The page of a Space in a headless Chromium without a network: ask, rotate, compare, best of k, phone width."""
 
 import io
 import shutil
@@ -7,11 +7,10 @@ from urllib.parse import urlparse
 import pytest
 
 from tests.support.played import save_run
-from trl_grpo_tasks.playground.models import Models, initial_model
-from trl_grpo_tasks.playground.page import launch, make_page
-from trl_grpo_tasks.registry import get_task
+from tests.support.server_process import start
+from trl_grpo_tasks.commands.main import main
 
-gradio = pytest.importorskip("gradio", reason="needs gradio (pip install 'trl_grpo_tasks[play]')")
+pytest.importorskip("gradio", reason="needs gradio (pip install 'trl_grpo_tasks[play]')")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")]
@@ -19,16 +18,42 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 WEBGL = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 WAIT = 120_000  # milliseconds
+HERE = ("127.0.0.1", "localhost", "::1")
+# Imported by Python when it starts: connections to other machines fail and are noted.
+OFFLINE = f"""
+import pathlib, socket
+
+def check(host):
+    if host not in {(*HERE, None, "")}:
+        with open(pathlib.Path(__file__).with_name("tried"), "a") as file:
+            print(host, file=file)
+        raise OSError("there is no network")
+
+def connect(self, address, connect=socket.socket.connect):
+    if self.family != socket.AF_UNIX:
+        check(address[0])
+    return connect(self, address)
+
+def getaddrinfo(host, *words, getaddrinfo=socket.getaddrinfo, **more):
+    check(host)
+    return getaddrinfo(host, *words, **more)
+
+socket.socket.connect, socket.getaddrinfo = connect, getaddrinfo
+"""
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
+    """The address of a Space that was started in its own process, from another folder, without a network."""
     folder = tmp_path_factory.mktemp("played")
-    run = save_run(folder / "run")
-    with Models(run, get_task("brick"), initial_model(run), folder / "made", reward_workers=1) as models:
-        page = make_page(models)
-        yield launch(page, "127.0.0.1", None, wait=False)
-        page.close()
+    assert main(["play", save_run(folder / "run"), "--space", str(folder / "space")]) == 0
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(OFFLINE)
+    process, url = start(folder / "space" / "app.py", path="/config", PYTHONPATH=str(folder / "site"))
+    yield url
+    process.terminate()
+    process.wait(30)
+    assert not (folder / "site" / "tried").exists(), "the server asked for another machine"
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +68,22 @@ def browser():
 def tab(request, browser, address):
     """The loaded page. At the end: nothing was asked of another host, and the console holds no error."""
     tab = browser.new_page(viewport=request.param)
-    problems, hosts = [], set()
+    problems, elsewhere = [], []
+
+    def route(asked):
+        if urlparse(asked.request.url).hostname in HERE:
+            return asked.continue_()
+        elsewhere.append(asked.request.url)
+        return asked.abort()
+
+    tab.route(lambda url: url.startswith(("http", "ws")), route)
     tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("request", lambda asked: hosts.add(urlparse(asked.url).hostname))
     tab.goto(address)
     tab.wait_for_selector("#ask", timeout=WAIT)
     yield tab
     tab.close()
-    assert problems == [] and hosts <= {"127.0.0.1", "localhost", None}
+    assert problems == [] and elsewhere == []
 
 
 def ask(tab, text, button="#ask", panel="after"):

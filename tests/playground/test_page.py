@@ -1,10 +1,12 @@
 """The page without a browser: requests, examples, and what a player changes on the page."""
 
+import io
 import json
 import random
 import re
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -92,16 +94,20 @@ def player(models):
 
 
 def played(player, changes):
-    """The last value of each component, by panel and name; every change is kept under "all"."""
+    """The last value of each component, by panel and name; every change is kept under "all", the zip file's content
+    under "zip"."""
     names = {id(player._status): "status"}
     for which, panel in player._panels.items():
         names |= {id(component): f"{which}: {name}" for name, component in vars(panel).items()}
-    last, every = {}, []
+    last = {"all": []}
     for change in changes:
         named = {names[id(component)]: value for component, value in change.items()}
-        every.append(named)
         last |= named
-    return last | {"all": every}
+        last["all"].append(named)
+        for name, update in named.items():
+            if name.endswith("files") and "value" in update:  # files are only there until the next change
+                last["zip"] = io.BytesIO(Path(update["value"]).read_bytes())
+    return last
 
 
 def test_both_models_have_the_settings_of_the_run(models):
@@ -121,7 +127,7 @@ def test_an_answer_is_streamed_judged_and_drawn(player, tmp_path):
     assert 'class="verdict bad"' in last[f"{AFTER}: verdict"] and "component" in last[f"{AFTER}: verdict"]
     assert "data:image/png;base64," in last[f"{AFTER}: picture"]
     assert last[f"{AFTER}: scene"]["value"].endswith(".glb") and last[f"{AFTER}: scene"]["visible"]
-    with zipfile.ZipFile(last[f"{AFTER}: files"]["value"]) as files:
+    with zipfile.ZipFile(last["zip"]) as files:
         assert {"sample_1.txt", "sample_1.glb", "sample_1.ldr", "answers.jsonl"} <= set(files.namelist())
         assert files.read("sample_1.txt").decode() == steps[-1].written
     assert last["status"] == "" and last[f"{BEFORE}: strip"] == ""

@@ -64,8 +64,9 @@ def play(arguments: Sequence[str]) -> int:
         tempfile.TemporaryDirectory(prefix="playground-") as folder,
         Models(known.model, task, initial_model(known.model), folder, **sampling) as models,
     ):
-        print("the page stops with Ctrl+C", flush=True)
-        launch(make_page(models), HOST, known.port, known.share)
+        page = make_page(models)
+        launch(page, HOST, known.port, known.share)
+        page.block_thread()
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,15 +18,9 @@ from ..report.run_folder import RunFolder
 from ..task import Task
 from ..training.repair import RepairTask
 from .export_task import exported_options
+from .final_model import model_files
 
 PACKAGE = Path(__file__).parents[1]
-# What transformers and PEFT load. Everything else in the folder of a run stays here: logs, settings, checkpoints.
-MODEL_PATTERNS = (
-    "config.json", "generation_config.json", "adapter_config.json", "masked_policy.json", "*.safetensors",
-    "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin",
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
-    "chat_template.*",
-)  # fmt: skip
 SAMPLING_OF_RUN = ("temperature", "top_k", "top_p", "min_p", "max_completion_length")
 REPAIR_OF_RUN = ("repair_turns", "repair_discount")
 GRADIO = "6.31.0"  # the version of the Space if none is installed here
@@ -69,11 +62,11 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
     chosen = {name: settings[name] for name in SAMPLING_OF_RUN if settings.get(name) is not None}
     chosen |= {name: value for name, value in sampling.items() if value is not None}
     with tempfile.TemporaryDirectory() as scratch:
-        path = prepare_model(model, task, scratch)
+        path = prepare_model(model, task, scratch, sampling["seed"])
         folder.mkdir(parents=True, exist_ok=True)
-        names = {"MODEL": _copied(path, folder, "model")}
+        names = {"MODEL": _copied(path, folder, "model", task.policy)}
     if before is not None:
-        names["BEFORE"] = _copied(before, folder, "before")
+        names["BEFORE"] = _copied(before, folder, "before", task.policy)
     if spec.endswith(".py"):
         shutil.copy(Path(spec).expanduser(), folder / Path(spec).name)
         spec = Path(spec).name
@@ -104,18 +97,18 @@ def check_task(spec: str, options: Mapping[str, Any]) -> None:
                 )
 
 
-def _copied(path: str, folder: Path, name: str) -> str:
+def _copied(path: str, folder: Path, name: str, policy: str) -> str:
     """Copy a model folder to `name` in the Space and return that name; a Hub id is returned as it is."""
     source, target = Path(path), folder / name
     if not source.is_dir():
         return path
-    if is_adapter(path) and Path(base_model_of(path)).exists():
-        save_merged(source, target)
+    has_adapter = is_adapter(path)
+    if has_adapter and Path(base_model_of(path)).exists():
+        save_merged(source, target, policy)
         return name
     target.mkdir()
-    for file in source.iterdir():
-        if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in MODEL_PATTERNS):
-            shutil.copy(file, target)
+    for file in model_files(source, has_adapter):
+        shutil.copy(file, target)
     return name
 
 

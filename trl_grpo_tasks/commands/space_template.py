@@ -22,4 +22,6 @@ SAMPLING: dict[str, Any] = {}
 if __name__ == "__main__":  # not in the reward workers, which import this file
     TASK = with_repair_of(get_task(SPEC, OPTIONS), SETTINGS)
     with tempfile.TemporaryDirectory() as folder, Models(MODEL, TASK, BEFORE, folder, **SAMPLING) as models:
-        launch(make_page(models), host=None, port=None)  # Spaces set both in the environment
+        page = make_page(models)
+        launch(page, host=None, port=None)  # Spaces set both in the environment
+        page.block_thread()

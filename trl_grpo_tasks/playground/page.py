@@ -7,9 +7,9 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ BOTH = "both"
 LONGEST_REQUEST = 50_000  # characters
 MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
-ANSWERS_KEPT = 32  # whose files can still be downloaded
 EXAMPLES = 64  # held-out rows that examples are chosen from
 
 
@@ -63,36 +62,42 @@ class Player:
 
     def __init__(self, gradio: Any, models: Models, status: Any, panels: Mapping[str, Panel]):
         self._gradio, self._models, self._status, self._panels = gradio, models, status, panels
-        self._folders: deque[tempfile.TemporaryDirectory[str]] = deque(maxlen=ANSWERS_KEPT)
+        self._lock = threading.Lock()
 
     def ask(self, text: str, which: str, seed: float | None) -> Iterator[dict[Any, Any]]:
         """Sample one answer of each chosen model, and show its tokens as they are drawn."""
-        yield self._emptied(which)
-        try:
-            for name in self._names(which):
-                yield from self._ask_one(name, request_of(text), _whole(seed))
-        except ValueError as error:
-            yield {self._status: shown.message(str(error))}
+        yield from self._shown(which, lambda name: self._ask_one(name, request_of(text), _whole(seed)))
 
     def best(self, text: str, which: str, seed: float | None, samples: float) -> Iterator[dict[Any, Any]]:
         """Sample up to `samples` answers of each chosen model, and show the best one."""
-        yield self._emptied(which)
+        count = max(1, min(_whole(samples), MOST_SAMPLES))
+        yield from self._shown(which, lambda name: self._best_one(name, request_of(text), _whole(seed), count))
+
+    def _shown(self, which: str, answers: Callable[[str], Iterator[dict[Any, Any]]]) -> Iterator[dict[Any, Any]]:
+        """Empty the page, and show the answer of each chosen model or why there is none."""
+        names = [BEFORE, AFTER] if which == BOTH else [which]
+        yield self._emptied(names)
         try:
-            for name in self._names(which):
-                solver, panel = self._models.solver(name), self._panels[name]
-                solver.seed = _whole(seed)
-                yield {self._status: shown.message(f"{name}: sampling ...")}
-                solution = solver(request_of(text), max(1, min(_whole(samples), MOST_SAMPLES)))
-                yield {panel.strip: shown.plain_text(solution.answers[0].completion), **self._judged(panel, solution)}
-        except ValueError as error:
+            for name in names:
+                yield from answers(name)
+        except (ValueError, ImportError, OSError) as error:  # those that `main` reports in one line
             yield {self._status: shown.message(str(error))}
+
+    def _best_one(self, name: str, request: str | Row, seed: int, samples: int) -> Iterator[dict[Any, Any]]:
+        solver, panel = self._models.solver(name), self._panels[name]
+        solver.seed = seed
+        yield {self._status: shown.message(f"{name}: sampling ...")}
+        solution = self._alone(solver, request, samples)
+        yield {panel.strip: shown.plain_text(solution.answers[0].completion)}
+        yield from self._judged(panel, solution)
 
     def _ask_one(self, name: str, request: str | Row, seed: int) -> Iterator[dict[Any, Any]]:
         solver, panel = self._models.solver(name), self._panels[name]
         row = solver.row_of(request)
         steps: list[Step] = []
         next_update = 0.0
-        for step in stream(solver.sampler, row, seed):
+        tokens = stream(solver.sampler, row, seed)
+        while (step := self._alone(next, tokens, None)) is not None:
             steps.append(step)
             if time.monotonic() >= next_update:
                 yield {**self._tokens(panel, steps), self._status: shown.message(f"{name}: token {len(steps)}")}
@@ -104,44 +109,45 @@ class Player:
             self._status: shown.message(f"{name}: scoring ..."),
         }
         solution = Solution(request, row, solver.task.unverifiable(row))
-        solution.add(solver.score(row, [(steps[-1].written, len(steps))]))
-        yield self._judged(panel, solution)
+        solution.add(self._alone(solver.score, row, [(steps[-1].written, len(steps))]))
+        yield from self._judged(panel, solution)
+
+    def _alone(self, function: Callable[..., Any], *words: Any) -> Any:
+        """Call a function that uses a model. A request that was stopped may still be in such a call."""
+        with self._lock:
+            return function(*words)
 
     def _tokens(self, panel: Panel, steps: list[Step]) -> dict[Any, Any]:
         return {panel.strip: shown.token_strip(steps), panel.table: shown.alternatives(steps, len(steps))}
 
-    def _judged(self, panel: Panel, solution: Solution) -> dict[Any, Any]:
+    def _judged(self, panel: Panel, solution: Solution) -> Iterator[dict[Any, Any]]:
         """The verdict on the best answer, its picture and its files."""
-        folder = tempfile.TemporaryDirectory(prefix="playground-")
-        self._folders.append(folder)
-        files = Path(folder.name) / "answer"
+        task = self._models.task
         answer = {"row": solution.row, "completion": solution.answers[0].completion}
-        problems = write_files(self._models.task, [answer], files)
-        write_table([answer], files)
-        archive = shutil.make_archive(str(files), "zip", files)
-        written = {file.name: file.read_bytes() for file in files.iterdir()}
-        scene = next((str(file) for file in files.glob("*.glb")), None)
-        return {
-            panel.verdict: shown.verdict(solution, self._models.task.weights),
-            panel.picture: shown.picture(written),
-            panel.scene: self._gradio.update(value=scene, visible=scene is not None),
-            panel.files: self._gradio.update(value=archive, visible=True),
-            self._status: shown.message("; ".join(problems)),
-        }
+        with tempfile.TemporaryDirectory(prefix="playground-") as folder:
+            files = Path(folder) / "answer"
+            problems = write_files(task, [answer], files)
+            write_table([answer], files)
+            scene = next((str(file) for file in files.glob("*.glb")), None)
+            # Gradio copies files before it asks for the next change, so that the folder may then be deleted.
+            yield {
+                panel.verdict: shown.verdict(solution, task.weights),
+                panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
+                panel.scene: self._gradio.update(value=scene, visible=scene is not None),
+                panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),
+                self._status: shown.message("; ".join(problems)),
+            }
 
-    def _emptied(self, which: str) -> dict[Any, Any]:
-        """The page without the last answers; it shows the panels of the chosen models."""
+    def _emptied(self, names: Sequence[str]) -> dict[Any, Any]:
+        """The page without the last answers; it shows the panels of these models."""
         update = self._gradio.update
-        changes = {self._status: shown.message("the model is being loaded ...")}
+        changes = {self._status: shown.message("starting ...")}
         for name, panel in self._panels.items():
             changes |= dict.fromkeys((panel.strip, panel.table, panel.verdict, panel.picture), "")
-            changes |= {panel.column: update(visible=name in self._names(which)), panel.steps: []}
+            changes |= {panel.column: update(visible=name in names), panel.steps: []}
             changes |= {panel.position: update(visible=False), panel.files: update(visible=False)}
             changes |= {panel.scene: update(value=None, visible=False)}
         return changes
-
-    def _names(self, which: str) -> list[str]:
-        return [BEFORE, AFTER] if which == BOTH else [which]
 
 
 def request_of(text: str) -> str | Row:
@@ -192,7 +198,7 @@ def make_page(models: Models) -> Any:
             which = gradio.Radio(
                 [*models.choices, BOTH], value=AFTER, label="Model", visible=can_compare, elem_id="which"
             )
-            seed = gradio.Number(label="Seed", value=0, precision=0, minimum=0, min_width=100)
+            seed = gradio.Number(label="Seed", value=models.solver(AFTER).seed, precision=0, minimum=0, min_width=100)
             samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k: at most so many samples", min_width=200)
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
@@ -233,9 +239,12 @@ def _panel(gradio: Any, name: str) -> Panel:
         )
 
 
-def launch(page: Any, host: str | None, port: int | None, share: bool = False, wait: bool = True) -> str:
-    """Serve the page and return its address. Without host and port, GRADIO_SERVER_NAME and GRADIO_SERVER_PORT decide,
-    and otherwise 127.0.0.1 and 7860. `share` makes a public address through Gradio's servers."""
+def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:
+    """Start to serve the page, and print and return its address; `page.block_thread()` waits for Ctrl+C.
+
+    Without host and port, GRADIO_SERVER_NAME and GRADIO_SERVER_PORT decide, and otherwise 127.0.0.1 and a free port
+    from 7860. `share` makes a public address through Gradio's servers.
+    """
     gradio = import_gradio()
     # Fonts of the system: those of Gradio's own themes come from another host.
     theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
@@ -244,7 +253,8 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False, w
         server_name=host,
         server_port=port,
         share=share,
-        prevent_thread_lock=not wait,
+        prevent_thread_lock=True,
+        quiet=True,
         theme=theme,
         css=shown.STYLE,
         footer_links=[],
@@ -254,6 +264,7 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False, w
         enable_monitoring=False,
         max_file_size="1mb",
     )
+    print(f"page: {public or address} (Ctrl+C stops it)", flush=True)
     return public or address
 
 
