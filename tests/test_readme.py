@@ -251,7 +251,8 @@ def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
     pictures.tasks(str(tmp_path))
     made = {file.name: file.stat().st_size for file in (tmp_path / "images").iterdir()}
     kept = {file.name: file.stat().st_size for file in (ROOT / "docs" / "images").iterdir()}
-    assert made.keys() == {name for name in kept if name.endswith(".png")} and max(kept.values()) < 300_000
+    pictures_kept = {name for name in kept if name.endswith(".png")} - {"playground.png"}  # which needs a browser
+    assert made.keys() == pictures_kept and max(kept.values()) < 300_000
 
 
 # ---- Python

@@ -1,19 +1,18 @@
 """The page of a Space in a headless Chromium without a network: ask, rotate, compare, best of k, phone width."""
 
 import io
-import shutil
 from urllib.parse import urlparse
 
 import pytest
 
+from tests.support.browser import BROWSER, needs_browser
 from tests.support.played import save_run
 from tests.support.server_process import start
 from trl_grpo_tasks.commands.main import main
 
 pytest.importorskip("gradio", reason="needs gradio (pip install 'trl_grpo_tasks[play]')")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 WEBGL = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -59,7 +58,7 @@ def address(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(WEBGL))
+        browser = started.chromium.launch(executable_path=BROWSER, args=list(WEBGL))
         yield browser
         browser.close()
 

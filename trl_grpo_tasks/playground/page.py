@@ -221,22 +221,23 @@ def make_page(models: Models) -> Any:
 
 
 def _panel(gradio: Any, name: str) -> Panel:
+    """Tokens and the verdict side by side where there is room; a narrow page shows one below the other."""
     key = name.split()[0]
-    with gradio.Column(visible=name == AFTER, min_width=300, elem_id=f"panel-{key}") as column:
+    with gradio.Column(visible=name == AFTER, min_width=320, elem_id=f"panel-{key}") as column:
         gradio.HTML(f"<h3>{name.capitalize()}</h3>")
-        return Panel(
-            column,
-            strip=gradio.HTML(elem_id=f"tokens-{key}"),
-            verdict=gradio.HTML(elem_id=f"verdict-{key}"),
-            scene=gradio.Model3D(
-                label="Drag to rotate", visible=False, height=360, interactive=False, elem_id=f"scene-{key}"
-            ),
-            picture=gradio.HTML(elem_id=f"picture-{key}"),
-            files=gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}"),
-            position=gradio.Slider(1, 2, 1, step=1, label="Token", visible=False, elem_id=f"position-{key}"),
-            table=gradio.HTML(elem_id=f"table-{key}"),
-            steps=gradio.State([]),
-        )
+        with gradio.Row():
+            with gradio.Column(min_width=320):
+                strip = gradio.HTML(elem_id=f"tokens-{key}")
+                position = gradio.Slider(1, 2, 1, step=1, label="Token", visible=False, elem_id=f"position-{key}")
+                table = gradio.HTML(elem_id=f"table-{key}")
+            with gradio.Column(min_width=320):
+                verdict = gradio.HTML(elem_id=f"verdict-{key}")
+                scene = gradio.Model3D(
+                    label="Drag to rotate", visible=False, height=360, interactive=False, elem_id=f"scene-{key}"
+                )
+                picture = gradio.HTML(elem_id=f"picture-{key}")
+                files = gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}")
+    return Panel(column, strip, position, table, verdict, scene, picture, files, steps=gradio.State([]))
 
 
 def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:
