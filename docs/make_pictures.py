@@ -50,6 +50,7 @@ IMAGES = Path(__file__).parent / "images"
 SIDE, HIGH, MARGIN, LINE, GAP = 230, 207, 84, 16, 8
 SEEDS = (0, 1, 2)
 BONUSES = (0.0, 0.05)
+REQUEST = "a street lamp, reach 2, 6 high, pole 4 thick, with 1000 g on the top"
 
 
 def strip(run_dir: str, columns: int = 5) -> None:
@@ -235,7 +236,7 @@ def _on_cpu() -> dict[str, Any]:
     return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
 
 
-def playground(run_dir: str, request: str = "a wall, 7 long, 3 high, world 8") -> None:
+def playground(run_dir: str, request: str = REQUEST) -> None:
     """The page of `play` after a request to both models, in a headless browser."""
     from playwright.sync_api import sync_playwright
 
@@ -250,8 +251,8 @@ def playground(run_dir: str, request: str = "a wall, 7 long, 3 high, world 8") -
     ):
         page = make_page(models)
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=webgl)
-        tab = browser.new_page(viewport={"width": 1100, "height": 900})
-        tab.goto(launch(page, "127.0.0.1", None, wait=False))
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.goto(launch(page, "127.0.0.1", None))
         tab.get_by_label("both").check()
         tab.fill("#request textarea", request)
         tab.click("#ask")

@@ -198,7 +198,9 @@ def make_page(models: Models) -> Any:
             which = gradio.Radio(
                 [*models.choices, BOTH], value=AFTER, label="Model", visible=can_compare, elem_id="which"
             )
-            seed = gradio.Number(label="Seed", value=models.solver(AFTER).seed, precision=0, minimum=0, min_width=100)
+            seed = gradio.Number(
+                label="Seed", value=models.solver(AFTER).seed, precision=0, minimum=0, maximum=2**31 - 1, min_width=100
+            )
             samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k: at most so many samples", min_width=200)
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
