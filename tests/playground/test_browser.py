@@ -67,6 +67,7 @@ def browser():
 def tab(request, browser, address):
     """The loaded page. At the end: nothing was asked of another host, and the console holds no error."""
     tab = browser.new_page(viewport=request.param)
+    tab.set_default_timeout(WAIT)
     problems, elsewhere = [], []
 
     def route(asked):
@@ -79,23 +80,24 @@ def tab(request, browser, address):
     tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.goto(address)
-    tab.wait_for_selector("#ask", timeout=WAIT)
+    tab.wait_for_selector("#ask")
     yield tab
     tab.close()
-    assert problems == [] and elsewhere == []
+    # Without WebGPU, which a headless browser lacks, the 3D view logs this and uses WebGL.
+    assert [text for text in problems if "WebGPU" not in text] == [] and elsewhere == []
 
 
 def ask(tab, text, button="#ask", panel="after"):
     tab.fill("#request textarea", text)
     tab.click(button)
-    tab.wait_for_selector(f"#verdict-{panel} .verdict", timeout=WAIT)
+    tab.wait_for_selector(f"#verdict-{panel} .verdict")
 
 
 def test_ask_rotate_look_back_and_download(tab, tmp_path):
     ask(tab, "a wall, 7 long, 3 high, world 8")
     assert "allowed" in tab.inner_text("#table-after") and "component" in tab.inner_text("#verdict-after")
     assert tab.locator("#tokens-after span").count() > 3 and tab.locator("#picture-after img").count() == 1
-    canvas = tab.wait_for_selector("#scene-after canvas", timeout=WAIT)
+    canvas = tab.wait_for_selector("#scene-after canvas")
     canvas.scroll_into_view_if_needed()
     before = _when_drawn(tab, canvas)
     box = canvas.bounding_box()
@@ -109,9 +111,9 @@ def test_ask_rotate_look_back_and_download(tab, tmp_path):
     shown = tab.inner_text("#table-after")
     tab.fill("#position-after input[type=number]", "1")
     tab.press("#position-after input[type=number]", "Enter")
-    tab.wait_for_function("document.querySelector('#table-after').innerText.includes('Token 1:')", timeout=WAIT)
+    tab.wait_for_function("document.querySelector('#table-after').innerText.includes('Token 1:')")
     assert tab.inner_text("#table-after") != shown
-    with tab.expect_download(timeout=WAIT) as download:
+    with tab.expect_download() as download:
         tab.click("#files-after")
     download.value.save_as(tmp_path / "answer.zip")
     assert (tmp_path / "answer.zip").read_bytes()[:2] == b"PK"
@@ -125,16 +127,16 @@ def test_compare_and_best_of_k(tab):
     assert tab.inner_text("#tokens-before") != tab.inner_text("#tokens-after")
     tab.get_by_label("after training").check()
     tab.click("#best")
-    tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')", timeout=WAIT)
+    tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')")
     assert not tab.is_visible("#panel-before")
 
 
 def test_an_example_and_a_mistake(tab):
     tab.click("#example")
-    tab.wait_for_function("document.querySelector('#request textarea').value.length > 3", timeout=WAIT)
+    tab.wait_for_function("document.querySelector('#request textarea').value.length > 3")
     tab.fill("#request textarea", '{"prompt": "<img src=x onerror=alert(1)>"')
     tab.click("#ask")
-    tab.wait_for_function("document.querySelector('#status').innerText.includes('JSON')", timeout=WAIT)
+    tab.wait_for_function("document.querySelector('#status').innerText.includes('JSON')")
 
 
 def _when_drawn(tab, canvas):

@@ -26,6 +26,8 @@ LONGEST_REQUEST = 50_000  # characters
 MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
 EXAMPLES = 64  # held-out rows that examples are chosen from
+HIDDEN = "hidden"  # a Model3D with visible=False is not part of the page, and stays empty when it is shown later
+CAMERA = (50, 65, None)  # of the 3D view: degrees around and from the vertical axis; the distance is that of the model
 
 
 def import_gradio() -> Any:
@@ -133,10 +135,11 @@ class Player:
             yield {
                 panel.verdict: shown.verdict(solution, task.weights),
                 panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
-                panel.scene: self._gradio.update(value=scene, visible=scene is not None),
+                panel.scene: self._gradio.update(value=scene, visible=scene is not None or HIDDEN),
                 panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),
-                self._status: shown.message("; ".join(problems)),
             }
+        # Gradio sends the last change of a request twice, and a Model3D that gets its file twice stays empty.
+        yield {self._status: shown.message("; ".join(problems))}
 
     def _emptied(self, names: Sequence[str]) -> dict[Any, Any]:
         """The page without the last answers; it shows the panels of these models."""
@@ -146,7 +149,7 @@ class Player:
             changes |= dict.fromkeys((panel.strip, panel.table, panel.verdict, panel.picture), "")
             changes |= {panel.column: update(visible=name in names), panel.steps: []}
             changes |= {panel.position: update(visible=False), panel.files: update(visible=False)}
-            changes |= {panel.scene: update(value=None, visible=False)}
+            changes |= {panel.scene: update(value=None, visible=HIDDEN)}
         return changes
 
 
@@ -196,12 +199,12 @@ def make_page(models: Models) -> Any:
         with gradio.Row():
             can_compare = len(models.choices) > 1
             which = gradio.Radio(
-                [*models.choices, BOTH], value=AFTER, label="Model", visible=can_compare, elem_id="which"
-            )
+                [*models.choices, BOTH], value=AFTER, label="Model", visible=can_compare, elem_id="which", scale=2,
+            )  # fmt: skip
             seed = gradio.Number(
                 label="Seed", value=models.solver(AFTER).seed, precision=0, minimum=0, maximum=2**31 - 1, min_width=100
             )
-            samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k: at most so many samples", min_width=200)
+            samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k, the most samples", min_width=200)
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
             panels = {name: _panel(gradio, name) for name in reversed(models.choices)}
@@ -235,8 +238,9 @@ def _panel(gradio: Any, name: str) -> Panel:
             with gradio.Column(min_width=320):
                 verdict = gradio.HTML(elem_id=f"verdict-{key}")
                 scene = gradio.Model3D(
-                    label="Drag to rotate", visible=False, height=360, interactive=False, elem_id=f"scene-{key}"
-                )
+                    label="Drag to rotate", visible=HIDDEN, height=360, interactive=False, elem_id=f"scene-{key}",
+                    camera_position=CAMERA,
+                )  # fmt: skip
                 picture = gradio.HTML(elem_id=f"picture-{key}")
                 files = gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}")
     return Panel(column, strip, position, table, verdict, scene, picture, files, steps=gradio.State([]))

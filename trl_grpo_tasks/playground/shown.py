@@ -23,9 +23,9 @@ STYLE = """
 font-size:.85rem;max-height:16rem;overflow-y:auto;padding:.6rem;border:1px solid var(--border-color-primary);
 border-radius:.5rem;min-height:3rem}
 .tokens span{border-radius:.2rem}.tokens .forced{opacity:.55}
-.play table{border-collapse:collapse;font-size:.85rem;width:100%;table-layout:fixed}
-.play td,.play th{padding:.15rem .4rem;text-align:left;overflow-wrap:anywhere;
-border-bottom:1px solid var(--border-color-primary)}
+.play table{border-collapse:collapse;border:0!important;font-size:.85rem;width:100%;table-layout:fixed}
+.play td,.play th{padding:.15rem .4rem!important;text-align:left;overflow-wrap:anywhere;border:0!important;
+border-bottom:1px solid var(--border-color-primary)!important}
 .play .bar{display:inline-block;height:.7rem;background:#2a6fdb;border-radius:.2rem;margin-right:.4rem;
 vertical-align:middle}
 .play code{font-family:ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}
@@ -124,7 +124,7 @@ def picture(files: Mapping[str, bytes]) -> str:
 
 def heading(task: str, description: str, model: str) -> str:
     """Return the head of the page."""
-    return f"<h2>{_text(task)} playground</h2><p>{_text(description)} Model: <code>{_text(model)}</code></p>"
+    return f"<h2>{_text(task)} playground</h2><p>{_text(description)}. Model: <code>{_text(model)}</code></p>"
 
 
 def message(text: str) -> str:
