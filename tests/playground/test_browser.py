@@ -1,6 +1,7 @@
 """The page of a Space in a headless Chromium without a network: ask, rotate, compare, best of k, phone width."""
 
 import io
+import time
 from urllib.parse import urlparse
 
 import pytest
@@ -71,6 +72,8 @@ def tab(request, browser, address):
     problems, elsewhere = [], []
 
     def route(asked):
+        if "Canvas3D" in asked.request.url:  # as over a slow line: the 3D view must not be given up until it is there
+            time.sleep(2)
         if urlparse(asked.request.url).hostname in HERE:
             return asked.continue_()
         elsewhere.append(asked.request.url)

@@ -1,19 +1,26 @@
 """The page without a browser: requests, examples, and what a player changes on the page."""
 
-import io
 import json
 import random
 import re
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from tests.support.played import MOST_TOKENS, save_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.playground.models import AFTER, BEFORE, Models, initial_model
-from trl_grpo_tasks.playground.page import BOTH, LONGEST_REQUEST, Player, example, import_gradio, make_page, request_of
+from trl_grpo_tasks.playground.page import (
+    BOTH,
+    HIDDEN,
+    LONGEST_REQUEST,
+    Player,
+    example,
+    import_gradio,
+    make_page,
+    request_of,
+)
 from trl_grpo_tasks.registry import get_task
 
 TEXT = "a wall, 7 long, 3 high, world 8"
@@ -94,8 +101,7 @@ def player(models):
 
 
 def played(player, changes):
-    """The last value of each component, by panel and name; every change is kept under "all", the zip file's content
-    under "zip"."""
+    """The last value of each component, by panel and name; every change is kept under "all"."""
     names = {id(player._status): "status"}
     for which, panel in player._panels.items():
         names |= {id(component): f"{which}: {name}" for name, component in vars(panel).items()}
@@ -104,9 +110,6 @@ def played(player, changes):
         named = {names[id(component)]: value for component, value in change.items()}
         last |= named
         last["all"].append(named)
-        for name, update in named.items():
-            if name.endswith("files") and "value" in update:  # files are only there until the next change
-                last["zip"] = io.BytesIO(Path(update["value"]).read_bytes())
     return last
 
 
@@ -126,8 +129,10 @@ def test_an_answer_is_streamed_judged_and_drawn(player, tmp_path):
     assert "tokens were allowed" in last[f"{AFTER}: table"] or "1 token was" in last[f"{AFTER}: table"]
     assert 'class="verdict bad"' in last[f"{AFTER}: verdict"] and "component" in last[f"{AFTER}: verdict"]
     assert "data:image/png;base64," in last[f"{AFTER}: picture"]
-    assert last[f"{AFTER}: scene"]["value"].endswith(".glb") and last[f"{AFTER}: scene"]["visible"]
-    with zipfile.ZipFile(last["zip"]) as files:
+    scenes = played(player, [player.show_scenes(None, last[f"{AFTER}: scene_file"])])
+    assert scenes[f"{AFTER}: scene"]["value"].endswith(".glb") and scenes[f"{AFTER}: scene"]["visible"] is True
+    assert scenes[f"{BEFORE}: scene"]["visible"] == HIDDEN
+    with zipfile.ZipFile(last[f"{AFTER}: files"]["value"]) as files:
         assert {"sample_1.txt", "sample_1.glb", "sample_1.ldr", "answers.jsonl"} <= set(files.namelist())
         assert files.read("sample_1.txt").decode() == steps[-1].written
     assert last["status"] == "" and last[f"{BEFORE}: strip"] == ""

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ BOTH = "both"
 LONGEST_REQUEST = 50_000  # characters
 MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
+ANSWERS_KEPT = 32  # answers whose files are kept
 EXAMPLES = 64  # held-out rows that examples are chosen from
 HIDDEN = "hidden"  # a Model3D with visible=False is not part of the page, and stays empty when it is shown later
 CAMERA = (50, 65, None)  # of the 3D view: degrees around and from the vertical axis; the distance is that of the model
@@ -53,6 +55,7 @@ class Panel:
     picture: Any
     files: Any
     steps: Any  # the steps of the answer, by which `position` finds what to show
+    scene_file: Any  # what `scene` is to show
 
     @property
     def components(self) -> list[Any]:
@@ -65,6 +68,7 @@ class Player:
     def __init__(self, gradio: Any, models: Models, status: Any, panels: Mapping[str, Panel]):
         self._gradio, self._models, self._status, self._panels = gradio, models, status, panels
         self._lock = threading.Lock()
+        self._folders: deque[tempfile.TemporaryDirectory[str]] = deque()
 
     def ask(self, text: str, which: str, seed: float | None) -> Iterator[dict[Any, Any]]:
         """Sample one answer of each chosen model, and show its tokens as they are drawn."""
@@ -90,8 +94,7 @@ class Player:
         solver.seed = seed
         yield {self._status: shown.message(f"{name}: sampling ...")}
         solution = self._alone(solver, request, samples)
-        yield {panel.strip: shown.plain_text(solution.answers[0].completion)}
-        yield from self._judged(panel, solution)
+        yield {panel.strip: shown.plain_text(solution.answers[0].completion), **self._judged(panel, solution)}
 
     def _ask_one(self, name: str, request: str | Row, seed: int) -> Iterator[dict[Any, Any]]:
         solver, panel = self._models.solver(name), self._panels[name]
@@ -112,7 +115,7 @@ class Player:
         }
         solution = Solution(request, row, solver.task.unverifiable(row))
         solution.add(self._alone(solver.score, row, [(steps[-1].written, len(steps))]))
-        yield from self._judged(panel, solution)
+        yield self._judged(panel, solution)
 
     def _alone(self, function: Callable[..., Any], *words: Any) -> Any:
         """Call a function that uses a model. A request that was stopped may still be in such a call."""
@@ -122,24 +125,33 @@ class Player:
     def _tokens(self, panel: Panel, steps: list[Step]) -> dict[Any, Any]:
         return {panel.strip: shown.token_strip(steps), panel.table: shown.alternatives(steps, len(steps))}
 
-    def _judged(self, panel: Panel, solution: Solution) -> Iterator[dict[Any, Any]]:
+    def _judged(self, panel: Panel, solution: Solution) -> dict[Any, Any]:
         """The verdict on the best answer, its picture and its files."""
         task = self._models.task
         answer = {"row": solution.row, "completion": solution.answers[0].completion}
-        with tempfile.TemporaryDirectory(prefix="playground-") as folder:
-            files = Path(folder) / "answer"
-            problems = write_files(task, [answer], files)
-            write_table([answer], files)
-            scene = next((str(file) for file in files.glob("*.glb")), None)
-            # Gradio copies files before it asks for the next change, so that the folder may then be deleted.
-            yield {
-                panel.verdict: shown.verdict(solution, task.weights),
-                panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
-                panel.scene: self._gradio.update(value=scene, visible=scene is not None or HIDDEN),
-                panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),
-            }
-        # Gradio sends the last change of a request twice, and a Model3D that gets its file twice stays empty.
-        yield {self._status: shown.message("; ".join(problems))}
+        if len(self._folders) == ANSWERS_KEPT:
+            self._folders.popleft().cleanup()
+        self._folders.append(tempfile.TemporaryDirectory(prefix="playground-"))
+        files = Path(self._folders[-1].name) / "answer"
+        problems = write_files(task, [answer], files)
+        write_table([answer], files)
+        return {
+            panel.verdict: shown.verdict(solution, task.weights),
+            panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
+            panel.scene_file: next((str(file) for file in files.glob("*.glb")), None),
+            panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),
+            self._status: shown.message("; ".join(problems)),
+        }
+
+    def show_scenes(self, *files: str | None) -> dict[Any, Any]:
+        """Show the 3D models of the panels, after a request has ended.
+
+        Gradio sends the last change of a request twice, and a Model3D that gets its first file twice stays empty.
+        """
+        return {
+            panel.scene: self._gradio.update(value=file, visible=file is not None or HIDDEN)
+            for panel, file in zip(self._panels.values(), files, strict=True)
+        }
 
     def _emptied(self, names: Sequence[str]) -> dict[Any, Any]:
         """The page without the last answers; it shows the panels of these models."""
@@ -149,7 +161,7 @@ class Player:
             changes |= dict.fromkeys((panel.strip, panel.table, panel.verdict, panel.picture), "")
             changes |= {panel.column: update(visible=name in names), panel.steps: []}
             changes |= {panel.position: update(visible=False), panel.files: update(visible=False)}
-            changes |= {panel.scene: update(value=None, visible=HIDDEN)}
+            changes |= {panel.scene: update(value=None, visible=HIDDEN), panel.scene_file: None}
         return changes
 
 
@@ -204,7 +216,7 @@ def make_page(models: Models) -> Any:
             seed = gradio.Number(
                 label="Seed", value=models.solver(AFTER).seed, precision=0, minimum=0, maximum=2**31 - 1, min_width=100
             )
-            samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k, the most samples", min_width=200)
+            samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k: samples at most", min_width=200)
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
             panels = {name: _panel(gradio, name) for name in reversed(models.choices)}
@@ -215,6 +227,9 @@ def make_page(models: Models) -> Any:
                   "show_progress": "hidden"}  # fmt: skip
         asked = gradio.on([ask.click, request.submit], player.ask, [request, which, seed], **shared)
         searched = best.click(player.best, [request, which, seed, samples], **shared)
+        scenes = [[getattr(panel, name) for panel in panels.values()] for name in ("scene_file", "scene")]
+        for answered in (asked, searched):
+            answered.then(player.show_scenes, *scenes, api_visibility="private", show_progress="hidden")
         stop.click(None, None, None, cancels=[asked, searched], api_visibility="private")
         other.click(lambda: example(task), None, request, api_visibility="private")
         for panel in panels.values():
@@ -243,7 +258,8 @@ def _panel(gradio: Any, name: str) -> Panel:
                 )  # fmt: skip
                 picture = gradio.HTML(elem_id=f"picture-{key}")
                 files = gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}")
-    return Panel(column, strip, position, table, verdict, scene, picture, files, steps=gradio.State([]))
+    states = {"steps": gradio.State([]), "scene_file": gradio.State(None)}
+    return Panel(column, strip, position, table, verdict, scene, picture, files, **states)
 
 
 def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:

@@ -23,7 +23,8 @@ STYLE = """
 font-size:.85rem;max-height:16rem;overflow-y:auto;padding:.6rem;border:1px solid var(--border-color-primary);
 border-radius:.5rem;min-height:3rem}
 .tokens span{border-radius:.2rem}.tokens .forced{opacity:.55}
-.play table{border-collapse:collapse;border:0!important;font-size:.85rem;width:100%;table-layout:fixed}
+.play table,.play tr{border:0!important}
+.play table{border-collapse:collapse;font-size:.85rem;width:100%;table-layout:fixed}
 .play td,.play th{padding:.15rem .4rem!important;text-align:left;overflow-wrap:anywhere;border:0!important;
 border-bottom:1px solid var(--border-color-primary)!important}
 .play .bar{display:inline-block;height:.7rem;background:#2a6fdb;border-radius:.2rem;margin-right:.4rem;
@@ -96,7 +97,7 @@ def verdict(solution: Solution, weights: Mapping[str, float]) -> str:
             (_text(name), f"{value:.4g}", f"{weights.get(name, 0):g}") for name, value in score["components"].items()
         ]
         parts.append(
-            _table(("component", "value", "weight"), [*rows, ("<b>score</b>", f"<b>{score['total']:.4g}</b>", "")])
+            _table(("component", "value", "weight"), [*rows, ("<b>total</b>", f"<b>{score['total']:.4g}</b>", "")])
         )
         facts = [(_text(name), _text(value)) for name, value in list(score["info"].items())[:FACTS_SHOWN]]
         if facts:
