@@ -236,8 +236,8 @@ def _on_cpu() -> dict[str, Any]:
     return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
 
 
-def playground(run_dir: str, request: str = REQUEST) -> None:
-    """The page of `play` after a request to both models, in a headless browser."""
+def playground(run_dir: str) -> None:
+    """The page of `play` after a request, in a headless browser."""
     from playwright.sync_api import sync_playwright
 
     from trl_grpo_tasks.playground.models import Models, initial_model
@@ -251,14 +251,14 @@ def playground(run_dir: str, request: str = REQUEST) -> None:
     ):
         page = make_page(models)
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=webgl)
-        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab = browser.new_page(viewport={"width": 1280, "height": 1300})
+        tab.set_default_timeout(120_000)
         tab.goto(launch(page, "127.0.0.1", None))
-        tab.get_by_label("both").check()
-        tab.fill("#request textarea", request)
+        tab.fill("#request textarea", REQUEST)
         tab.click("#ask")
-        tab.wait_for_selector("#scene-after canvas", timeout=120_000)
-        tab.wait_for_timeout(8000)  # until both structures are drawn
-        _save(Image.open(io.BytesIO(tab.screenshot(full_page=True))), "playground.png")
+        tab.wait_for_selector("#scene-after canvas")
+        tab.wait_for_timeout(10_000)  # until the structure is drawn
+        _save(Image.open(io.BytesIO(tab.screenshot())), "playground.png")
         browser.close()
         page.close()
 

@@ -1,9 +1,11 @@
 """HTML of the playground: whatever a model wrote stays text, and is cut to a maximum length."""
 
+import io
 from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.evaluation.solution import Solution
@@ -106,6 +108,10 @@ def test_alternatives_name_what_was_allowed():
 
 def test_pictures_prefer_the_film_and_html_gets_no_rights():
     assert "image/gif;base64,Z2lm" in shown.picture({"a.png": b"png", "film_1.gif": b"gif"})
+    for width, height, kind in ((300, 100, "wide"), (300, 200, "")):
+        picture = io.BytesIO()
+        Image.new("L", (width, height)).save(picture, "png")
+        assert f'class="{kind}"' in shown.picture({"a.png": picture.getvalue()})
     page = shown.picture({"a.html": EVIL.encode(), "a.txt": b"x"})
     assert 'sandbox=""' in page and "<script" not in page and text_of(page) == ""
     assert shown.picture({"a.txt": b"x"}) == "" == shown.picture({"a.html": b"x" * (shown.LONGEST_PICTURE + 1)})

@@ -27,12 +27,14 @@ border-radius:.5rem;min-height:3rem}
 .play table{border-collapse:collapse;font-size:.85rem;width:100%;table-layout:fixed}
 .play td,.play th{padding:.15rem .4rem!important;text-align:left;overflow-wrap:anywhere;border:0!important;
 border-bottom:1px solid var(--border-color-primary)!important}
+.play th:first-child{width:46%}
 .play .bar{display:inline-block;height:.7rem;background:#2a6fdb;border-radius:.2rem;margin-right:.4rem;
 vertical-align:middle}
 .play code{font-family:ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}
 .verdict{display:inline-block;border-radius:1rem;padding:.1rem .8rem;border:1px solid currentColor;font-weight:600}
 .verdict.good{color:#16835a}.verdict.bad{color:#c2452f}.verdict.open{color:#5d6878}
-.picture img{max-width:100%;height:auto;display:block;margin:0 auto;border-radius:.4rem}
+.picture{overflow-x:auto}.picture img{max-width:100%;height:auto;display:block;margin:0 auto;border-radius:.4rem}
+.picture img.wide{max-width:none;width:max(100%,44rem)}
 .picture iframe{width:100%;height:24rem;border:1px solid var(--border-color-primary);border-radius:.4rem;
 background:#fff}
 """
@@ -113,8 +115,11 @@ def picture(files: Mapping[str, bytes]) -> str:
     for suffix in ("gif", "png"):
         for name, content in files.items():
             if name.endswith(f".{suffix}"):
-                encoded = base64.b64encode(content).decode()
-                return f'<div class="picture"><img alt="the answer" src="data:image/{suffix};base64,{encoded}"></div>'
+                # A wide table or plot is scrolled where the page is narrow. A PNG has its size in bytes 16 to 23.
+                width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+                is_wide = suffix == "png" and width > 2 * height
+                source = f"data:image/{suffix};base64,{base64.b64encode(content).decode()}"
+                return f'<div class="picture"><img class="{"wide" * is_wide}" alt="the answer" src="{source}"></div>'
     for name, content in files.items():
         if name.endswith(".html") and len(content) <= LONGEST_PICTURE:
             # A task draws what a model wrote, so that its HTML gets neither scripts nor access to the page.
