@@ -251,13 +251,14 @@ def playground(run_dir: str) -> None:
     ):
         page = make_page(models)
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=webgl)
-        tab = browser.new_page(viewport={"width": 1280, "height": 1300})
+        tab = browser.new_page(viewport={"width": 1280, "height": 1225})
         tab.set_default_timeout(120_000)
         tab.goto(launch(page, "127.0.0.1", None))
         tab.fill("#request textarea", REQUEST)
         tab.click("#ask")
-        tab.wait_for_selector("#scene-after canvas")
-        tab.wait_for_timeout(10_000)  # until the structure is drawn
+        scene = tab.wait_for_selector("#scene-after canvas")
+        while len(Image.open(io.BytesIO(scene.screenshot())).convert("RGB").getcolors(10**6)) < 100:
+            tab.wait_for_timeout(1000)  # the structure is not drawn yet
         _save(Image.open(io.BytesIO(tab.screenshot())), "playground.png")
         browser.close()
         page.close()

@@ -43,6 +43,8 @@ def test_mistakes_are_told_in_one_line(run, tmp_path, capsys, monkeypatch, words
     (tmp_path / "data.jsonl").write_text("{}\n")
     if "--space" not in words:
         pytest.importorskip("gradio")
+    if "--port" not in words:  # the default port may be in use
+        monkeypatch.setattr(module, "check_port", lambda port: None)
     code, _, err = said(capsys, run, *words)
     assert code == 2 and message in err and err.count("\n") == 1 and not (tmp_path / "new").exists()
 
@@ -73,15 +75,17 @@ def test_the_page_is_for_this_machine_only_unless_it_is_shared(run, capsys, monk
     launched = []
     monkeypatch.setattr(page, "launch", lambda *words: launched.append(words[1:]))
     monkeypatch.setattr("gradio.Blocks.block_thread", lambda page: None)
+    monkeypatch.setattr(module, "check_port", lambda port: None)
     assert said(capsys, run, "--port", 7999)[0] == 0 and said(capsys, run, "--share", "--port", 7999)[0] == 0
     assert launched == [("127.0.0.1", 7999, False), ("127.0.0.1", 7999, True)]
 
 
 PLAY = """
-import sys
+import signal, sys
 from trl_grpo_tasks.commands.main import main
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
     sys.exit(main(["play", "run", "--port", sys.argv[1]]))
 """
 
@@ -91,11 +95,14 @@ def test_the_page_is_served_until_ctrl_c(run, tmp_path, capfd):
     pytest.importorskip("gradio")
     (tmp_path / "main.py").write_text(PLAY)
     process, url = start(tmp_path / "main.py", path="/config")
-    out = ""
-    while "page: " not in out:  # the server answers a little earlier
-        out += capfd.readouterr().out
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    try:
+        out = ""
+        while "page: " not in out:  # the server answers a little earlier
+            out += capfd.readouterr().out
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
     assert f"page: {url}" in out and "share=True" not in out and "Traceback" not in capfd.readouterr().err
 
 
@@ -131,5 +138,5 @@ def test_a_task_in_a_file_travels_with_the_space(my_task, tmp_path, capsys):
     app = (tmp_path / "space" / "app.py").read_text()
     assert "SPEC = 'my_task.py'" in app and "{'word_length': 3}" in app and "BEFORE: str | None = None" in app
     assert (tmp_path / "space" / "my_task.py").is_file() and (tmp_path / "space" / "model" / "config.json").is_file()
-    code, _, err = said(capsys, "tiny", "--task", "trl:trl.rewards:think_format_reward", "--space", "other")
+    code, _, err = said(capsys, "tiny", "--task", "tests.support.toy", "--space", "other")
     assert code == 2 and "cannot be copied" in err
