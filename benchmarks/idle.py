@@ -3,13 +3,13 @@
     python benchmarks/idle.py [--rows 1024] [--model FOLDER_OR_GGUF] [--new_tokens 32 96]
 
 The prompts are captions of the task, 8 completions each. Without --model, the model has the shape of SmolLM2-135M with
-random weights and a BPE vocabulary of the same size, trained on synthetic words. Two rollouts of different lengths are
-compared, so that the start of a rollout does not count. Completions may not end while they can go on, so that all rows
-are active (`rows left` counts them at the end). Per additional forward pass, the table shows the wall-clock time, the
-time during which kernels ran (torch.profiler, in a separate rollout with the same random numbers), the difference,
-which is the idle time of the GPU, and the time that the CPU spent on masks, which may overlap with the GPU. `step idle
-ms` is the idle time until all rows have taken a step: large batches are split into two groups, with a pass each. On a
-CPU there is no idle time. Writes benchmarks/results/idle.json.
+random weights and a BPE vocabulary of the same size, trained on synthetic words. Completions may not end while they
+can go on, so that all rows are active (`rows left` counts them at the end). The table has, for the second half of the
+passes of a rollout, the wall-clock time per pass and the time that the CPU spent on masks, which may overlap with the
+GPU. The time during which kernels ran comes from torch.profiler: the difference of two rollouts of different lengths,
+per additional pass. Wall-clock time without it is the idle time of the GPU. `step idle ms` is the idle time until all
+rows have taken a step: large batches are split into two groups, with a pass each. On a CPU there is no idle time.
+Writes benchmarks/results/idle.json.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -78,38 +79,46 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
     decoder = Decoder(model)
     kind = model.device.type
 
-    def run(new_tokens: int, seed: int) -> tuple[float, int, float, int]:
-        """Return the seconds of a rollout, its number of passes, the seconds that the CPU spent on masks, and how many
-        rows had not ended."""
+    def run(new_tokens: int, seed: int) -> tuple[Passes, Any]:
         torch.manual_seed(seed)
         table = MaskTable(model.get_output_embeddings().weight.shape[0])
-        with timed_masks() as masks, torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-            start = now()
+        with timed_masks() as passes, torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             done = rollout(
                 model, prompts, max_new_tokens=new_tokens, eos_token_ids=[tokenizer.eos_token_id], table=table,
                 constraint=constraint, rows=examples, decoder=decoder,
             )  # fmt: skip
-            seconds = now() - start
-        return seconds, done.forward_passes, masks[0], sum(len(ids) == new_tokens for ids in done.completion_ids)
+        return passes, done
 
     short, long = sorted(options.new_tokens)
-    report({"start_up_s": run(long, 0)[0]})
+    start = now()
+    for repeat in range(options.repeats):
+        run(long, repeat)  # other random numbers meet other sizes, for which CUDA graphs are recorded
+    report({"start_up_s": now() - start})
     deadline = now() + 60
     while (workers := _WORKERS.get(constraint)) is not None and not workers.ready and now() < deadline:
         time.sleep(0.1)  # the first rollout has started them, and does not wait
-    per_pass = []
-    values: dict[str, list[float]] = {"pass_ms": [], "masks_ms": []}
+    values: dict[str, list[float]] = {"pass_ms": [], "masks_ms": [], "passes": []}
     for repeat in range(options.repeats):
-        first, last = run(short, repeat), run(long, repeat)
-        passes = last[1] - first[1]
-        values["pass_ms"].append((last[0] - first[0]) / passes * 1e3)
-        values["masks_ms"].append((last[2] - first[2]) / passes * 1e3)
-        per_pass.append(passes)
-        report({**values, "passes": per_pass, "rows_left": last[3], **memory()})
+        passes, done = run(long, repeat)
+        half = len(passes.starts) // 2
+        values["pass_ms"].append((passes.starts[-1] - passes.starts[half]) / (len(passes.starts) - 1 - half) * 1e3)
+        values["masks_ms"].append(sum(passes.seconds[half:-1]) / (len(passes.starts) - 1 - half) * 1e3)
+        values["passes"].append(done.forward_passes)
+        left = sum(len(ids) == long for ids in done.completion_ids)
+        report({**values, "rows_left": left, **memory()})
     if kind == "cuda":
-        busy = (busy_seconds(run, long) - busy_seconds(run, short)) / per_pass[0] * 1e3
+        (more, last), (fewer, first) = (busy_seconds(run, tokens) for tokens in (long, short))
+        busy = (more - fewer) / (last - first) * 1e3
         idle, groups = [max(ms - busy, 0.0) for ms in values["pass_ms"]], 2 if rows >= SPLIT_ROWS else 1
         report({"busy_ms": busy, "idle_ms": idle, "step_idle_ms": [groups * ms for ms in idle]})
+
+
+@dataclass
+class Passes:
+    """When the masks of each pass were asked for, and the seconds that the CPU then spent on masks and states."""
+
+    starts: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 class Endless:
@@ -169,18 +178,22 @@ def model_and_tokenizer(options: Any, task: Any, folder: str) -> tuple[Any, Any]
 
 
 @contextmanager
-def timed_masks() -> Iterator[list[float]]:
-    """Sum up the seconds in which masks are computed and tokens accepted."""
-    total = [0.0]
+def timed_masks() -> Iterator[Passes]:
+    """Record when masks are computed, and for how long; accepting tokens counts for the pass before it."""
+    passes = Passes()
 
-    def timed(function: Any) -> Any:
+    def timed(function: Any, begins_pass: bool) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
+            if begins_pass:
+                passes.starts.append(start)
+                passes.seconds.append(0.0)
             try:
                 return function(*args, **kwargs)
             finally:
-                total[0] += time.perf_counter() - start
+                if passes.seconds:
+                    passes.seconds[-1] += time.perf_counter() - start
 
         return call
 
@@ -188,17 +201,17 @@ def timed_masks() -> Iterator[list[float]]:
     originals = [(place, name, getattr(place, name)) for place, name in places]
     try:
         for place, name, function in originals:
-            setattr(place, name, timed(function))
-        yield total
+            setattr(place, name, timed(function, name == "fill"))
+        yield passes
     finally:
         for place, name, function in originals:
             setattr(place, name, function)
 
 
-def busy_seconds(run: Any, new_tokens: int) -> float:
-    """Return for how long at least one kernel or copy ran on the GPU during a rollout."""
+def busy_seconds(run: Any, new_tokens: int) -> tuple[float, int]:
+    """Return for how long at least one kernel or copy ran on the GPU during a rollout, and its number of passes."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run(new_tokens, 0)
+        _, done = run(new_tokens, 0)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
@@ -209,7 +222,7 @@ def busy_seconds(run: Any, new_tokens: int) -> float:
     for start, end in spans:
         busy += max(end - max(start, reached), 0)
         reached = max(reached, end)
-    return busy / 1e9
+    return busy / 1e9, done.forward_passes
 
 
 if __name__ == "__main__":

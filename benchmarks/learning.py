@@ -1,16 +1,17 @@
 """Learning over several seeds: settings x seeds from shared cold starts, compared on held-out rows in one table.
 
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
-                                  [--settings NAME ...] [--seeds 1 2 3] [--rows choose]
+                                  [--settings NAME ...] [--seeds 1 2 3] [--rows choose] [--model FOLDER]
 
 A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
-wanted, components of the score that get a column each. Each seed has one cold start, from which all settings train
+wanted, components of the score that get a column each, and a field of the rows, such as their level, for a table by
+its values (`by`). Each seed has one cold start, from which all settings train
 with this seed. A setting for which the cold start does not fit, for example because it writes text in another form, is
 listed under `own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all
-models of a seed are evaluated on the same held-out rows. Settings are chosen on the first half of these rows (--rows
-choose) and reported on the other half (--rows report, the default). The same command resumes a grid that was stopped,
-and finished runs are not repeated. --parallel runs that many processes at a time; on one GPU, as many as its memory
-holds.
+models of a seed are evaluated on the same held-out rows. Settings are chosen on every second of these rows (--rows
+choose) and reported on the others (--rows report, the default). The same command resumes a grid that was stopped,
+and finished runs are not repeated. A setting of which a run failed or, with --finished, is not there is left out.
+--parallel runs that many processes at a time; on one GPU, as many as its memory holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
 baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
@@ -34,15 +35,15 @@ from typing import Any
 
 import numpy as np
 import yaml
-from harness import flags
+from harness import flags, table_line
 
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.files import write_atomically
 from trl_grpo_tasks.report.run_folder import SETTINGS_FILE
 from trl_grpo_tasks.training.advantages import expected_best
 
-KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start"}
-OPTIONAL = {"options": {}, "components": [], "own_start": {}}
+KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start", "by"}
+OPTIONAL = {"options": {}, "components": [], "own_start": {}, "by": None}
 START = "cold start"
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
@@ -54,10 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", type=Path)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
+    parser.add_argument("--model", help="for the cold starts, instead of the recipe's model")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--settings", nargs="+", help="only these settings, and the baseline")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of the seeds of the grid")
     parser.add_argument("--rows", choices=["choose", "report"], default="report")
+    parser.add_argument("--finished", action="store_true", help="start nothing: the table of what is finished")
     parser.add_argument("--publish", action="store_true", help="write the page of the documentation")
     options = parser.parse_args()
     if options.publish and options.rows == "choose":
@@ -65,25 +68,39 @@ def main() -> None:
     grid = read_grid(options.grid, options.settings, options.seeds)
     folder = options.output_dir / options.grid.stem
     folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(options.parallel) as pool:
-        starts = starts_of(grid)
-        list(pool.map(lambda one: cold_start(grid, folder, *one), itertools.product(starts, grid["seeds"])))
-        runs = [(name, seed) for seed in grid["seeds"] for name in grid["settings"]]
-        list(pool.map(lambda run: train(grid, folder, *run), runs))
-        found = list(pool.map(lambda seed: evaluate(grid, folder, seed), grid["seeds"]))
-    half = slice(0, grid["rows"]) if options.rows == "choose" else slice(grid["rows"], None)
-    rows = {
-        name: [values_of(of_seed[name][half], grid["components"]) for of_seed in found]
-        for name in (*starts, *grid["settings"])
-    }
+    samples = collect(grid, folder, options)
+    missing = {name for (name, _), found in samples.items() if found is None}
+    grid["settings"] = {name: given for name, given in grid["settings"].items() if name not in missing}
+    names = [*starts_of(grid), *grid["settings"]]
+    if missing & {grid["baseline"], *names}:
+        raise SystemExit("the table needs the cold starts and the baseline with all seeds")
+    half = slice(0 if options.rows == "choose" else 1, None, 2)  # rows of a level may follow each other
+    reported = {name: [samples[name, seed][half] for seed in grid["seeds"]] for name in names}
+    rows = {name: [values_of(one, grid["components"]) for one in seeds] for name, seeds in reported.items()}
+    by = {name: [values_by(one, grid["by"]) for one in seeds] for name, seeds in reported.items()}
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
     content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
     write_atomically(folder / "learning.json", json.dumps(content))
-    text = page(options.grid, grid, options.rows, table(rows, grid["baseline"], minutes), machine_of(folder, grid))
+    tables = table(rows, grid["baseline"], minutes)
+    if grid["by"]:
+        tables += f"\n\nBy {grid['by']}:\n\n{table(by, grid['baseline'], {})}"
+    text = page(options.grid, grid, options.rows, tables, machine_of(folder, grid))
     write_atomically(folder / "learning.md", text)
     if options.publish:
         write_atomically(PAGES / f"{options.grid.stem}.md", text)
     print(f"\n{text}")
+
+
+def collect(grid: dict[str, Any], folder: Path, options: Any) -> dict[tuple[str, int], Any]:
+    """Train and evaluate what is not there yet. Returns {(name, seed): samples of each row, or None}."""
+    starts = starts_of(grid)
+    runs = [(name, seed) for seed in grid["seeds"] for name in (*starts, *grid["settings"])]
+    with ThreadPoolExecutor(options.parallel) as pool:
+        if not options.finished:
+            firsts = itertools.product(starts, grid["seeds"])
+            list(pool.map(lambda one: cold_start(grid, folder, *one, options.model), firsts))
+        found = pool.map(lambda one: samples_of(grid, folder, *one, options.finished), runs)
+        return dict(zip(runs, found, strict=True))
 
 
 def page(path: Path, grid: dict[str, Any], rows: str, text: str, machine: str) -> str:
@@ -125,8 +142,10 @@ def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] |
 
 
 def start_of(grid: dict[str, Any], name: str) -> str:
-    """Return the name of the cold start of a setting."""
-    return f"{START}, {name}" if name in grid["own_start"] else START
+    """Return the name of the cold start of a setting. Settings with equal options of their own start share it."""
+    if (own := grid["own_start"].get(name)) is None:
+        return START
+    return f"{START}, {next(other for other, options in grid['own_start'].items() if options == own)}"
 
 
 def starts_of(grid: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -134,10 +153,11 @@ def starts_of(grid: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {start_of(grid, name): grid["own_start"].get(name, {}) for name in grid["settings"]}
 
 
-def cold_start(grid: dict[str, Any], folder: Path, start: str, seed: int) -> None:
+def cold_start(grid: dict[str, Any], folder: Path, start: str, seed: int, model: str | None = None) -> None:
     """Train a cold start of a seed, unless it is there."""
     if not (run_folder(folder, start, seed) / DONE_FILE).is_file():
-        run(grid, folder, start, seed, starts_of(grid)[start] | {"max_steps": 1})
+        given = {"model": model} if model else {}
+        run(grid, folder, start, seed, starts_of(grid)[start] | {"max_steps": 1} | given)
 
 
 def train(grid: dict[str, Any], folder: Path, name: str, seed: int) -> None:
@@ -160,37 +180,36 @@ def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[
     print(f"{name}, seed {seed}: {minutes:.1f} minutes", flush=True)
 
 
-def evaluate(grid: dict[str, Any], folder: Path, seed: int) -> dict[str, list[list[Sample]]]:
-    """Evaluate the cold starts and the models of a seed. Returns {name: samples of each row}."""
-    found: dict[str, list[list[Sample]]] = {}
-    for start in starts_of(grid):
-        found |= evaluate_start(grid, folder, start, seed)
-    return found
+def samples_of(
+    grid: dict[str, Any], folder: Path, name: str, seed: int, finished_only: bool
+) -> list[list[Sample]] | None:
+    """Train a setting, if it is one, and evaluate its model. Returns the samples of each row, None without them."""
+    try:
+        if name in grid["settings"] and not finished_only:
+            train(grid, folder, name, seed)
+        return evaluate(grid, folder, name, seed, finished_only)
+    except RuntimeError as error:
+        print(f"{name}, seed {seed}: {error}", flush=True)
+        return None
 
 
-def evaluate_start(grid: dict[str, Any], folder: Path, start: str, seed: int) -> dict[str, list[list[Sample]]]:
-    """Evaluate a cold start and the models that began from it."""
-    out = run_folder(folder, start.replace(START, "evaluation"), seed)
-    names = [start, *(name for name in grid["settings"] if start_of(grid, name) == start)]
-    models = {name: model_folder(folder, name, seed) for name in names}
-    wanted = [(str(path), 2 * grid["rows"] * grid["samples"]) for path in models.values()]
-    evaluations = evaluations_in(out)
-    if [(one["model"], len(one["samples"])) for one in evaluations] != wanted:
-        sampling = {"eval_rows": 2 * grid["rows"], "num_samples": grid["samples"], "seed": EVALUATION_SEED}
+def evaluate(
+    grid: dict[str, Any], folder: Path, name: str, seed: int, finished_only: bool
+) -> list[list[Sample]] | None:
+    """Evaluate a cold start or the model of a setting, unless that was done. Returns the samples of each row."""
+    out, model = run_folder(folder, f"evaluation {name}", seed), model_folder(folder, name, seed)
+    start = name if name.startswith(START) else start_of(grid, name)
+    file, size = out / "evaluation.json", grid["samples"]
+    if not file.is_file():
+        if finished_only:
+            return None
+        sampling = {"eval_rows": 2 * grid["rows"], "num_samples": size, "seed": EVALUATION_SEED}
         options = flags(grid["options"] | starts_of(grid)[start] | sampling | {"output_dir": out})
-        named = [f"{slug(name)}={path}" for name, path in models.items()]
-        command(["eval", "--config", grid["recipe"], *options, "--models", *named], out.with_suffix(".log"))
-        evaluations = evaluations_in(out)
-    found = {}
-    for name, evaluation in zip(models, evaluations, strict=True):
-        samples, size = [Sample(**one) for one in evaluation["samples"]], grid["samples"]
-        found[name] = [samples[first : first + size] for first in range(0, len(samples), size)]
-    return found
-
-
-def evaluations_in(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "evaluation.json"
-    return json.loads(file.read_text())["evaluations"] if file.is_file() else []
+        command(["eval", "--config", grid["recipe"], *options, "--models", f"model={model}"], out.with_suffix(".log"))
+    samples = [Sample(**one) for one in json.loads(file.read_text())["evaluations"][0]["samples"]]
+    if len(samples) != 2 * grid["rows"] * size:
+        raise RuntimeError(f"{file} has {len(samples)} samples, not {2 * grid['rows']} x {size}: remove it")
+    return [samples[first : first + size] for first in range(0, len(samples), size)]
 
 
 def command(words: Sequence[str], log: Path) -> None:
@@ -241,10 +260,22 @@ def values_of(rows: Sequence[Sequence[Sample]], components: Sequence[str] = ()) 
     }
 
 
+def values_by(rows: Sequence[Sequence[Sample]], field: str | None) -> dict[str, list[float]]:
+    """Compute success and reward of the rows with each value of a field; nothing without one."""
+    found: dict[str, list[float]] = {}
+    for value in sorted({str(row[0].row[field]) for row in rows}) if field else ():
+        same = values_of([row for row in rows if str(row[0].row[field]) == value])
+        found |= {f"{value}: {metric}": same[metric] for metric in ("success", "reward")}
+    return found
+
+
 def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes: dict[str, list[float]]) -> str:
-    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}."""
-    metrics = list(rows[baseline][0])
-    lines = ["| setting | " + " | ".join(metrics) + " | minutes |", "|---" * (len(metrics) + 2) + "|"]
+    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}. A metric that equals one
+    before it everywhere, as rewards of 0 and 1 equal success, has no column."""
+    columns = {metric: [seed[metric] for seeds in rows.values() for seed in seeds] for metric in rows[baseline][0]}
+    metrics = [m for i, m in enumerate(columns) if columns[m] not in [columns[k] for k in list(columns)[:i]]]
+    heads = ["setting", *metrics, *(["minutes"] if minutes else [])]
+    lines = [table_line(heads), "|---" * len(heads) + "|"]
     for name, seeds in rows.items():
         cells = [spread([statistics.fmean(seed[metric]) for seed in seeds]) for metric in metrics]
         if name != baseline and not name.startswith(START):
@@ -252,9 +283,8 @@ def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes:
                 gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]]) for metric in metrics
             ]
             cells = [f"{cell}; gain {low:+.3f} to {high:+.3f}" for cell, (low, high) in zip(cells, pairs, strict=True)]
-        lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {spread(minutes[name], 1) if name in minutes else ''} |"
-        )
+        taken = [spread(minutes[name], 1) if name in minutes else ""] if minutes else []
+        lines.append(table_line([name, *cells, *taken]))
     return "\n".join(lines)
 
 

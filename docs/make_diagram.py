@@ -6,9 +6,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE, IMAGE = HERE / "architecture.diagram", HERE / "images" / "architecture.svg"
-COLOURS = {"trainer.py": "#dbeafe", "group_layer.py": "#fce7f3", "reward_layer.py": "#dcfce7",
-           "scoring_layer.py": "#fef3c7", "generation_layer.py": "#fae8ff", "archive_layer.py": "#e0e7ff",
-           "imitation_layer.py": "#ffedd5"}  # fmt: skip
+COLOURS = {"trainer.py": "#dbeafe", "layers/group.py": "#fce7f3", "layers/reward.py": "#dcfce7",
+           "layers/scoring.py": "#fef3c7", "layers/generation.py": "#fae8ff", "layers/archive.py": "#e0e7ff",
+           "layers/imitation.py": "#ffedd5"}  # fmt: skip
 WIDTH, BOX, STAGE, GAP, LINE = 860, 540, 50, 18, 17
 
 

@@ -44,6 +44,18 @@ def test_values_of_rows():
     }
 
 
+def test_tables_by_a_field_of_the_rows():
+    def row(level, *samples):
+        return [Sample(one.row | {"level": level}, *list(vars(one).values())[1:]) for one in samples]
+
+    rows = [row("b", sample(True, 1.0, "x"), sample(False, 0.0, "y")), row("a", *[sample(True, 1.0, "x")] * 2)]
+    found = learning.values_by(rows, "level")
+    assert found == {"a: success": [1], "a: reward": [1], "b: success": [0.5], "b: reward": [0.5]}
+    assert learning.values_by(rows, None) == {}
+    printed = learning.table({"cold start": [found], "grpo": [found]}, "grpo", {})
+    assert printed.splitlines()[0] == "| setting | a: success | b: success |", "rewards equal successes: no columns"
+
+
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
     """Many small experiments with a known difference. Three seeds are few, so that fewer than 95% are covered."""
     random = np.random.default_rng(1)
@@ -122,8 +134,9 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     page = (tmp_path / "out/grid/learning.md").read_text()
     assert page.strip() in printed and "seeds 1; 2 held-out rows (the reported ones), 4 samples each; cpu" in page
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
-    evaluated = json.loads((tmp_path / "out/grid/evaluation-1/evaluation.json").read_text())["evaluations"]
-    reported = evaluated[1]["samples"][2 * 4 :]  # the second half of four rows
+    evaluated = json.loads((tmp_path / "out/grid/evaluation_grpo-1/evaluation.json").read_text())["evaluations"]
+    samples = evaluated[0]["samples"]
+    reported = samples[4:8] + samples[12:16]  # the second and the last of four rows
     successes = [one["score"]["success"] for one in reported]
     assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(np.mean(successes))
     finished = tmp_path / "out/grid/grpo-1/finished.json"

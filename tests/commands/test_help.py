@@ -9,7 +9,7 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import ALIASES, RunArguments
 from trl_grpo_tasks.commands.help_screens import SCREENS
 from trl_grpo_tasks.registry import TASKS, get_task
-from trl_grpo_tasks.training.config import TaskGRPOConfig
+from trl_grpo_tasks.training.options.config import TaskGRPOConfig
 
 
 def said(capsys, *words):

@@ -11,7 +11,7 @@ from trl_grpo_tasks.rollout import rollout
 def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypatch, options, peft):
     from peft import LoraConfig
 
-    from trl_grpo_tasks.training import generation_layer
+    from trl_grpo_tasks.training.layers import generation
 
     rollouts = []
 
@@ -19,7 +19,7 @@ def test_scored_log_probs_equal_sampled_log_probs(tiny_path, tmp_path, monkeypat
         rollouts.append(rollout(*args, **kwargs))
         return rollouts[-1]
 
-    monkeypatch.setattr(generation_layer, "rollout", recording_rollout)
+    monkeypatch.setattr(generation, "rollout", recording_rollout)
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if peft else None
     settings = {"rollout": "fast", "temperature": 0.8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 3}
     trainer = toy_trainer(tiny_path, tmp_path, peft_config=adapter, **settings, **options)

@@ -36,7 +36,7 @@ from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training.cold_start import cold_start
-from trl_grpo_tasks.training.reference import MovingReference
+from trl_grpo_tasks.training.control.reference import MovingReference
 
 
 def launch(groups, folder, timeout) -> str:

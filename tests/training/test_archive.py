@@ -14,7 +14,7 @@ from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.training import archive as module
 from trl_grpo_tasks.training import canonical_forms
-from trl_grpo_tasks.training.archive import Answer, Archive
+from trl_grpo_tasks.training.stores.archive import Answer, Archive
 
 
 class LooseTask(ToyTask):

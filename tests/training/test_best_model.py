@@ -12,7 +12,7 @@ from tests.support import sharded
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_sharded import EMA, ZERO3, job
 from trl_grpo_tasks.models import checkpoints
-from trl_grpo_tasks.training.collapse_options import metric_name
+from trl_grpo_tasks.training.options.collapse import metric_name
 
 OPTIONS = {
     "best_by": "success",

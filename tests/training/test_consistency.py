@@ -8,7 +8,7 @@ from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.table import FREE
 from trl_grpo_tasks.models.loading import load_model
 from trl_grpo_tasks.rollout import Rollout, rollout
-from trl_grpo_tasks.training import generation_layer
+from trl_grpo_tasks.training.layers import generation
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
 
@@ -55,7 +55,7 @@ def provoke(trainer, monkeypatch, change):
         make.prompts = prompt_ids
         return change(make, model)
 
-    monkeypatch.setattr(generation_layer, "rollout", changed)
+    monkeypatch.setattr(generation, "rollout", changed)
     trainer.train()
     return [line for line in trainer.state.log_history if "loss" in line]
 

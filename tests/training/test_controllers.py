@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from tests.training.test_trainer import FixedTrainer
-from trl_grpo_tasks.training.adaptive_kl import AdaptiveKL
 from trl_grpo_tasks.training.callbacks import Hints
-from trl_grpo_tasks.training.curriculum import Curriculum
-from trl_grpo_tasks.training.reference import MovingReference, average_product
-from trl_grpo_tasks.training.replay import ReplayBuffer, StoredGroup, probabilities_and_weights
+from trl_grpo_tasks.training.control.adaptive_kl import AdaptiveKL
+from trl_grpo_tasks.training.control.curriculum import Curriculum
+from trl_grpo_tasks.training.control.reference import MovingReference, average_product
+from trl_grpo_tasks.training.stores.replay import ReplayBuffer, StoredGroup, probabilities_and_weights
 
 # ---- adaptive KL
 

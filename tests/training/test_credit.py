@@ -16,7 +16,7 @@ from tests.training.test_resampling import EQUAL, MIXED, ScriptedTrainer
 from trl_grpo_tasks import TaskGRPOConfig
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.training.credit import StepFinder, step_credits, token_credits
-from trl_grpo_tasks.training.replay import groups_of, put_groups
+from trl_grpo_tasks.training.stores.replay import groups_of, put_groups
 
 # ---- the gradient
 

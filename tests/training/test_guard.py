@@ -10,7 +10,7 @@ from tests.support.toy_fill import MASK, FillTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.training.guard import Guard, check_guard_component
+from trl_grpo_tasks.training.control.guard import Guard, check_guard_component
 
 
 class TwoArms(FillTask):

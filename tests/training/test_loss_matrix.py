@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from tests.support.loss_rollouts import GROUP, Cell, Laboratory, objective
 from trl_grpo_tasks.constraints import scoring
-from trl_grpo_tasks.training.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
+from trl_grpo_tasks.training.options.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
 
 
 def trl_choices(option):

@@ -6,7 +6,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from tests.support.training import config, parameters, toy_trainer
-from trl_grpo_tasks.training.reference import MovingReference, Offloaded
+from trl_grpo_tasks.training.control.reference import MovingReference, Offloaded
 
 RUN = {"beta": 0.1, "max_steps": 4, "constrain": True, "save_strategy": "steps", "save_steps": 1}
 MODES = [{}, {"reference_mode": "ema", "ema_alpha": 0.7}, {"reference_mode": "periodic", "reference_update_freq": 2}]

@@ -12,7 +12,7 @@ from tests.support.toy import LETTERS, ToyTask
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_resampling import EQUAL, MIXED, make
 from tests.training.test_resume import ALL_ON
-from trl_grpo_tasks.training.own_successes import MOST_PER_ROW, Success, SuccessStore
+from trl_grpo_tasks.training.stores.own_successes import MOST_PER_ROW, Success, SuccessStore
 
 ON = {"own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 0.3}
 

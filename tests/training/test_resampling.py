@@ -8,7 +8,7 @@ import torch
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
-from trl_grpo_tasks.training.group_layer import _paired
+from trl_grpo_tasks.training.layers.group import _paired
 
 MIXED, EQUAL = ["a", "ab", "abc", "bb"], ["dd", "dd", "dd", "dd"]
 

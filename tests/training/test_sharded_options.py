@@ -14,7 +14,7 @@ from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.models.checkpoints import CheckpointError
 from trl_grpo_tasks.training import universal
-from trl_grpo_tasks.training.sharded_options import check_sharding
+from trl_grpo_tasks.training.options.sharded import check_sharding
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from trl_grpo_tasks.rollout import Decoder, gathered, rollout
 from trl_grpo_tasks.rollout.gathered import GatheredCopy
 from trl_grpo_tasks.rollout.groups import SteppedGroup
 from trl_grpo_tasks.rollout.support import without_adapter
-from trl_grpo_tasks.training.generation_layer import GenerationLayer
+from trl_grpo_tasks.training.layers.generation import GenerationLayer
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear"}
 CASES = {

@@ -151,7 +151,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     from ..models.loading import init_kwargs
     from ..models.precision import fast_half_precision
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
-    from ..training.config import TaskGRPOConfig
+    from ..training.options.config import TaskGRPOConfig
     from ..training.repair import refuse_editor, with_repair
 
     task_class = find_task_class(line.task) if line.task else Task
@@ -286,7 +286,7 @@ def _add_aliases(parser: Any) -> None:
 def _print_all_options(parser: Any, task_class: type[Task], command: str) -> None:
     from trl import ModelConfig
 
-    from ..training.config import TaskGRPOConfig
+    from ..training.options.config import TaskGRPOConfig
 
     titles: dict[str, type] = {"the run": RunArguments}
     if task_class is not Task:

@@ -135,10 +135,10 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
-    from ..training.collapse_options import check_best_by
+    from ..training.control.guard import check_guard_component
     from ..training.credit import check_credit_task
-    from ..training.guard import check_guard_component
-    from ..training.sharded_options import check_model, shards_weights
+    from ..training.options.collapse import check_best_by
+    from ..training.options.sharded import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)

@@ -41,6 +41,13 @@ _log = logging.getLogger(__name__)
 _WORKERS: weakref.WeakKeyDictionary[Any, StateWorkers] = weakref.WeakKeyDictionary()
 
 
+def usable_cores() -> int:
+    """Return the number of cores, on Linux without those that the process may not run on (taskset, containers)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedStates | WorkerStates:
     """Return the states of a rollout of so many rows, held by workers if the batch is large and they are ready.
 
@@ -48,7 +55,7 @@ def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedSta
     with the constraint or with this process.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes of a distributed run on this machine
-    count = min(_MOST_WORKERS, len(os.sched_getaffinity(0)) * 3 // (4 * processes))
+    count = min(_MOST_WORKERS, usable_cores() * 3 // (4 * processes))
     if rows < _FEWEST_ROWS or count < 2:
         return SharedStates(constraint, table)
     workers = _WORKERS.get(constraint)

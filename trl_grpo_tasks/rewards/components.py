@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..constraints.workers import usable_cores
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
 from .judge import FrozenJudge, frozen_of
@@ -129,7 +129,7 @@ def worker_count(asked: int | None, local_processes: int) -> int:
     """Return the number of reward workers: `asked` if given, else this process's share of the cores, at most 16."""
     if asked is not None:
         return asked
-    return max(1, min(16, (os.cpu_count() or 1) // local_processes))
+    return max(1, min(16, usable_cores() // local_processes))
 
 
 def _component(name: str, rewards: TaskRewards) -> Any:

@@ -47,15 +47,15 @@ from ..report.card import write_card
 from ..report.gallery import Pictures
 from ..report.page import SECONDS_WHILE_RUNNING
 from ..task import Task, printable
-from .adaptive_kl import AdaptiveKL
-from .best_model import BestModel
 from .callbacks import Hints, MetricsFile
-from .collapse_options import check_best_by
-from .config import TaskGRPOConfig
-from .curriculum import Curriculum
-from .group_layer import GroupLayer
-from .guard import Guard, check_guard_component
-from .reference import MovingReference
+from .control.adaptive_kl import AdaptiveKL
+from .control.best_model import BestModel
+from .control.curriculum import Curriculum
+from .control.guard import Guard, check_guard_component
+from .control.reference import MovingReference
+from .layers.group import GroupLayer
+from .options.collapse import check_best_by
+from .options.config import TaskGRPOConfig
 from .repair import with_repair
 from .state_files import load_state, state_file
 

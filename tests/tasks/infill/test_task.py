@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from trl_grpo_tasks.rewards.judge import FrozenJudge, check_judge
 from trl_grpo_tasks.tasks.infill import data, fills, judges, masking
 from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
 from trl_grpo_tasks.tasks.infill.show import main as show
+from trl_grpo_tasks.tasks.infill.task import JUDGE_SEED
 
 SMALL = {"text_length": 16, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2, "judge_width": 16}
 CORPUS = "\n\n".join(
@@ -325,6 +327,20 @@ def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
     task.prepare(1, said.append)
     assert not said and (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes() == weights
     assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
+
+
+def test_two_runs_may_train_the_same_judge_at_the_same_time(judged, corpus, tmp_path):
+    """The run that ends second keeps the judge of the first; a folder that is no such judge is left alone."""
+    made, same, other = Path(judged.options.judge), tmp_path / "same", tmp_path / "other"
+
+    def train(folder, other_run):
+        judged.train_judge(folder, False, JUDGE_SEED, lambda said: other_run() if "classified" in said else None)
+
+    train(same, lambda: shutil.copytree(made, same))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["same"]
+    with pytest.raises(OSError):
+        train(other, lambda: (other.mkdir(), (other / "diary.txt").write_text("dear diary")))
+    assert [path.name for path in other.iterdir()] == ["diary.txt"]
 
 
 def test_missing_and_unsuitable_judges_are_reported(judged, bert_path, tmp_path):

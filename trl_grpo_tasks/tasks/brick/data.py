@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ...constraints.workers import usable_cores
 from .captions import PROMPT_STYLES, caption, choices, prompt
 from .catalogue import Request
 from .designs import NoDesignError, decode_voxels, design, encode_voxels, loads_on, negatives
@@ -79,7 +80,7 @@ def make_rows(
         while plan := [
             (level, *choice) for level in rows for choice in todo[level][: wanted[level] - len(rows[level])]
         ]:
-            processes = min(os.cpu_count() or 1, 8, len(plan) // MIN_ROWS_PER_WORKER) if workers is None else workers
+            processes = min(usable_cores(), 8, len(plan) // MIN_ROWS_PER_WORKER) if workers is None else workers
             for (level, *_), row in zip(plan, _rows_of(plan, processes, prompt_style, kit, bar), strict=True):
                 todo[level] = todo[level][1:]
                 if row is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import shutil
 from collections import Counter, defaultdict
@@ -156,15 +157,18 @@ def train_judge(
             f"the judge for {folder} classifies {accuracy:.1%} of held-out texts correctly, but guessing may reach "
             f"{chance:.1%}: it was not saved; increase --judge_steps, or use a larger corpus"
         )
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     with building(partial, origin):
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-    if folder.is_dir():
-        folder.rmdir()
-    partial.rename(folder)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if origin_of(folder) != origin:
+            raise
+        shutil.rmtree(partial)  # another run has trained the same judge meanwhile
 
 
 def _check_folder_is_free(folder: Path, origin: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import pad
 
-from ..constraints.table import MaskTable
+from ...constraints.table import MaskTable
 
 # Per-token entries of a rollout. One value per row have: advantages without step_credit; the last in sequence mode.
 PER_TOKEN = (

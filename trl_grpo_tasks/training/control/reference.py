@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..constraints.sharding import gathered, part, part_of, put_part, reshard
+from ...constraints.sharding import gathered, part, part_of, put_part, reshard
 
 ADAPTER = "ref"
 FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")

@@ -8,7 +8,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .advantages import doublings
+from ..advantages import doublings
 
 ENTROPY_TARGET = GRPOConfig.entropy_target  # for use_adaptive_entropy without entropy_target
 EVAL_BATCH_SIZE = GRPOConfig.per_device_eval_batch_size

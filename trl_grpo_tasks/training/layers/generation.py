@@ -19,30 +19,30 @@ from trl import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
-from ..constraints.base import Constraint, pack_ids
-from ..constraints.filters import NEUTRAL
-from ..constraints.replayed import replay_all
-from ..constraints.sampling import RecordingProcessor, generating_with
-from ..constraints.sharding import output_size
-from ..constraints.table import MaskTable, MaskTables, pad_mask_numbers
-from ..constraints.turns import TurnsConstraint
-from ..constraints.vocabulary import check_outputs
-from ..models.loading import end_of_answer
-from ..models.masked_policy import MaskedPolicy, check_settings, is_masked_lm, prepare_for_trl, save_fill_steps
-from ..models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
-from ..rewards.judge import text_of
-from ..rollout import Decoder, rollout, unsupported_reason_in
-from ..rollout.gathered import GatheredCopy, reason_of_any
-from ..rollout.support import unsupported_length, without_adapter
-from ..serving.generation import VLLMRequests, engine_options
-from ..task import Task
-from .checkpoint_layer import CheckpointLayer
-from .config import TaskGRPOConfig
-from .record import RolloutRecord
-from .reference import created, with_adapter
-from .repair import RepairTask, check_length, refuse_turns
-from .sampling_options import check_sampling
-from .sharded_options import check_model
+from ...constraints.base import Constraint, pack_ids
+from ...constraints.filters import NEUTRAL
+from ...constraints.replayed import replay_all
+from ...constraints.sampling import RecordingProcessor, generating_with
+from ...constraints.sharding import output_size
+from ...constraints.table import MaskTable, MaskTables, pad_mask_numbers
+from ...constraints.turns import TurnsConstraint
+from ...constraints.vocabulary import check_outputs
+from ...models.loading import end_of_answer
+from ...models.masked_policy import MaskedPolicy, check_settings, is_masked_lm, prepare_for_trl, save_fill_steps
+from ...models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
+from ...rewards.judge import text_of
+from ...rollout import Decoder, rollout, unsupported_reason_in
+from ...rollout.gathered import GatheredCopy, reason_of_any
+from ...rollout.support import unsupported_length, without_adapter
+from ...serving.generation import VLLMRequests, engine_options
+from ...task import Task
+from ..control.reference import created, with_adapter
+from ..options.config import TaskGRPOConfig
+from ..options.sampling import check_sampling
+from ..options.sharded import check_model
+from ..record import RolloutRecord
+from ..repair import RepairTask, check_length, refuse_turns
+from .checkpoint import CheckpointLayer
 
 
 class Generated(NamedTuple):

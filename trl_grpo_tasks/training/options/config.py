@@ -8,19 +8,19 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from ..constraints.filters import NAMES as FILTERS
-from ..constraints.filters import SamplingFilters
-from ..redact import redacted
-from ..task import option
-from .advantages import ESTIMATORS, check_estimator
-from .archive import check_archive
-from .collapse_options import check_options, complete_options
-from .credit import check_credit
-from .guard import check_guard
-from .own_successes import check_own_successes
-from .repair import check_repair
-from .sampling_options import check_sampling_options
-from .sharded_options import check_sharding
+from ...constraints.filters import NAMES as FILTERS
+from ...constraints.filters import SamplingFilters
+from ...redact import redacted
+from ...task import option
+from ..advantages import ESTIMATORS, check_estimator
+from ..control.guard import check_guard
+from ..credit import check_credit
+from ..repair import check_repair
+from ..stores.archive import check_archive
+from ..stores.own_successes import check_own_successes
+from .collapse import check_options, complete_options
+from .sampling import check_sampling_options
+from .sharded import check_sharding
 
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..constraints.filters import NAMES as FILTERS
+from ...constraints.filters import NAMES as FILTERS
 
 # Options of `generate` that scoring cannot reproduce, with their neutral value; None is neutral too.
 UNSUPPORTED_SAMPLING: dict[str, Any] = {

@@ -8,12 +8,12 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from ..failures import FailureNotice, first_line
-from ..rewards.components import NOVELTY
-from ..task import Task
-from .archive import Answer, Archive
-from .config import TaskGRPOConfig
-from .reward_layer import RewardLayer
+from ...failures import FailureNotice, first_line
+from ...rewards.components import NOVELTY
+from ...task import Task
+from ..options.config import TaskGRPOConfig
+from ..stores.archive import Answer, Archive
+from .reward import RewardLayer
 
 
 class ArchiveLayer(RewardLayer):

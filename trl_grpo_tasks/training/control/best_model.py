@@ -10,9 +10,9 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from ..files import write_atomically
-from ..models import checkpoints
-from ..report.run_folder import OUTCOME_FILE
+from ...files import write_atomically
+from ...models import checkpoints
+from ...report.run_folder import OUTCOME_FILE
 
 
 class BestModel(TrainerCallback):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from accelerate.utils import gather
 
-from ..constraints.base import unpack
-from ..constraints.table import MaskTable, MaskTables
-from ..rollout.support import without_adapter
+from ...constraints.base import unpack
+from ...constraints.table import MaskTable, MaskTables
+from ...rollout.support import without_adapter
 
 # Largest mean absolute difference of log-probs that rounding explains, by the dtype of the forward pass.
 # SmolLM2-135M on an H200: 5e-6 in float32, 0.004 in float16, 0.03 to 0.04 in bfloat16.

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from accelerate.utils import gather, gather_object
 
-from ..models.tiny import PLAIN_CHAT_TEMPLATE
-from ..rewards.api_judge import Usage
-from ..rewards.components import TaskRewards
-from ..rewards.judge import text_of
-from ..task import Task
-from .advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
-from .canonical_forms import CanonicalForms
-from .config import TaskGRPOConfig
-from .credit import StepFinder, check_credit_task, step_credits, token_credits
-from .dataset import task_dataset
-from .repair import RepairTask
-from .scoring_layer import ScoringLayer
+from ...models.tiny import PLAIN_CHAT_TEMPLATE
+from ...rewards.api_judge import Usage
+from ...rewards.components import TaskRewards
+from ...rewards.judge import text_of
+from ...task import Task
+from ..advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
+from ..credit import StepFinder, check_credit_task, step_credits, token_credits
+from ..dataset import task_dataset
+from ..options.config import TaskGRPOConfig
+from ..repair import RepairTask
+from ..stores.canonical_forms import CanonicalForms
+from .scoring import ScoringLayer
 
 
 class RewardLayer(ScoringLayer):

@@ -16,9 +16,9 @@ import torch
 from accelerate.utils import gather, gather_object
 from trl.trainer.utils import use_adapter
 
-from .imitation_layer import ImitationLayer
-from .reference import ADAPTER
-from .replay import ReplayBuffer, StoredGroup, groups_of, put_groups
+from ..control.reference import ADAPTER
+from ..stores.replay import ReplayBuffer, StoredGroup, groups_of, put_groups
+from .imitation import ImitationLayer
 
 
 class GroupLayer(ImitationLayer):

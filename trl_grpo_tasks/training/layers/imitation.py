@@ -14,12 +14,12 @@ import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import pad
 
-from ..constraints.replayed import replay_all
-from ..constraints.table import MaskTable, pad_mask_numbers
-from ..task import Row
-from .archive_layer import ArchiveLayer
-from .own_successes import Success, SuccessStore
-from .record import RolloutRecord
+from ...constraints.replayed import replay_all
+from ...constraints.table import MaskTable, pad_mask_numbers
+from ...task import Row
+from ..record import RolloutRecord
+from ..stores.own_successes import Success, SuccessStore
+from .archive import ArchiveLayer
 
 MODE = "own successes"  # the name of the table with the masks of the imitated samples
 

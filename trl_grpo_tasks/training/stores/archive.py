@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..files import write_atomically
-from ..report.archive import ARCHIVE_FILE
+from ...files import write_atomically
+from ...report.archive import ARCHIVE_FILE
 
 MOST_COUNTED = 1_000_000  # distinct answers; about 200 bytes of memory and 24 bytes of a checkpoint each
 KEY_BYTES = 16

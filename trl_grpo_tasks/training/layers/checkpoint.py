@@ -21,10 +21,10 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 
-from ..failures import FailureNotice, first_line, is_write_failure
-from ..models import checkpoints
-from . import universal
-from .state_files import load_state, packed, state_file
+from ...failures import FailureNotice, first_line, is_write_failure
+from ...models import checkpoints
+from .. import universal
+from ..state_files import load_state, packed, state_file
 
 
 class CheckpointLayer(GRPOTrainer):

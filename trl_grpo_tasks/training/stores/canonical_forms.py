@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from ..failures import FailureNotice, first_line
-from ..rewards.time_limit import time_limit
-from ..task import Task
+from ...failures import FailureNotice, first_line
+from ...rewards.time_limit import time_limit
+from ...task import Task
 
 CACHED_FORMS = 10_000
 SECONDS_PER_FORM = 5.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..task import nearest
+from ...task import nearest
 
 HIGHEST_WEIGHT = 10.0
 DAMPING_ROLLOUTS = 20  # the latest deficit counts this much more in the weight than earlier ones

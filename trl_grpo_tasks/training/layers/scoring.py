@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from accelerate.utils import gather
 
-from ..constraints.head import MaskedHead
-from ..constraints.table import FREE, widen_mask_numbers
-from ..models.shared_prompts import SharedPrompts
-from .config import TaskGRPOConfig
-from .consistency import ConsistencyCheck
-from .generation_layer import GenerationLayer
-from .record import RolloutRecord
-from .reference import Offloaded
+from ...constraints.head import MaskedHead
+from ...constraints.table import FREE, widen_mask_numbers
+from ...models.shared_prompts import SharedPrompts
+from ..control.consistency import ConsistencyCheck
+from ..control.reference import Offloaded
+from ..options.config import TaskGRPOConfig
+from ..record import RolloutRecord
+from .generation import GenerationLayer
 
 
 class ScoringLayer(GenerationLayer):
