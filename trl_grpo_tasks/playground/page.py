@@ -92,7 +92,7 @@ class Player:
     def _best_one(self, name: str, request: str | Row, seed: int, samples: int) -> Iterator[dict[Any, Any]]:
         solver, panel = self._models.solver(name), self._panels[name]
         solver.seed = seed
-        yield {self._status: shown.message(f"{name}: sampling ...")}
+        yield {self._status: shown.message("sampling ...")}
         solution = self._alone(solver, request, samples)
         yield {panel.strip: shown.plain_text(solution.answers[0].completion), **self._judged(panel, solution)}
 
@@ -105,13 +105,13 @@ class Player:
         while (step := self._alone(next, tokens, None)) is not None:
             steps.append(step)
             if time.monotonic() >= next_update:
-                yield {**self._tokens(panel, steps), self._status: shown.message(f"{name}: token {len(steps)}")}
+                yield {**self._tokens(panel, steps), self._status: shown.message(f"token {len(steps)} ...")}
                 next_update = time.monotonic() + UPDATE_SECONDS
         yield {
             **self._tokens(panel, steps),
             panel.steps: steps,
             panel.position: self._gradio.update(maximum=max(2, len(steps)), value=len(steps), visible=len(steps) > 1),
-            self._status: shown.message(f"{name}: scoring ..."),
+            self._status: shown.message("scoring ..."),
         }
         solution = Solution(request, row, solver.task.unverifiable(row))
         solution.add(self._alone(solver.score, row, [(steps[-1].written, len(steps))]))
@@ -219,7 +219,7 @@ def make_page(models: Models) -> Any:
             samples = gradio.Slider(1, MOST_SAMPLES, 8, step=1, label="k: samples at most", min_width=200)
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
-            panels = {name: _panel(gradio, name) for name in reversed(models.choices)}
+            panels = {name: _panel(gradio, name, can_compare) for name in reversed(models.choices)}
         player = Player(gradio, models, status, panels)
         outputs = [status, *(component for panel in panels.values() for component in panel.components)]
         # One request at a time: they share the model.
@@ -240,11 +240,11 @@ def make_page(models: Models) -> Any:
     return page
 
 
-def _panel(gradio: Any, name: str) -> Panel:
+def _panel(gradio: Any, name: str, can_compare: bool) -> Panel:
     """Tokens and the verdict side by side where there is room; a narrow page shows one below the other."""
     key = name.split()[0]
     with gradio.Column(visible=name == AFTER, min_width=320, elem_id=f"panel-{key}") as column:
-        gradio.HTML(f"<h3>{name.capitalize()}</h3>")
+        gradio.HTML(f"<h3>{name.capitalize()}</h3>", visible=can_compare)
         with gradio.Row():
             with gradio.Column(min_width=320):
                 strip = gradio.HTML(elem_id=f"tokens-{key}")

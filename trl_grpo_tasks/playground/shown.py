@@ -27,7 +27,7 @@ border-radius:.5rem;min-height:3rem}
 .play table{border-collapse:collapse;font-size:.85rem;width:100%;table-layout:fixed}
 .play td,.play th{padding:.15rem .4rem!important;text-align:left;overflow-wrap:anywhere;border:0!important;
 border-bottom:1px solid var(--border-color-primary)!important}
-.play th:first-child{width:46%}
+.play th:first-child{width:50%}
 .play .bar{display:inline-block;height:.7rem;background:#2a6fdb;border-radius:.2rem;margin-right:.4rem;
 vertical-align:middle}
 .play code{font-family:ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}
@@ -106,7 +106,7 @@ def verdict(solution: Solution, weights: Mapping[str, float]) -> str:
             parts.append(f"<details><summary>Facts</summary>{_table(('fact', 'value'), facts)}</details>")
     if solution.samples > 1:
         parts.append(f"<p>{solution.samples} samples in {solution.seconds:.1f} s: {_text(solution.stopped)}.</p>")
-        parts.append(_table(("answer", "score", "drawn", "reason"), map(_row, solution.answers[:ANSWERS_SHOWN])))
+        parts.append(_table(("answer", "score", "drawn"), map(_row, solution.answers[:ANSWERS_SHOWN])))
     return f'<div class="play">{"".join(parts)}</div>'
 
 
@@ -153,7 +153,8 @@ def _row(answer: Answer) -> tuple[str, ...]:
     score = answer.sample.score
     total = "none" if score is None else f"{score['total']:.4g}"
     reason = answer.sample.reason or ("accepted" if answer.success else "")
-    return f"<code>{_visible(answer.completion.strip()[:60])}</code>", total, str(answer.drawn), _text(reason)
+    text = " ".join(answer.completion.split())
+    return f"<code>{_text(text, 60)}</code><p>{_text(reason)}</p>", total, str(answer.drawn)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
