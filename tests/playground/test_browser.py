@@ -128,6 +128,10 @@ def test_compare_and_best_of_k(tab):
     ask(tab, "a wall, 7 long, 3 high, world 8")
     assert tab.locator("#panel-before .verdict").count() == 1
     assert tab.inner_text("#tokens-before") != tab.inner_text("#tokens-after")
+    for panel in ("before", "after"):  # Babylon logs errors if its view is removed before it has drawn
+        canvas = tab.wait_for_selector(f"#scene-{panel} canvas")
+        canvas.scroll_into_view_if_needed()
+        _when_drawn(tab, canvas)
     tab.get_by_label("after training").check()
     tab.click("#best")
     tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')")
