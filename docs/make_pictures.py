@@ -4,6 +4,8 @@
     python docs/make_pictures.py tasks                 # docs/images/tasks.png, from runs of the recipes
                                                        # machine/tiny_cpu, theory/tiny_cpu and infill/tiny_cpu
     python docs/make_pictures.py constraints           # docs/images/constraints.png, about five minutes
+    python docs/make_pictures.py playground            # docs/images/playground.png, from the run in outputs/demo; it
+                                                       # needs playwright and Chromium
 
 `strip` and `tasks` show held-out rows before and after GRPO. They are not cherry-picked: improved, worse and unchanged
 rows appear in proportion, each with its median sample.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,7 @@ IMAGES = Path(__file__).parent / "images"
 SIDE, HIGH, MARGIN, LINE, GAP = 230, 207, 84, 16, 8
 SEEDS = (0, 1, 2)
 BONUSES = (0.0, 0.05)
+REQUEST = "a street lamp, reach 2, 6 high, pole 4 thick, with 1000 g on the top"
 
 
 def strip(run_dir: str, columns: int = 5) -> None:
@@ -232,6 +236,34 @@ def _on_cpu() -> dict[str, Any]:
     return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
 
 
+def playground(run_dir: str) -> None:
+    """The page of `play` after a request, in a headless browser."""
+    from playwright.sync_api import sync_playwright
+
+    from trl_grpo_tasks.playground.models import Models, initial_model
+    from trl_grpo_tasks.playground.page import launch, make_page
+
+    webgl = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Models(run_dir, task_of(run_dir), initial_model(run_dir), folder) as models,
+        sync_playwright() as started,
+    ):
+        page = make_page(models)
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=webgl)
+        tab = browser.new_page(viewport={"width": 1280, "height": 1225})
+        tab.set_default_timeout(120_000)
+        tab.goto(launch(page, "127.0.0.1", None))
+        tab.fill("#request textarea", REQUEST)
+        tab.click("#ask")
+        scene = tab.wait_for_selector("#scene-after canvas")
+        while len(Image.open(io.BytesIO(scene.screenshot())).convert("RGB").getcolors(10**6)) < 100:
+            tab.wait_for_timeout(1000)  # the structure is not drawn yet
+        _save(Image.open(io.BytesIO(tab.screenshot())), "playground.png")
+        browser.close()
+        page.close()
+
+
 def _save(picture: Image.Image, name: str) -> None:
     IMAGES.mkdir(exist_ok=True)
     picture.convert("RGB").quantize(256).save(IMAGES / name, optimize=True)
@@ -240,8 +272,12 @@ def _save(picture: Image.Image, name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("picture", choices=["strip", "tasks", "constraints"])
-    parser.add_argument("--run_dir", default="outputs/demo", help="for strip: the folder of a run")
+    parser.add_argument("picture", choices=["strip", "tasks", "constraints", "playground"])
+    parser.add_argument("--run_dir", default="outputs/demo", help="for strip and playground: the folder of a run")
     chosen = parser.parse_args()
     quiet_third_party_logging()
-    {"strip": lambda: strip(chosen.run_dir), "tasks": tasks, "constraints": constraints}[chosen.picture]()
+    of_run = {"strip": strip, "playground": playground}
+    if chosen.picture in of_run:
+        of_run[chosen.picture](chosen.run_dir)
+    else:
+        {"tasks": tasks, "constraints": constraints}[chosen.picture]()

@@ -15,7 +15,7 @@ from trl_grpo_tasks.training.record import RolloutRecord
 PACKAGE = ROOT / "trl_grpo_tasks"
 FOLDERS = {
     "constraints", "rollout", "rewards", "models", "report", "serving", "training", "adapters", "tasks", "evaluation",
-    "commands",
+    "playground", "commands",
 }  # fmt: skip
 
 

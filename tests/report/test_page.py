@@ -4,12 +4,12 @@ import html.parser
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.browser import BROWSER, needs_browser
 from tests.support.run_folders import COMMAND, BrokenTask, PngTask, before_and_after, evaluation, png, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
@@ -326,8 +326,6 @@ def test_a_training_run_refreshes_its_page(tmp_path, monkeypatch):
 
 # ---- in a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on the PATH")
 # Clicks on a sample and stores measurements in an attribute of the page, which the browser then prints.
 PROBE = """<script>
 const boxes=[...document.querySelectorAll('svg')].map(s=>s.getBoundingClientRect());

@@ -1,5 +1,6 @@
 """A server in a process of its own, for tests."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,16 +8,17 @@ import time
 import urllib.request
 
 
-def start(file, *words):
-    """Start a server process; return it and its address once it answers."""
+def start(file, *words, path="/health", **environment):
+    """Start a server process; return it and its address once it answers at `path`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(file), str(port), *words])
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), **environment}  # other servers read their argument
+    process = subprocess.Popen([sys.executable, str(file), str(port), *words], env=environment)
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            urllib.request.urlopen(f"{url}{path}", timeout=5).close()
             return process, url
         except OSError:
             assert process.poll() is None, "the server ended"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.answer_files import check_top, write_files, write_table
 from ..files import write_atomically
 from ..report.archive import ARCHIVE_FILE, as_sample, read_answers
 from ..report.gallery import prompt_of
 from ..report.run_folder import RunFolder
 from ..task import Task, printable
-from .answer_files import check_top, write_files, write_table
 
 LONGEST_PROMPT, LONGEST_ANSWER = 40, 60  # characters of a line of the table
 WHOLE = 10**6

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..evaluation.answer_files import Answer, check_top
 from ..report.gallery import key_of, rank_of
 from ..report.run_folder import RunFolder
 from ..task import Task
-from .answer_files import Answer, check_top
 
 
 def answers_of_run(run_dir: str | Path, top: int) -> list[Answer]:

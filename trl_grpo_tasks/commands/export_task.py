@@ -46,7 +46,7 @@ def export_task(task: Task, library: str, folder: str | Path) -> str:
         spec = Path(spec).name
     text = (Path(__file__).parent / f"{library}_template.py").read_text()
     text = text.replace('SPEC = "SPEC"', f"SPEC = {spec!r}")
-    text = text.replace("OPTIONS: dict[str, Any] = {}", f"OPTIONS: dict[str, Any] = {_options(task)!r}")
+    text = text.replace("OPTIONS: dict[str, Any] = {}", f"OPTIONS: dict[str, Any] = {exported_options(task)!r}")
     if library == "openenv":
         (code / "server.py").write_text(text)
         return f"start it: python {folder / 'server.py'}; then train on it: --task openenv:http://localhost:8000"
@@ -57,7 +57,7 @@ def export_task(task: Task, library: str, folder: str | Path) -> str:
     return f"install it: pip install {folder}; its id in verifiers is {name}"
 
 
-def _options(task: Task) -> dict[str, object]:
+def exported_options(task: Task) -> dict[str, object]:
     """The options that differ from their defaults. Secrets stay here: an exported task is for others."""
     default = dataclasses.asdict(type(task.options)())
     given = dataclasses.asdict(task.options)

@@ -23,9 +23,9 @@ def generate(
 
     `sampling` are further arguments of `Solver.from_pretrained`.
     """
+    from ..evaluation.answer_files import write_files
     from ..evaluation.solver import Solver
     from ..rewards.components import worker_count
-    from .answer_files import write_files
 
     workers = min(num_samples, worker_count(None, 1))
     with Solver.from_pretrained(model, task, folder=output_dir, reward_workers=workers, **sampling) as solver:

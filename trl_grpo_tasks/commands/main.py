@@ -12,6 +12,7 @@ from ..task import nearest
 from . import run_commands, task_commands
 from .generate import generate_command
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
+from .play import play
 from .push import push
 from .serve import serve
 from .solve import solve
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "eval": run_commands.evaluate,
     "solve": solve,
     "generate": generate_command,
+    "play": play,
     "status": status,
     "report": run_commands.report,
     "archive": run_commands.archive,
@@ -41,6 +43,7 @@ SUMMARIES = {
     "eval [TASK] --models NAME=MODEL ...": "compare models on held-out rows",
     "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "generate [TASK] --model M --text T": "generate completions for a text of your own",
+    "play RUN_OR_MODEL": "open a local page: ask, watch tokens and verdicts, compare before and after",
     "status RUN_DIR ...": "show where runs stand",
     "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",
     "archive RUN_DIR": "list and export the distinct successes of a run",

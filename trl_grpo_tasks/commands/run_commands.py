@@ -177,7 +177,7 @@ def export(arguments: Sequence[str]) -> int:
         refuse_unknown(rest, parser)
     if known.gguf:
         return _export_model(known)
-    from .answer_files import write_files, write_table
+    from ..evaluation.answer_files import write_files, write_table
     from .export import answers_of_file, answers_of_run
     from .plan import check_writable
 

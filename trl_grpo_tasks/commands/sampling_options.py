@@ -1,4 +1,4 @@
-"""Options of the commands that sample from a model, `solve` and `generate`, and the `Solver` that they describe."""
+"""Options of the commands that sample (`solve`, `generate`, `play`), and the `Solver` that they describe."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .task_commands import REWARD_TIMEOUT_HELP
 if TYPE_CHECKING:
     from ..evaluation.solver import Solver
 
-NAMES = (
-    *("constrain", "editor", "temperature", "top_k", "top_p", "min_p", "max_completion_length"),
+POLICY_NAMES = (
+    *("constrain", "temperature", "top_k", "top_p", "min_p", "max_completion_length"),
     *("rollout_batch_size", "seed", "reward_timeout"),
 )
+NAMES = ("editor", *POLICY_NAMES)
 
 
 def add_sampling_options(parser: CommandParser, output_dir: str) -> None:
@@ -27,11 +28,16 @@ def add_sampling_options(parser: CommandParser, output_dir: str) -> None:
     parser.add_argument(
         "--output_dir", default=output_dir, metavar="DIR", help=f"folder of the files (default: {output_dir})"
     )
+    parser.add_argument("--editor", metavar="NAME", help="let an editor of the task delete generated text")
+    add_policy_options(parser)
+
+
+def add_policy_options(parser: CommandParser) -> None:
+    """Add the options of the distribution that is sampled from, and of scoring."""
     parser.add_argument(
         "--constrain", type=truth_value, nargs="?", const=True, metavar="BOOL",
         help="sample under the task's constraint (default: true if the task has one)",
     )  # fmt: skip
-    parser.add_argument("--editor", metavar="NAME", help="let an editor of the task delete generated text")
     parser.add_argument(
         "--temperature", type=float, metavar="X", help="0 takes the likeliest token (default: the run's)"
     )

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.answer_files import check_top, remove_earlier, write_files, write_table
 from ..evaluation.solution import Solution, check_budget
 from ..task import printable
-from .answer_files import check_top, remove_earlier, write_files, write_table
 from .arguments import refuse_unknown
 from .command_parser import CommandParser
 from .generate import describe_sample

@@ -55,11 +55,11 @@ class CompletionSampler:
         batch_size: int | None = None,
     ):
         check_output_head(model)
-        self._model, self._tokenizer, self._constraint = model, tokenizer, constraint
+        self.model, self.tokenizer, self.constraint = model, tokenizer, constraint
         if constraint is not None:
             check_outputs(tokenizer, output_size(model))
-        self._temperature, self._max_length, self._batch_size = temperature, max_length, batch_size
-        self._filters = filters if temperature > 0 else NO_FILTERS
+        self.temperature, self.max_length, self._batch_size = temperature, max_length, batch_size
+        self.filters = filters if temperature > 0 else NO_FILTERS
         # Why `sample` cannot take an editor: only our own rollouts support editors. None: it can.
         self.no_editor_reason = unsupported_reason(without_adapter(model))
         if is_sharded(model):
@@ -68,24 +68,24 @@ class CompletionSampler:
         if isinstance(constraint, TurnsConstraint) and self.no_editor_reason is not None:
             refuse_turns(constraint.turns, self.no_editor_reason)
         self._warned_of_length = False
-        self._policy: MaskedPolicy | None = None
+        self.policy: MaskedPolicy | None = None
         if is_masked_lm(model):
-            self._policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
+            self.policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
 
     def sample(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
         """Sample one completion per row; return the text and the number of tokens of each."""
         size = self._batch_size or PLAIN_BATCH
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
-        if self._policy is not None:
-            return [filled for part in parts for filled in self._fill(self._policy, part)]
-        ids, eos_ids = prompt_ids(self._tokenizer, [row["prompt"] for row in rows]), self._eos_ids()
+        if self.policy is not None:
+            return [filled for part in parts for filled in self._fill(self.policy, part)]
+        ids, eos_ids = prompt_ids(self.tokenizer, [row["prompt"] for row in rows]), self.eos_ids()
         if self._decoder is not None and self._is_length_supported(ids, editor):
             completion_ids = rollout(
-                self._model,
+                self.model,
                 ids,
-                max_new_tokens=self._max_length,
+                max_new_tokens=self.max_length,
                 eos_token_ids=sorted(eos_ids),
-                temperature=self._temperature,
+                temperature=self.temperature,
                 decoder=self._decoder,
                 editor=editor,
                 batch_size=self._batch_size,
@@ -96,54 +96,54 @@ class CompletionSampler:
             for part in parts:
                 part_ids = ids[len(completion_ids) :][: len(part)]
                 completion_ids += self._generate_with_transformers(part_ids, self._sampling(part))
-        constraint = self._constraint
+        constraint = self.constraint
         if isinstance(constraint, TurnsConstraint):
             return [(constraint.text_of(row, ids), len(ids)) for row, ids in zip(rows, completion_ids, strict=True)]
         completions = []
         for tokens in completion_ids:
             length = next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))
-            completions.append((self._tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
+            completions.append((self.tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
         return completions
 
     def _fill(self, policy: MaskedPolicy, rows: Sequence[Row]) -> list[tuple[str, int]]:
-        fills = policy.fill(self._model, policy.prompt_ids([row["prompt"] for row in rows])).ids
+        fills = policy.fill(self.model, policy.prompt_ids([row["prompt"] for row in rows])).ids
         return [(policy.text_of(ids), len(ids)) for ids in fills]
 
     def _sampling(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What the tokens of these rows are sampled under: filters, constraint, and a table for their masks."""
-        table = MaskTable(output_size(self._model))
-        return {"filters": self._filters, "constraint": self._constraint, "rows": rows, "table": table}
+        table = MaskTable(output_size(self.model))
+        return {"filters": self.filters, "constraint": self.constraint, "rows": rows, "table": table}
 
     def _is_length_supported(self, ids: Sequence[Sequence[int]], editor: Editor | None) -> bool:
         """Whether our rollouts support these prompts. Otherwise the reason is printed once; editors are refused."""
-        reason = unsupported_length(self._model, ids, self._max_length)
+        reason = unsupported_length(self.model, ids, self.max_length)
         if reason is not None and editor is not None:
             raise EditorError(f"an editor needs the fast rollout, but {reason}; leave --editor out")
-        if reason is not None and isinstance(self._constraint, TurnsConstraint):
-            refuse_turns(self._constraint.turns, reason)
+        if reason is not None and isinstance(self.constraint, TurnsConstraint):
+            refuse_turns(self.constraint.turns, reason)
         if reason is not None and not self._warned_of_length:
             print(f"transformers' generate samples some completions, because {reason}", flush=True)
             self._warned_of_length = True
         return reason is None
 
-    def _eos_ids(self) -> set[int]:
+    def eos_ids(self) -> set[int]:
         """The tokens that end a completion."""
-        configured = self._model.generation_config.eos_token_id
-        return {self._tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+        configured = self.model.generation_config.eos_token_id
+        return {self.tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
 
     def _generate_with_transformers(self, ids: Sequence[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
-        device, width = self._model.device, max(map(len, ids))
-        pad = self._tokenizer.pad_token_id
-        pad = self._tokenizer.eos_token_id if pad is None else pad
-        temperature = self._temperature or 1.0
-        with generating_with(self._model, RecordingProcessor(temperature=temperature, **sampling)):
-            return self._model.generate(
+        device, width = self.model.device, max(map(len, ids))
+        pad = self.tokenizer.pad_token_id
+        pad = self.tokenizer.eos_token_id if pad is None else pad
+        temperature = self.temperature or 1.0
+        with generating_with(self.model, RecordingProcessor(temperature=temperature, **sampling)):
+            return self.model.generate(
                 input_ids=torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=device),
                 attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=device),
-                max_new_tokens=self._max_length,
+                max_new_tokens=self.max_length,
                 pad_token_id=pad,
-                do_sample=self._temperature > 0,
+                do_sample=self.temperature > 0,
                 temperature=temperature,
                 top_k=0,
-                synced_gpus=is_sharded(self._model),
+                synced_gpus=is_sharded(self.model),
             )[:, width:].tolist()

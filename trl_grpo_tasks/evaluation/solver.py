@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Solver:
         is_greedy: bool = False,
     ):
         self.task = task
-        self._sampler, self._ready, self._executor = sampler, ready, executor
-        self._editor, self._seed, self._is_greedy = editor, seed, is_greedy
+        self.sampler, self._ready, self._executor = sampler, ready, executor
+        self._editor, self.seed, self._is_greedy = editor, seed, is_greedy
         self._judges = frozen_of(task.judges())
         self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._largest_batch = ROLLOUT_ROWS["cuda" if self._devices else "cpu"]
@@ -164,7 +165,7 @@ class Solver:
         On a terminal, a bar shows how many samples were drawn, and the best so far.
         """
         check_budget(samples, seconds)
-        row = self._row_of(request)
+        row = self.row_of(request)
         most = SAMPLES if samples is None and seconds is None else samples
         if self._is_greedy:
             most = 1  # every further sample would be the same
@@ -196,11 +197,29 @@ class Solver:
 
     def sample(self, request: str | Row, samples: int) -> list[Sample]:
         """Draw exactly this number of samples, and return them in order with their scores."""
-        row = self._row_of(request)
+        row = self.row_of(request)
         drawn: list[Sample] = []
         while len(drawn) < samples:
             drawn += self._batch(row, min(self._largest_batch, samples - len(drawn)), len(drawn), None)
         return drawn
+
+    def row_of(self, request: str | Row) -> dict[str, Any]:
+        """Return the row that a request means; ValueError if the task, the model or the constraint cannot use it."""
+        row = self.task.row_of(request) if isinstance(request, str) else self.task.row_from(request)
+        self.check_row(row)
+        return row
+
+    def score(
+        self,
+        row: Row,
+        completions: Sequence[tuple[str, int]],
+        counts: Sequence[dict[str, int]] | None = None,
+        deadline: float | None = None,
+    ) -> list[Sample]:
+        """Score completions of one row, which are texts with their numbers of tokens, in the reward workers."""
+        rows, texts = [row] * len(completions), [text for text, _ in completions]
+        pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * len(rows), texts)
+        return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
 
     def check_row(self, row: Row) -> None:
         """Raise ValueError if the model or the constraint cannot work with this row."""
@@ -231,23 +250,16 @@ class Solver:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _row_of(self, request: str | Row) -> dict[str, Any]:
-        row = self.task.row_of(request) if isinstance(request, str) else self.task.row_from(request)
-        self.check_row(row)
-        return row
-
     def _batch(self, row: dict[str, Any], size: int, first: int, deadline: float | None) -> list[Sample]:
         """Sample and score a batch that begins with sample number `first` of this request."""
         rows = [row] * size
         # Different rows get different random numbers, whatever was asked before.
-        seed = f"{self._seed}-{json.dumps(row, sort_keys=True)}"
+        seed = f"{self.seed}-{json.dumps(row, sort_keys=True)}"
         with torch.random.fork_rng(self._devices), torch.no_grad():
             completions, counts = sample_batch(
-                self._sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
+                self.sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
             )
-            texts = [text for text, _ in completions]
-            pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * size, texts)
-            return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
+            return self.score(row, completions, counts, deadline)
 
 
 def _best_so_far(solution: Solution) -> str:

@@ -126,7 +126,7 @@ def load_model(
 
         from .masked_policy import load_fill_steps
 
-        base = load_model(_base_model_of(path), policy=policy, **kwargs)
+        base = load_model(base_model_of(path), policy=policy, **kwargs)
         load_fill_steps(base, path)
         return PeftModel.from_pretrained(base, path, is_trainable=trainable)
     with loading_whole_models():
@@ -176,7 +176,8 @@ def check_policy(path: str, policy: str, revision: str = "main") -> Any:
     return config
 
 
-def _base_model_of(adapter: str) -> str:
+def base_model_of(adapter: str) -> str:
+    """Return the folder or Hub id of the model that an adapter belongs to."""
     return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
@@ -190,7 +191,7 @@ def merged_folder(run_dir: str | Path, policy: str = "causal") -> Path:
     with open(weights, "rb") as file:
         origin = {"adapter_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     if origin_of(folder) != origin:
-        base = _base_model_of(str(adapter))
+        base = base_model_of(str(adapter))
         check_local_path(base, "the base model of the adapter,")
         if getattr(model_config(str(adapter)), "quantization_config", None) is not None:
             raise ValueError(
@@ -230,7 +231,7 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
 
     source = model
     if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
-        source = _base_model_of(model)
+        source = base_model_of(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, padding_side="left", truncation_side="left"

@@ -48,6 +48,17 @@ class Fills:
     masks: list[list[int]]
 
 
+@dataclass(frozen=True)
+class FillStep:
+    """The fills of one step: for each the prompt and the number of its mask, the token, and the log-probs that it was
+    sampled with. `kept_N_V` are the tokens that sampling filters keep, None without filters."""
+
+    places: list[tuple[int, int]]
+    tokens: list[int]
+    logps_N_V: torch.Tensor
+    kept_N_V: torch.Tensor | None
+
+
 class MaskedPolicy:
     """Fills and scores texts that contain the tokenizer's mask token, in the number of steps that the model's `config`
     has (see `set_fill_steps`). Temperature 0 selects the most likely tokens."""
@@ -78,6 +89,11 @@ class MaskedPolicy:
         self._tokens_are_characters = all(len(token) == 1 for token in names)
         if not self._tokens_are_characters:  # a token with a space could not be told from two tokens in a completion
             self._allowed_V[[number for token, number in names.items() if " " in token]] = False
+
+    @property
+    def allowed(self) -> int:
+        """The number of tokens that may be filled in."""
+        return int(self._allowed_V.sum())
 
     def prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of texts with masks.
@@ -118,18 +134,39 @@ class MaskedPolicy:
         The sets of tokens that the sampling filters keep are stored in `table`.
         """
         self.check(prompt_ids)
-        texts = [list(ids) for ids in prompt_ids]
-        places = [[place for place, token in enumerate(ids) if token == self._mask_id] for ids in prompt_ids]
-        fills = Fills(
-            [list(row) for row in places], [[0.0] * len(row) for row in places], [[FREE] * len(row) for row in places]
-        )
-        for step in range(min(self._steps, max(map(len, places)))):
-            sampled = [(row, i) for row, found in enumerate(places) for i in range(step, len(found), self._steps)]
-            logits_N_V = self._logits(model, texts, [(row, places[row][i]) for row, i in sampled])
-            for (row, i), token, logp, mask in zip(sampled, *self._sample(logits_N_V, table), strict=True):
-                texts[row][places[row][i]] = fills.ids[row][i] = token
-                fills.logps[row][i], fills.masks[row][i] = logp, mask
+        counts = [ids.count(self._mask_id) for ids in prompt_ids]
+        fills = Fills([[0] * n for n in counts], [[0.0] * n for n in counts], [[FREE] * n for n in counts])
+        for step in self.steps(model, prompt_ids):
+            masks_N = [FREE] * len(step.tokens)
+            if step.kept_N_V is not None and table is not None:
+                masks_N = table.numbers_of(pack_on_device(step.kept_N_V).cpu().numpy())
+            logps_N = step.logps_N_V.gather(1, torch.tensor(step.tokens, device=step.logps_N_V.device)[:, None])[:, 0]
+            for (row, i), token, logp, mask in zip(step.places, step.tokens, logps_N.tolist(), masks_N, strict=True):
+                fills.ids[row][i], fills.logps[row][i], fills.masks[row][i] = token, logp, mask
         return fills
+
+    @torch.no_grad()
+    def steps(
+        self, model: Any, prompt_ids: Sequence[list[int]], generator: torch.Generator | None = None
+    ) -> Iterator[FillStep]:
+        """Sample fills for each prompt, and yield those of each step. Without a generator, torch's own is used."""
+        texts = [list(ids) for ids in prompt_ids]
+        masks = [[place for place, token in enumerate(ids) if token == self._mask_id] for ids in prompt_ids]
+        for step in range(min(self._steps, max(map(len, masks)))):
+            places = [(row, i) for row, found in enumerate(masks) for i in range(step, len(found), self._steps)]
+            logits_N_V = self._logits(model, texts, [(row, masks[row][i]) for row, i in places])
+            logps_N_V = self._log_softmax(logits_N_V, self._allowed_V.to(logits_N_V.device))
+            kept_N_V = None
+            if self._filters is not None:
+                kept_N_V = self._filters.kept(logps_N_V)
+                logps_N_V = logps_N_V.masked_fill(~kept_N_V, -torch.inf).log_softmax(1)
+            if self._temperature == 0:
+                tokens = logps_N_V.argmax(1).tolist()
+            else:
+                tokens = torch.multinomial(logps_N_V.exp(), 1, generator=generator)[:, 0].tolist()
+            for (row, i), token in zip(places, tokens, strict=True):
+                texts[row][masks[row][i]] = token
+            yield FillStep(places, tokens, logps_N_V, kept_N_V)
 
     def _logits(self, model: Any, texts: list[list[int]], places: list[tuple[int, int]]) -> torch.Tensor:
         """Return the logits at each place, which is a text and a position in it; equal texts are passed once."""
@@ -140,21 +177,6 @@ class MaskedPolicy:
         attended_P_L = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         logits_P_L_V = model(input_ids=ids_P_L, attention_mask=attended_P_L).logits
         return logits_P_L_V[number_N, [place for _, place in places]]
-
-    def _sample(self, logits_N_V: torch.Tensor, table: MaskTable | None) -> tuple[list[int], list[float], list[int]]:
-        """Sample a token for each row of logits; return the tokens, their log-probs and the numbers of their masks."""
-        logps_N_V = self._log_softmax(logits_N_V, self._allowed_V.to(logits_N_V.device))
-        masks_N = [FREE] * len(logps_N_V)
-        if self._filters is not None:
-            kept_N_V = self._filters.kept(logps_N_V)
-            logps_N_V = logps_N_V.masked_fill(~kept_N_V, -torch.inf).log_softmax(1)
-            if table is not None:
-                masks_N = table.numbers_of(pack_on_device(kept_N_V).cpu().numpy())
-        if self._temperature == 0:
-            sampled_N = logps_N_V.argmax(1)
-        else:
-            sampled_N = torch.multinomial(logps_N_V.exp(), 1)[:, 0]
-        return sampled_N.tolist(), logps_N_V.gather(1, sampled_N[:, None])[:, 0].tolist(), masks_N
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return fills as text: tokens joined by spaces, or without spaces if every token is a single character."""

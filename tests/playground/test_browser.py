@@ -1,0 +1,170 @@
+"""The page of a Space in a headless Chromium without a network: ask, rotate, compare, best of k, phone width."""
+
+import io
+import time
+from urllib.parse import urlparse
+
+import pytest
+
+from tests.support.browser import BROWSER, needs_browser
+from tests.support.played import save_run
+from tests.support.server_process import start
+from trl_grpo_tasks.commands.main import main
+
+pytest.importorskip("gradio", reason="needs gradio (pip install 'trl_grpo_tasks[play]')")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
+pytestmark = [pytest.mark.slow, needs_browser]
+
+WEBGL = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+WAIT = 120_000  # milliseconds
+HERE = ("127.0.0.1", "localhost", "::1")
+# Imported by Python when it starts: connections to other machines fail and are noted.
+OFFLINE = f"""
+import pathlib, socket
+
+def check(host):
+    if host not in {(*HERE, None, "")}:
+        with open(pathlib.Path(__file__).with_name("tried"), "a") as file:
+            print(host, file=file)
+        raise OSError("there is no network")
+
+def connect(self, address, connect=socket.socket.connect):
+    if self.family != socket.AF_UNIX:
+        check(address[0])
+    return connect(self, address)
+
+def getaddrinfo(host, *words, getaddrinfo=socket.getaddrinfo, **more):
+    check(host)
+    return getaddrinfo(host, *words, **more)
+
+socket.socket.connect, socket.getaddrinfo = connect, getaddrinfo
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The address of a Space that was started in its own process, from another folder, without a network."""
+    folder = tmp_path_factory.mktemp("played")
+    assert main(["play", save_run(folder / "run"), "--space", str(folder / "space")]) == 0
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(OFFLINE)
+    process, url = start(folder / "space" / "app.py", path="/config", PYTHONPATH=str(folder / "site"))
+    yield url
+    process.terminate()
+    process.wait(30)
+    assert not (folder / "site" / "tried").exists(), "the server asked for another machine"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=list(WEBGL))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def tab(request, browser, address):
+    """The loaded page. At the end: nothing was asked of another host, and the console holds no error."""
+    tab = browser.new_page(viewport=request.param)
+    tab.set_default_timeout(WAIT)
+    problems, elsewhere = [], []
+
+    def route(asked):
+        if "Canvas3D" in asked.request.url:  # as over a slow line: the 3D view must not be given up until it is there
+            time.sleep(2)
+        if urlparse(asked.request.url).hostname in HERE:
+            return asked.continue_()
+        elsewhere.append(asked.request.url)
+        return asked.abort()
+
+    tab.route(lambda url: url.startswith(("http", "ws")), route)
+    tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.goto(address)
+    tab.wait_for_selector("#ask")
+    yield tab
+    tab.close()
+    # Without WebGPU, which a headless browser lacks, the 3D view logs this and uses WebGL.
+    assert [text for text in problems if "WebGPU" not in text] == [] and elsewhere == []
+
+
+def ask(tab, text, button="#ask", panel="after"):
+    tab.fill("#request textarea", text)
+    tab.click(button)
+    tab.wait_for_selector(f"#verdict-{panel} .verdict")
+
+
+def test_ask_rotate_look_back_and_download(tab, tmp_path):
+    ask(tab, "a wall, 7 long, 3 high, world 8")
+    assert "allowed" in tab.inner_text("#table-after") and "component" in tab.inner_text("#verdict-after")
+    assert tab.locator("#tokens-after span").count() > 3 and tab.locator("#picture-after img").count() == 1
+    canvas = tab.wait_for_selector("#scene-after canvas")
+    canvas.scroll_into_view_if_needed()
+    before = _when_drawn(tab, canvas)
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 90, y + 20, steps=6)
+    tab.mouse.up()
+    tab.wait_for_timeout(1500)
+    assert _difference(before, canvas.screenshot()) > 0.01, "dragging turns the structure"
+    shown = tab.inner_text("#table-after")
+    tab.fill("#position-after input[type=number]", "1")
+    tab.press("#position-after input[type=number]", "Enter")
+    tab.wait_for_function("document.querySelector('#table-after').innerText.includes('Token 1:')")
+    assert tab.inner_text("#table-after") != shown
+    with tab.expect_download() as download:
+        tab.click("#files-after")
+    download.value.save_as(tmp_path / "answer.zip")
+    assert (tmp_path / "answer.zip").read_bytes()[:2] == b"PK"
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is cut off at the side"
+
+
+def test_compare_and_best_of_k(tab):
+    tab.get_by_label("both").check()
+    ask(tab, "a wall, 7 long, 3 high, world 8")
+    assert tab.locator("#panel-before .verdict").count() == 1
+    assert tab.inner_text("#tokens-before") != tab.inner_text("#tokens-after")
+    for panel in ("before", "after"):  # Babylon logs errors if its view is removed before it has drawn
+        canvas = tab.wait_for_selector(f"#scene-{panel} canvas")
+        canvas.scroll_into_view_if_needed()
+        _when_drawn(tab, canvas)
+    tab.get_by_label("after training").check()
+    tab.click("#best")
+    tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')")
+    assert not tab.is_visible("#panel-before")
+
+
+def test_an_example_and_a_mistake(tab):
+    tab.click("#example")
+    tab.wait_for_function("document.querySelector('#request textarea').value.length > 3")
+    tab.fill("#request textarea", '{"prompt": "<img src=x onerror=alert(1)>"')
+    tab.click("#ask")
+    tab.wait_for_function("document.querySelector('#status').innerText.includes('JSON')")
+
+
+def _when_drawn(tab, canvas):
+    """A screenshot of the canvas once it stays the same."""
+    last = b""
+    for _ in range(40):
+        now = canvas.screenshot()
+        if last and _difference(last, now) < 0.001 and len(set(_pixels(now))) > 20:
+            return now
+        last = now
+        tab.wait_for_timeout(500)
+    raise AssertionError("the structure was not drawn")
+
+
+def _pixels(png):
+    from PIL import Image
+
+    return list(Image.open(io.BytesIO(png)).convert("RGB").resize((96, 72)).getdata())
+
+
+def _difference(one, other):
+    """The share of pixels that differ visibly."""
+    pairs = list(zip(_pixels(one), _pixels(other), strict=True))
+    return sum(max(abs(a - b) for a, b in zip(p, q, strict=True)) > 24 for p, q in pairs) / len(pairs)

@@ -1,0 +1,82 @@
+"""`trl-grpo-tasks play`: a local page on which a model answers requests, or a Hugging Face Space with this page."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Sequence
+
+from .arguments import refuse_unknown
+from .command_parser import CommandParser, truth_value
+from .sampling_options import POLICY_NAMES, add_policy_options, task_of_model
+
+HOST = "127.0.0.1"
+
+
+def play(arguments: Sequence[str]) -> int:
+    """Open a page on which a model answers requests."""
+    parser = CommandParser(
+        "play",
+        "RUN_OR_MODEL [--port N] [--share] [--space DIR] [--option value ...]",
+        "Open a page on this machine: write a request, watch the tokens with what the constraint allows, see the "
+        "verdict and the picture, compare with the model before training. Only this machine can reach the page, "
+        "unless you give --share. For a run of a built-in task, the task and its options are the run's.",
+        [
+            "trl-grpo-tasks play outputs/demo",
+            "trl-grpo-tasks play outputs/my_task --task my_task.py --port 8080",
+            "trl-grpo-tasks play outputs/demo --space my_space",
+        ],
+    )
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="the folder of a run, model or adapter, a .gguf file, a Hub id, or tiny"
+    )
+    parser.add_argument("--port", type=int, default=7860, metavar="N", help="port of the page (default: 7860)")
+    parser.add_argument(
+        "--share", type=truth_value, nargs="?", const=True, default=False, metavar="BOOL",
+        help="make a public address through Gradio's servers: anybody who knows it can use the page (default: false)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--space", metavar="DIR", help="write a Hugging Face Space with the model into this folder, and open no page"
+    )
+    parser.add_argument(
+        "--task", metavar="TASK", help="the task, if it is not that of the run; its options may follow"
+    )
+    add_policy_options(parser)
+    known, rest = parser.parse_known(arguments)
+    if rest and not known.task:
+        refuse_unknown(rest, parser)
+    task = task_of_model(parser, known, rest, "play", arguments)
+    sampling = {name: getattr(known, name) for name in POLICY_NAMES}
+    from ..playground.models import Models, initial_model
+    from .train import quiet_third_party_logging
+
+    quiet_third_party_logging()
+    if known.space is not None:
+        from .space import write_space
+
+        print(write_space(known.model, task, initial_model(known.model), known.space, sampling))
+        return 0
+    from ..playground.page import import_gradio, launch, make_page
+
+    import_gradio()
+    check_port(known.port)
+    with (
+        tempfile.TemporaryDirectory(prefix="playground-") as folder,
+        Models(known.model, task, initial_model(known.model), folder, **sampling) as models,
+    ):
+        page = make_page(models)
+        launch(page, HOST, known.port, known.share)
+        page.block_thread()
+    return 0
+
+
+def check_port(port: int) -> None:
+    """Raise ValueError if the page cannot listen on this port: loading a model takes long."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port {port} must be from 1 to 65535")
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((HOST, port))
+        except OSError as error:
+            raise ValueError(f"--port {port} cannot be used ({error.strerror}); choose another one") from error

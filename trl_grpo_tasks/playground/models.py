@@ -1,0 +1,68 @@
+"""The models of a playground: a model, and the one that its training started from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..evaluation.solver import Solver
+from ..files import model_file_in
+from ..models.loading import TINY
+from ..report.run_folder import RunFolder
+from ..task import Task
+
+AFTER, BEFORE = "after training", "before training"
+
+
+def initial_model(model: str) -> str | None:
+    """Return the folder or Hub id of the model that the training of a run started from: after the cold start if there
+    was one. None for a model that is not the folder of a run."""
+    if not Path(model).is_dir() or not (settings := RunFolder.read(model).settings):
+        return None
+    for name in ("cold_start", "base_model"):
+        if model_file_in(Path(model) / name):
+            return str(Path(model) / name)
+    name = settings.get("model", {}).get("name")
+    return None if name in (None, TINY) else str(name)
+
+
+class Models:
+    """The solver of a model, and that of its initial model, which is loaded when it is first asked for.
+
+    `sampling` are arguments of `Solver.from_pretrained`, for both models.
+    """
+
+    def __init__(self, model: str, task: Task, before: str | None, folder: str | Path, **sampling: Any):
+        self.name, self.task, self.before = model, task, before
+        self._folder, self._sampling = folder, sampling
+        self._solvers = {AFTER: Solver.from_pretrained(model, task, folder=folder, **sampling)}
+
+    @property
+    def choices(self) -> list[str]:
+        """The models that can be asked."""
+        return [AFTER] if self.before is None else [AFTER, BEFORE]
+
+    def solver(self, which: str) -> Solver:
+        """Return the solver of one of `choices`; ValueError if its model cannot be loaded."""
+        if which not in self._solvers:
+            assert self.before is not None
+            # The folder of the initial model has no settings, so the settings of the trained model are passed on.
+            sampler = self._solvers[AFTER].sampler
+            filters = sampler.filters
+            same = {"temperature": sampler.temperature, "max_completion_length": sampler.max_length}
+            same |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
+            self._solvers[which] = Solver.from_pretrained(
+                self.before, self.task, folder=Path(self._folder) / "before", **self._sampling | same
+            )
+        return self._solvers[which]
+
+    def close(self) -> None:
+        """Stop the reward workers."""
+        for solver in self._solvers.values():
+            solver.close()
+
+    def __enter__(self) -> Models:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
