@@ -81,8 +81,9 @@ def test_openenv_serves_and_scores_it(task_file, tmp_path):
     process, url = start(tmp_path / "out" / "server.py")
     try:
         with GenericEnvClient(base_url=url).sync() as env:
-            for seed in range(3):
-                (row,) = task.dataset("test", 1, seed)
+            rows = [*task.dataset("test", 32, 0), *task.dataset("test", 32, 1)]
+            for seed in (0, 1, 31, 32, 33):
+                row = rows[seed]
                 for answer in (task.gold(row), task.bad(row), "ab"):
                     assert env.reset(seed=seed, split="test").observation["prompt"] == row["prompt"]
                     result = env.step({"completion": answer})
