@@ -12,10 +12,10 @@ import importlib
 import math
 import threading
 import zlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 from ..task import NoAnswerError, Row, Score, Task, option
 
@@ -30,7 +30,7 @@ class RewardOptions:
 class RewardTask(Task):
     """A task of a library that gives rewards and does not say which of them is a success."""
 
-    Options = RewardOptions
+    Options: ClassVar[type] = RewardOptions
 
     def __init__(self, options: Any = None):
         super().__init__(options)
@@ -72,9 +72,13 @@ def is_held_out(prompt: str) -> bool:
     return zlib.crc32(prompt.encode(errors="replace")) % 2 == 0
 
 
-def wait_for(rewards: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine in a loop that stays, because clients that a reward keeps belong to their loop."""
-    return asyncio.run_coroutine_threadsafe(rewards, _loop()).result()
+def wait_for(rewards: Awaitable[Any]) -> Any:
+    """Wait for asynchronous rewards in a loop that stays, because clients that a reward keeps belong to their loop."""
+
+    async def finished() -> Any:
+        return await rewards
+
+    return asyncio.run_coroutine_threadsafe(finished(), _loop()).result()
 
 
 @functools.cache

@@ -75,7 +75,7 @@ class OpenEnvTask(RewardTask):
     def _prompt(self, observation: Mapping[str, Any]) -> Any:
         texts = [name for name, value in observation.items() if isinstance(value, str)]
         likely = ["prompt"] if "prompt" in observation else texts
-        name = self.options.prompt_field or (likely[0] if len(likely) == 1 else None)
+        name = self.options.prompt_field or (likely[0] if len(likely) == 1 else "")
         if name not in observation:
             raise self._unknown_field("prompt_field", "prompt", observation)
         value = observation[name]

@@ -60,7 +60,8 @@ class GymTask(Task):
             raise ValueError(f"--gym_levels {self.options.gym_levels} must be from 0 to {most}, the number of levels "
                              f"of the curriculum of {' and '.join(self.names)}")  # fmt: skip
         self.levels = [str(level) for level in range(self.options.gym_levels)]
-        self._sources = [(name, level) for level in self.levels or [None] for name in self.names]
+        levels: list[str | None] = [*self.levels] or [None]
+        self._sources = [(name, level) for level in levels for name in self.names]
         self._data = GymData(read_config(self.options.gym_config, self.names))
         for source in self._sources:  # a wrong configuration is reported before anything slow starts
             self._data.data_set(*source, 0)

@@ -45,7 +45,9 @@ class VerifiersTask(RewardTask):
         if not self._tasks:
             raise ValueError(f"taskset {self.taskset_id!r} of verifiers has no tasks")
         refuse_more_than_one_turn(self._tasks[0], taskset)
-        rows = [{"prompt": messages_of(task), "index": index} for index, task in enumerate(self._tasks)]
+        rows: list[dict[str, Any]] = [
+            {"prompt": messages_of(task), "index": index} for index, task in enumerate(self._tasks)
+        ]
         self._rows = cut(rows, TEST_FRACTION)
         if self.options.gold_field is not None:
             self.gold(rows[0])
