@@ -109,6 +109,14 @@ def test_every_level_of_every_curriculum_is_accepted(name):
         create_dataset(name, **(config | {"seed": 0, "size": 10}))
 
 
+def test_a_known_answer_is_never_too_long():
+    task = get_task("reasoning_gym:binary_matrix", {"gym_levels": 4})
+    rows = [row for row in task.dataset("train", 16, 0) if row["level"] == "3"]
+    assert max(len(row["answer"]) for row in rows) > 20_000
+    assert all(task.score(row, task.gold(row)).success for row in rows)
+    assert "characters, more than" in task.score(rows[0], "1" * 100_000).reason
+
+
 def test_levels_that_the_library_refuses_are_left_out():
     assert [len(levels_of(name)) for name in ("chain_sum", "caesar_cipher", "acre")] == [11, 2, 0]
 
