@@ -8,6 +8,7 @@ from tests.support.server_process import start
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import NoAnswerError
 
 pytest.importorskip("openenv.core", reason="needs openenv: pip install 'trl_grpo_tasks[openenv]'")
 
@@ -78,10 +79,18 @@ def test_environment_keeps_the_contract(serve):
     nowhere = get_task(spec)
     nowhere.url = "http://127.0.0.1:9"
     assert nowhere.score(rows[0], "1") is None
-    with pytest.raises(ValueError, match="gold_field"):
+    with pytest.raises(NoAnswerError, match="gold_field"):
         nowhere.gold(rows[0] | {"gold": None})
     with pytest.raises(ValueError, match=r"--prompt_field; fields are: .*prompt"):
         get_task(spec, {"prompt_field": "question"})
+    with pytest.raises(ValueError, match=r"right answer with --gold_field; fields are: .*answer"):
+        get_task(spec, {"gold_field": "anwser"})
+
+
+def test_an_environment_without_answers_can_be_checked(serve):
+    lines = []
+    check_task(get_task(serve()), size=2, say=lines.append)
+    assert "-   gold answers: no row has one, so it is not checked that a success is possible" in lines
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_tasks.adapters import expressions
-from trl_grpo_tasks.adapters.reasoning_gym import UNSTABLE, _curriculum
+from trl_grpo_tasks.adapters.reasoning_gym_data import UNSTABLE, levels_of
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import NoAnswerError
 
 factory = pytest.importorskip("reasoning_gym.factory", reason="pip install 'trl_grpo_tasks[reasoning_gym]'")
 DATASETS, create_dataset = factory.DATASETS, factory.create_dataset
@@ -35,7 +36,7 @@ def test_every_data_set(name):
     for row in (*train, *test):
         assert not task.score(row, task.bad(row)).success
         if name in WITHOUT_ANSWERS:
-            with pytest.raises(ValueError, match="no answer"):
+            with pytest.raises(NoAnswerError, match="no answer"):
                 task.gold(row)
         else:
             score = task.score(row, task.gold(row))
@@ -43,6 +44,12 @@ def test_every_data_set(name):
     for text in (text[:300] for text in GARBAGE):
         score = task.score(train[0], text)
         assert score == task.score(train[0], text) and 0 <= score.total <= 1
+
+
+def test_a_data_set_without_answers_can_be_checked():
+    lines = []
+    check_task(get_task("reasoning_gym:rush_hour"), size=2, say=lines.append)
+    assert "-   gold answers: no row has one, so it is not checked that a success is possible" in lines
 
 
 def test_questions_and_scores_are_those_of_the_library():
@@ -98,12 +105,20 @@ def test_levels_become_harder():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_level_of_every_curriculum_is_accepted(name):
-    for config in _curriculum(name):
+    for config in levels_of(name):
         create_dataset(name, **(config | {"seed": 0, "size": 10}))
 
 
+def test_a_known_answer_is_never_too_long():
+    task = get_task("reasoning_gym:binary_matrix", {"gym_levels": 4})
+    rows = [row for row in task.dataset("train", 16, 0) if row["level"] == "3"]
+    assert max(len(row["answer"]) for row in rows) > 20_000
+    assert all(task.score(row, task.gold(row)).success for row in rows)
+    assert "characters, more than" in task.score(rows[0], "1" * 100_000).reason
+
+
 def test_levels_that_the_library_refuses_are_left_out():
-    assert [len(_curriculum(name)) for name in ("chain_sum", "caesar_cipher", "acre")] == [11, 2, 0]
+    assert [len(levels_of(name)) for name in ("chain_sum", "caesar_cipher", "acre")] == [11, 2, 0]
 
 
 def test_with_a_system_prompt_answers_need_tags():

@@ -44,7 +44,7 @@ def only_completions(completions):
 
 
 def unscored(completions, **columns):
-    return [{"none": None, "nan": math.nan}.get(text, 0.0) for text in completions]
+    return [{"none": None, "nan": math.nan, "inf": math.inf}.get(text, 0.0) for text in completions]
 
 
 def too_many(completions, **columns):
@@ -145,10 +145,10 @@ def test_functions_get_only_what_they_take(make):
     assert task.score(rows_of(task)[0], "x").success
 
 
-def test_none_and_nan_are_not_scores(make):
+def test_none_nan_and_infinity_are_not_scores(make):
     task = make("unscored", ["a", "b"])
     row = rows_of(task)[0]
-    assert [task.score(row, text) for text in ("none", "nan")] == [None, None]
+    assert [task.score(row, text) for text in ("none", "nan", "inf")] == [None] * 3
     assert task.score(row, "").total == 0
 
 

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from trl_grpo_tasks.adapters.verifiers import _messages, _trace
+from trl_grpo_tasks.adapters.verifiers_turn import messages_of, scored_trace
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import NoAnswerError
 
 pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install 'trl_grpo_tasks[verifiers]'")
 
@@ -72,11 +73,17 @@ def test_scores_are_those_of_verifiers(write):
     for row in task.dataset("train", 5, 0):
         theirs = task._tasks[row["index"]]
         for answer in (theirs.data.answer, "12345", " x "):
-            trace = _trace(theirs, _messages(theirs), answer)
-            asyncio.run(theirs.score(trace))
+            right, length = answer == theirs.data.answer, len(answer.strip())
             score = task.score(row, answer)
-            assert score.total == pytest.approx(sum(reward.value for reward in trace.rewards.values()))
-            assert score.info == {"length": len(answer.strip())} and score.success == (answer == theirs.data.answer)
+            assert score.total == pytest.approx(right + 0.25 / (1 + length))
+            assert score.info == {"length": length} and score.success == right
+            trace = scored_trace(theirs, messages_of(theirs), answer)
+            assert score.total == pytest.approx(trace.reward)
+
+    async def in_a_notebook():
+        return task.score(row, "12345")
+
+    assert asyncio.run(in_a_notebook()) == task.score(row, "12345")
 
 
 def test_configuration_is_the_tasksets(write):
@@ -102,6 +109,7 @@ def test_workers_score_as_this_process(write):
         ("correct(self, trace)", "correct(self, trace, runtime)", "a runtime for the reward correct"),
         ('prompt=f"{a} + {b} =", ', "", "opens the conversation"),
         ("range(5)", "range(0)", "no tasks"),
+        ("float(trace.last_reply ==", "float(int(trace.last_reply) ==", "fails for an empty answer"),
         ('["SumTaskset"]', "[]", "exports no Taskset"),
     ],
 )  # fmt: skip
@@ -124,5 +132,10 @@ def test_unknown_taskset_and_missing_gold_field(write):
     with pytest.raises(ValueError, match="no_such_taskset"):
         get_task("verifiers:no_such_taskset")
     task = get_task(write("sums_e", TASKSET))
-    with pytest.raises(ValueError, match="fields with text are: answer"):
+    with pytest.raises(NoAnswerError, match="fields with text are: answer"):
         task.gold(task.dataset("train", 1, 0)[0])
+    with pytest.raises(ValueError, match=r"--gold_field anwser.* fields with text are: answer"):
+        get_task(task.spec, {"gold_field": "anwser"})
+    lines = []
+    check_task(task, say=lines.append)
+    assert "-   gold answers: no row has one, so it is not checked that a success is possible" in lines

@@ -1,6 +1,5 @@
 """`export TASK --to LIBRARY`: what it writes is loaded by the library's own loaders and scores as the task does."""
 
-import asyncio
 import importlib
 import tomllib
 
@@ -58,7 +57,7 @@ def test_verifiers_loads_and_scores_it(task_file, tmp_path, monkeypatch):
     pytest.importorskip("verifiers.v1", reason="needs verifiers")
     from verifiers.v1.utils.loaders import load_taskset
 
-    from trl_grpo_tasks.adapters.verifiers import _messages, _trace
+    from trl_grpo_tasks.adapters.verifiers_turn import messages_of, scored_trace
 
     task = export(task_file, "verifiers")
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
@@ -66,12 +65,11 @@ def test_verifiers_loads_and_scores_it(task_file, tmp_path, monkeypatch):
     taskset = load_taskset(module.Config(id="words", split="test", size=6, seed=1))
     rows = task.dataset("test", 6, 1)
     for theirs, row in zip(taskset, rows, strict=True):
-        assert _messages(theirs) == row["prompt"]
+        assert messages_of(theirs) == row["prompt"]
         for answer in (task.gold(row), task.bad(row), "ab"):
-            trace = _trace(theirs, row["prompt"], answer)
-            asyncio.run(theirs.score(trace))
+            trace = scored_trace(theirs, row["prompt"], answer)
             score = task.score(row, answer)
-            assert sum(reward.value for reward in trace.rewards.values()) == pytest.approx(score.total)
+            assert trace.reward == pytest.approx(score.total)
             assert trace.metrics == {"success": float(score.success)}
 
 
@@ -83,8 +81,9 @@ def test_openenv_serves_and_scores_it(task_file, tmp_path):
     process, url = start(tmp_path / "out" / "server.py")
     try:
         with GenericEnvClient(base_url=url).sync() as env:
-            for seed in range(3):
-                (row,) = task.dataset("test", 1, seed)
+            rows = [*task.dataset("test", 32, 0), *task.dataset("test", 32, 1)]
+            for seed in (0, 1, 31, 32, 33):
+                row = rows[seed]
                 for answer in (task.gold(row), task.bad(row), "ab"):
                     assert env.reset(seed=seed, split="test").observation["prompt"] == row["prompt"]
                     result = env.step({"completion": answer})

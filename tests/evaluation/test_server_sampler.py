@@ -63,9 +63,12 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, state.completions(body))
 
     def reply(self, status, content):
+        self.reply_text(json.dumps(content), status)
+
+    def reply_text(self, text, status=200):
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
+        self.wfile.write(text.encode())
 
     def log_message(self, *_):
         pass
@@ -113,6 +116,25 @@ def test_a_server_without_the_constraint_is_refused(server, tiny_path):
         solver_at(server, tiny_path)
     server.served = None
     with pytest.raises(ValueError, match="its constraint cannot be checked"):
+        solver_at(server, tiny_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("localhost:8000", "give an address such as http://127.0.0.1:8000"),
+        ("http://127.0.0.1:9", r"at http://127\.0\.0\.1:9 does not answer \(.+\); start one with"),
+        ("http://127.0.0.1:nine", r"does not answer \(.+\); start one with"),
+    ],
+)
+def test_a_wrong_address_is_one_message(tiny_path, url, words):
+    with pytest.raises(ValueError, match=words):
+        Solver.from_pretrained(tiny_path, ToyTask(), max_completion_length=5, reward_workers=1, vllm_server_url=url)
+
+
+def test_an_answer_that_is_not_json_is_one_message(server, tiny_path, monkeypatch):
+    monkeypatch.setattr(Handler, "do_GET", lambda handler: handler.reply_text("<html>"))
+    with pytest.raises(ValueError, match="does not answer"):
         solver_at(server, tiny_path)
 
 

@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
+
+import httpx
 
 
 def start(file, *words, path="/health", **environment):
@@ -18,9 +19,9 @@ def start(file, *words, path="/health", **environment):
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:
-            urllib.request.urlopen(f"{url}{path}", timeout=5).close()
+            httpx.get(f"{url}{path}", timeout=5).raise_for_status()
             return process, url
-        except OSError:
+        except httpx.HTTPError:
             assert process.poll() is None, "the server ended"
             time.sleep(0.5)
     raise AssertionError("the server does not answer")

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.error import URLError
-from urllib.request import urlopen
+
+import httpx
 
 from tests.support.paths import ROOT
 from trl_grpo_tasks.models.tiny import save_tiny
@@ -149,6 +149,6 @@ def serving(words, log: Path, timeout=180):
 
 def _is_up(address: str) -> bool:
     try:
-        return urlopen(f"{address}/health", timeout=5).status == 200
-    except (URLError, OSError):
+        return httpx.get(f"{address}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
         return False

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 
+import httpx
 import pytest
-import requests
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
@@ -122,10 +122,10 @@ def test_the_command_line(path, prompts_file, server, tmp_path):
 def test_an_invalid_row_is_a_bad_request(server, path, row):
     address, log = server
     body = {"model": path, "prompt": [5, 6], "max_tokens": 4, "vllm_xargs": {"row": row}}
-    answer = requests.post(f"{address}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 400 and "row" in answer.text
     good = {**body, "vllm_xargs": {"row": json.dumps(ROW)}, "max_tokens": 30}
-    answer = requests.post(f"{address}/v1/completions", json=good, timeout=60)
+    answer = httpx.post(f"{address}/v1/completions", json=good, timeout=60)
     assert answer.status_code == 200, log.read_text()[-3000:]
     assert set(answer.json()["choices"][0]["text"].replace("yes", "").replace("no", "")) <= set()
 
@@ -133,7 +133,7 @@ def test_an_invalid_row_is_a_bad_request(server, path, row):
 def test_a_request_cannot_name_code_to_load(server, path):
     row = {**ROW, "rewards": {"os:system": 1.0, "regex": 1.0}, "task": "os", "grammar": "os:system"}
     body = {"model": path, "prompt": [5, 6], "max_tokens": 30, "vllm_xargs": {"row": json.dumps(row), "task": "os"}}
-    answer = requests.post(f"{server[0]}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server[0]}/v1/completions", json=body, timeout=60)
     assert answer.status_code in (200, 400)
     if answer.status_code == 200:
         assert not set(answer.json()["choices"][0]["text"].replace("yes", "").replace("no", ""))

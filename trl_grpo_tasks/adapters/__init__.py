@@ -1,14 +1,88 @@
-"""Tasks of other libraries: each module makes the tasks of one library a `Task`; see `registry.PREFIXES`."""
+"""Tasks of other libraries: each module makes the tasks of one library a `Task`; see `registry.PREFIXES`.
 
+This file has what they share: the tasks of libraries that only give rewards, optional libraries, and the split of
+prompts that have no end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import math
+import threading
 import zlib
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from ..task import NoAnswerError, Row, Score, Task, option
 
 
-def is_held_out(prompt: str, one_in: int) -> bool:
-    """Whether this prompt belongs to the test split: one prompt in `one_in` does, whatever the seed of a data set."""
-    return zlib.crc32(prompt.encode(errors="replace")) % one_in == 0
+@dataclass(frozen=True)
+class RewardOptions:
+    """Options of `RewardTask`."""
+
+    success_at: float = option(1.0, "A completion succeeds if its total reward is at least this.")
 
 
-def verdict(reward: float, least: float) -> tuple[bool, str]:
-    """Whether a reward is a success, and the reason if it is not."""
-    success = reward >= least
-    return success, "" if success else f"the reward is {reward:.3g}, less than {least:g}"
+class RewardTask(Task):
+    """A task of a library that gives rewards and does not say which of them is a success."""
+
+    Options: ClassVar[type] = RewardOptions
+
+    def __init__(self, options: Any = None):
+        super().__init__(options)
+        if not math.isfinite(self.options.success_at):
+            raise ValueError(f"--success_at {self.options.success_at} must be a number")
+
+    def score_of(self, rewards: Mapping[str, float], info: Mapping[str, Any] | None = None) -> Score | None:
+        """Return the score with these rewards as components; None if one of them is not a finite number."""
+        if not all(map(math.isfinite, rewards.values())):
+            return None
+        score = self.make_score(rewards, valid=True, success=True, info=info)
+        least = self.options.success_at
+        if score.total >= least:
+            return score
+        return replace(score, success=False, reason=f"the reward is {score.total:.3g}, less than {least:g}")
+
+    def bad(self, row: Row) -> str:
+        for text in ("", "I do not know."):
+            score = self.score(row, text)
+            if score is not None and not score.success:
+                return text
+        raise NoAnswerError("an empty answer and 'I do not know.' are successes, or cannot be scored")
+
+
+def library_version(library: str, module: str) -> str:
+    """Return the version of an optional library; ImportError, with what to install, if its module is missing."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"tasks of {library} need its package: pip install 'trl_grpo_tasks[{library}]'") from error
+    return version(library)
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt belongs to the test split, as every second one does, whatever the seed it was made from.
+
+    This is for prompts that have no end; `row_files.cut` splits a list.
+    """
+    return zlib.crc32(prompt.encode(errors="replace")) % 2 == 0
+
+
+def wait_for(rewards: Awaitable[Any]) -> Any:
+    """Wait for asynchronous rewards in a loop that stays, because clients that a reward keeps belong to their loop."""
+
+    async def finished() -> Any:
+        return await rewards
+
+    return asyncio.run_coroutine_threadsafe(finished(), _loop()).result()
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="async-rewards").start()
+    return loop

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
-from ..task import Row, Score, Task, option
-from . import is_held_out, verdict
+from ..task import NoAnswerError, Row, Score, Task, option
+from . import RewardOptions, RewardTask, is_held_out, library_version
 
 ROWS = 200  # of a split, if no number is asked for
 MISSES = 200  # prompts of the other split in a row, after which there are no more for this one
 
 
 @dataclass(frozen=True)
-class OpenEnvOptions:
+class OpenEnvOptions(RewardOptions):
     """Options of the tasks of OpenEnv servers."""
 
     prompt_field: str | None = option(
@@ -27,13 +24,12 @@ class OpenEnvOptions:
     action_field: str | None = option(
         None, "Field of the action that gets the completion. Default: the only one of type string."
     )
-    success_reward: float = option(1.0, "Reward from which on an answer counts as a success.")
     gold_field: str | None = option(
         None, "Field of the observation that holds a right answer; for check and cold starts."
     )
 
 
-class OpenEnvTask(Task):
+class OpenEnvTask(RewardTask):
     """An environment whose `reset(seed)` gives a prompt and whose first `step` ends the episode with a reward."""
 
     weights = {"reward": 1.0}
@@ -45,31 +41,30 @@ class OpenEnvTask(Task):
         super().__init__(options)
         self._action = self.options.action_field or self._only_text_field()
         with self._session() as env:
-            prompts = [self._prompt(env.reset(seed=0).observation) for _ in range(2)]
-            if prompts[0] != prompts[1]:
+            first, again = (env.reset(seed=0).observation for _ in range(2))
+            if self._prompt(first) != self._prompt(again):
                 raise ValueError(f"{self.url}: two resets with seed 0 give different prompts; the environment must "
                                  "make its episode from the seed")  # fmt: skip
+            if self.options.gold_field is not None and self.options.gold_field not in first:
+                raise self._unknown_field("gold_field", "right answer", first)
             if not env.step({self._action: ""}).done:
                 raise ValueError(
                     f"{self.url}: the episode goes on after the first step; only environments with one step can be "
                     "trained here, so use TRL's environment_factory for this one"
                 )
 
-    @contextmanager
-    def _session(self) -> Iterator[Any]:
+    def _session(self) -> Any:
         from openenv.core.generic_client import GenericEnvClient
 
-        with GenericEnvClient(base_url=self.url).sync() as env:
-            yield env
+        return GenericEnvClient(base_url=self.url).sync()
 
     def _only_text_field(self) -> str:
-        import requests
+        import httpx
 
         try:
-            answer = requests.get(f"{self.url}/schema", timeout=30)
-            answer.raise_for_status()
+            answer = httpx.get(f"{self.url}/schema", timeout=30, follow_redirects=True).raise_for_status()
             fields = answer.json()["action"].get("properties", {})
-        except (requests.RequestException, ValueError, KeyError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
             raise ValueError(f"{self.url} does not answer as an OpenEnv server: {error}") from error
         texts = [name for name, field in fields.items() if field.get("type") == "string"]
         if len(texts) != 1:
@@ -79,12 +74,16 @@ class OpenEnvTask(Task):
 
     def _prompt(self, observation: Mapping[str, Any]) -> Any:
         texts = [name for name, value in observation.items() if isinstance(value, str)]
-        name = self.options.prompt_field or ("prompt" if "prompt" in observation else [*texts, ""][0])
-        if name not in observation or (self.options.prompt_field is None and name != "prompt" and len(texts) > 1):
-            raise ValueError(f"{self.url}: name the field of the observation that holds the prompt with "
-                             f"--prompt_field; fields are: {', '.join(observation)}")  # fmt: skip
+        likely = ["prompt"] if "prompt" in observation else texts
+        name = self.options.prompt_field or (likely[0] if len(likely) == 1 else "")
+        if name not in observation:
+            raise self._unknown_field("prompt_field", "prompt", observation)
         value = observation[name]
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    def _unknown_field(self, option: str, holds: str, observation: Mapping[str, Any]) -> ValueError:
+        return ValueError(f"{self.url}: name the field of the observation that holds the {holds} with --{option}; "
+                          f"fields are: {', '.join(observation)}")  # fmt: skip
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -94,7 +93,7 @@ class OpenEnvTask(Task):
                 observation = env.reset(seed=episode).observation
                 prompt = self._prompt(observation)
                 misses += 1
-                if is_held_out(str(prompt), 2) == (split == "test"):
+                if is_held_out(str(prompt)) == (split == "test"):
                     rows.append(
                         {"prompt": prompt, "episode": episode, "gold": observation.get(self.options.gold_field)}
                     )
@@ -114,21 +113,14 @@ class OpenEnvTask(Task):
                     )
         except (OSError, RuntimeError):
             return None  # the server cannot be reached, or has no room for another session
-        if not result.done or result.reward is None or not math.isfinite(result.reward):
-            return None
-        value = float(result.reward)
-        success, reason = verdict(value, self.options.success_reward)
-        return self.make_score({"reward": value}, True, success, reason)
+        return self.score_of({"reward": float(result.reward)}) if result.done and result.reward is not None else None
 
     def gold(self, row: Row) -> str:
         if not isinstance(row["gold"], str):
-            raise ValueError(
-                f"{self.url} gives no right answers; if an observation holds one, name it with --gold_field"
+            raise NoAnswerError(
+                f"{self.url} gives no right answer to this row; if an observation holds one, name it with --gold_field"
             )
         return row["gold"]
-
-    def bad(self, row: Row) -> str:
-        return ""
 
 
 def task_class(url: str) -> type[Task]:
@@ -137,14 +129,10 @@ def task_class(url: str) -> type[Task]:
         raise ValueError(
             f"openenv:{url}: write the address of a running server, such as openenv:http://localhost:8000"
         )
-    try:
-        import openenv.core  # noqa: F401
-    except ImportError as error:
-        raise ImportError("tasks of OpenEnv need its package: pip install 'trl_grpo_tasks[openenv]'") from error
     described = {
         "url": url.rstrip("/"),
         "name": "openenv_" + re.sub(r"\W+", "_", url.partition("://")[2]).strip("_"),
-        "version": f"1+{version('openenv')}",
+        "version": f"1+{library_version('openenv', 'openenv.core')}",
         "description": f"Single-step episodes of the OpenEnv server at {url}.",
     }
     return type("OpenEnvTask", (OpenEnvTask,), described)

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import string
-import subprocess
-import sys
-from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from importlib.metadata import version
+from dataclasses import dataclass
 from operator import add
 from typing import Any
 
-from ..task import Row, Score, Task, TinySpec, check_choice, nearest, option
-from . import is_held_out
+from ..task import NoAnswerError, Row, Score, Task, TinySpec, check_choice, nearest, option
+from . import is_held_out, library_version
 from .expressions import refuse_code, unsafe_reason
+from .reasoning_gym_data import STREAM, UNSTABLE, GymData, answer_of, levels_of, read_config
 
 ROWS = 500  # of a split, if no number is asked for: reasoning-gym's own default
-STREAM = 2_000  # indices per seed; some data sets make them all at once
-# Data sets whose entries do not depend on their seed alone: most iterate over sets of text, whose order depends on the
-# hash seed of the interpreter, and list_functions draws from Python's global generator. See _entries.
-UNSTABLE = (
-    "isomorphic_strings",
-    "knight_swap",
-    "list_functions",
-    "polynomial_multiplication",
-    "ransom_note",
-    "word_ladder",
-)
-BATCH = 16  # entries of these that are made at once
-PROGRAM = """
-import json, random, sys
-from trl_grpo_tasks.adapters.reasoning_gym import BATCH, _create
-first, *key = json.loads(sys.argv[1])
-made = _create(*key)
-print(json.dumps([random.seed(index) or made[index] for index in range(first, first + BATCH)]))
-"""
 MISSES = 200  # questions of the other split in a row, after which a data set has no more for this one
 LONGEST = 20_000  # characters of an answer; some scorers take minutes for more
 TINY_LENGTH = 400  # characters of a question and its answer that the tiny model has room for
@@ -80,42 +55,31 @@ class GymTask(Task):
 
         check_choice("gym_prompt", self.options.gym_prompt, (PLAIN, *SYSTEM_PROMPTS))
         self._system = SYSTEM_PROMPTS.get(self.options.gym_prompt)
-        configs = _read_config(self.options.gym_config, self.names)
-        most = min(len(_curriculum(name)) for name in self.names)
+        most = min(len(levels_of(name)) for name in self.names)
         if not 0 <= self.options.gym_levels <= most:
             raise ValueError(f"--gym_levels {self.options.gym_levels} must be from 0 to {most}, the number of levels "
                              f"of the curriculum of {' and '.join(self.names)}")  # fmt: skip
         self.levels = [str(level) for level in range(self.options.gym_levels)]
-        self._data = lru_cache(64)(lambda name, level, seed: _create(name, level, seed, configs[name]))
-        # The completions of a group share an entry, which takes some data sets a second to make.
-        self._made = lru_cache(256)(lambda index, *key: self._data(*key)[index])
-        self._batch = lru_cache(64)(lambda first, *key: _entries(first, *key, configs[key[0]]))
-        for name in self.names:  # a wrong configuration is reported before anything slow starts
-            for level in self._levels():
-                self._data(name, level, 0)
-
-    def _levels(self) -> list[str | None]:
-        return [*self.levels] or [None]
-
-    def _entry(self, index: int, *key: Any) -> dict[str, Any]:
-        if key[0] in UNSTABLE:
-            return self._batch(index - index % BATCH, *key)[index % BATCH]
-        return self._made(index, *key)
+        levels: list[str | None] = [*self.levels] or [None]
+        self._sources = [(name, level) for level in levels for name in self.names]
+        self._data = GymData(read_config(self.options.gym_config, self.names))
+        for source in self._sources:  # a wrong configuration is reported before anything slow starts
+            self._data.data_set(*source, 0)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        sources = [(name, level) for level in self._levels() for name in self.names]
+        sources = list(self._sources)
         index = misses = 0
         while len(rows) < (size or ROWS) and sources:
             name, level = sources[len(rows) % len(sources)]
             start = (seed + index // STREAM * 7919) * STREAM  # streams of different seeds share no index
-            entry = self._entry(index % STREAM, name, level, start)
+            entry = self._data.entry(index % STREAM, name, level, start)
             index += 1
-            answer = _answer_of(entry)
+            answer = answer_of(entry)
             # The question decides to which split it belongs, whatever the seed. Integrals that sympy cannot solve have
             # themselves as their answer; those are left out, and questions whose answer is no text at all.
             usable = answer is None or (answer.strip() and not unsafe_reason(name, answer))
-            if is_held_out(entry["question"], 2) == (split == "test") and usable:
+            if is_held_out(entry["question"]) == (split == "test") and usable:
                 messages = [{"role": "system", "content": self._system}] if self._system else []
                 row = {"prompt": [*messages, {"role": "user", "content": entry["question"]}], "data_set": name,
                        "seed": start, "index": (index - 1) % STREAM, "answer": answer}  # fmt: skip
@@ -135,16 +99,17 @@ class GymTask(Task):
             answer = completion.strip()
         if not answer:
             return self._invalid("there is no <answer>...</answer>" if self._system else "the answer is empty")
-        if len(answer) > LONGEST:
-            return self._invalid(f"the answer has {len(answer)} characters, more than {LONGEST}")
+        longest = max(LONGEST, len(row["answer"] or ""))  # hard levels of a few data sets have longer answers
+        if len(answer) > longest:
+            return self._invalid(f"the answer has {len(answer)} characters, more than {longest}")
         name, key = row["data_set"], (row["data_set"], row.get("level"), row["seed"])
         if reason := unsafe_reason(name, answer):
             return self._invalid(reason)
-        entry = deepcopy(row.get("entry") or self._made(row["index"], *key))  # a scorer may change it
-        if _answer_of(entry) != row["answer"]:
+        entry = deepcopy(row.get("entry") or self._data.entry(row["index"], *key))  # a scorer may change it
+        if answer_of(entry) != row["answer"]:
             return None  # the row was made by another version of the data set
         try:
-            value = float(self._data(*key).score_answer(answer, entry))
+            value = float(self._data.data_set(*key).score_answer(answer, entry))
         except Exception as error:  # noqa: BLE001 - scorers were not written for any text
             return self._invalid(f"the scorer of {name} raised {type(error).__name__}: {error}"[:200])
         if not math.isfinite(value):
@@ -161,7 +126,7 @@ class GymTask(Task):
 
     def gold(self, row: Row) -> str:
         if row["answer"] is None:
-            raise ValueError(
+            raise NoAnswerError(
                 f"reasoning-gym gives no answer to questions of {row['data_set']}, only a scorer; train a pretrained "
                 "model, without --cold_start_steps"
             )
@@ -186,12 +151,9 @@ class GymTask(Task):
 
 def task_class(names: str) -> type[Task]:
     """The task of a data set of reasoning-gym, or of several with + between their names."""
-    try:
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise ImportError(
-            "tasks of reasoning-gym need its package: pip install 'trl_grpo_tasks[reasoning_gym]'"
-        ) from error
+    installed = library_version("reasoning_gym", "reasoning_gym")
+    from reasoning_gym.factory import DATASETS
+
     known = sorted(set(DATASETS) - {"composite"})  # a mixture is written with + here
     given = tuple(names.split("+"))
     for name in given:
@@ -204,84 +166,7 @@ def task_class(names: str) -> type[Task]:
     described = {
         "names": given,
         "name": f"reasoning_gym_{'_'.join(given)}",
-        "version": f"1+{version('reasoning-gym')}",
+        "version": f"1+{installed}",
         "description": f"Questions of reasoning-gym: {', '.join(given)}.",
     }
     return type("ReasoningGymTask", (GymTask,), described)
-
-
-def _read_config(text: str | None, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """The configuration of each data set; ValueError for one that is not JSON or has unknown fields."""
-    from reasoning_gym.factory import DATASETS
-
-    try:
-        given = json.loads(text or "{}")
-    except ValueError as error:
-        raise ValueError(f"--gym_config {text!r} is not JSON: {error}") from error
-    by_name = {names[0]: given} if len(names) == 1 else given
-    if not isinstance(by_name, dict) or not all(isinstance(one, dict) for one in by_name.values()):
-        raise ValueError(f"--gym_config {text!r} must be a JSON object" + (
-            f" with one object per data set: {', '.join(names)}" if len(names) > 1 else ""))  # fmt: skip
-    for name, config in by_name.items():
-        if name not in names:
-            raise ValueError(f"--gym_config: {name!r} is not in the mixture; data sets are: {', '.join(names)}")
-        known = [one.name for one in fields(DATASETS[name][1]) if one.name not in ("seed", "size")]
-        if unknown := [field for field in config if field not in known]:
-            raise ValueError(f"--gym_config: {name} has no field {unknown[0]!r}{nearest(unknown[0], known)}; "
-                             f"fields are: {', '.join(known)}")  # fmt: skip
-    return {name: by_name.get(name, {}) for name in names}
-
-
-def _answer_of(entry: Mapping[str, Any]) -> str | None:
-    """A right answer: the entry's, or the example that data sets with many right answers give; None without one."""
-    given = entry["metadata"]
-    examples = (given.get(name) for name in ("example_answer", "example_correct_answer", "possible_answer"))
-    answer = entry["answer"] if entry["answer"] is not None else next(filter(None, examples), None)
-    return answer if answer is None or isinstance(answer, str) else json.dumps(answer)
-
-
-@lru_cache
-def _curriculum(name: str) -> list[dict[str, Any]]:
-    """The configurations of a curriculum, from easy to hard, without those that the data set itself refuses."""
-    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
-    from reasoning_gym.factory import create_curriculum, has_curriculum
-
-    configs: list[dict[str, Any]] = []
-    if not has_curriculum(name):
-        return configs
-    curriculum = create_curriculum(name)
-    for level in range(max(len(attribute.levels) for attribute in curriculum.attributes.values())):
-        curriculum.set_global_level(level)
-        config = curriculum.generate_configuration(context=DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND))
-        try:
-            getattr(config, "validate", lambda: None)()
-        except (AssertionError, ValueError):
-            continue
-        configs.append({field.name: getattr(config, field.name) for field in fields(config)})
-    return configs
-
-
-def _create(name: str, level: str | None, seed: int, given: dict[str, Any]) -> Any:
-    """The data set with the given configuration, on top of that of a level where one is named."""
-    from reasoning_gym.factory import create_dataset
-
-    config = (_curriculum(name)[int(level)] if level is not None else {}) | given | {"seed": seed, "size": STREAM}
-    try:
-        return create_dataset(name, **config)
-    except (AssertionError, ValueError, TypeError) as error:
-        at = f" at level {level}" if level is not None else ""
-        raise ValueError(f"--gym_config: reasoning-gym refuses this configuration of {name}{at}: {error}") from error
-
-
-def _entries(first: int, *key: Any) -> list[dict[str, Any]]:
-    """The entries of an unstable data set from index `first` on, made in an interpreter with a fixed hash seed and a
-    seeded global generator, so that they are the same in every process."""
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([first, *key])],
-        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
-    if ran.returncode:
-        raise ValueError(f"reasoning-gym could not make questions of {key[0]}: {ran.stderr.strip()[-300:]}")
-    return json.loads(ran.stdout.splitlines()[-1])

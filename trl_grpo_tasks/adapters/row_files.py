@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,20 @@ def cut(rows: Iterable[dict[str, Any]], test_fraction: float) -> dict[str, list[
         "train": [row for key, group in by_prompt.items() if key not in in_test for row in group],
         "test": [row for key, group in by_prompt.items() if key in in_test for row in group],
     }
+
+
+def check_split(split: str) -> None:
+    """Raise ValueError for a split that is neither train nor test."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; splits are: {', '.join(SPLITS)}")
+
+
+def draw(rows: Mapping[str, list[dict[str, Any]]], split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
+    """Return `size` rows of a split, or all, in an order that depends on the seed."""
+    check_split(split)
+    drawn = list(rows[split])
+    random.Random(f"{seed}-{split}").shuffle(drawn)
+    return drawn[:size]
 
 
 def without_prompts_of(train: Iterable[dict[str, Any]], test: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

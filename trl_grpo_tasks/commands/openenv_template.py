@@ -4,6 +4,7 @@ Run `python server.py [PORT]`. An episode has one step: `reset(seed=N)` gives a 
 """
 
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ OPTIONS: dict[str, Any] = {}
 # A task that is a file travels beside this one.
 TASK = get_task(str(Path(__file__).parent / SPEC) if SPEC.endswith(".py") else SPEC, OPTIONS)
 SESSIONS = 64
+BATCH = 32  # rows that are made at once: a task with levels alternates between them
 
 
 class Answer(Action):
@@ -29,14 +31,21 @@ class Question(Observation):
     prompt: str | list[dict[str, str]] = ""
 
 
+@lru_cache
+def rows_of(split: str, seed: int) -> list[dict[str, Any]]:
+    return TASK.dataset(split, BATCH, seed)
+
+
 class ExportedEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, split: str = "train", **more: Any
     ) -> Question:
-        """Start an episode with the row of this split that the seed makes."""
-        (self._row, *_) = TASK.dataset(split, 1, seed or 0)
+        """Start an episode with the row of this split that the seed chooses."""
+        batch, place = divmod(seed or 0, BATCH)
+        rows = rows_of(split, batch)
+        self._row = rows[place % len(rows)]
         self._state = State(episode_id=episode_id)
         return Question(prompt=self._row["prompt"])
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
+import httpx
 import torch
 
 from ..constraints.filters import SamplingFilters
@@ -76,20 +75,20 @@ class ServerSampler:
         return completions
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        content = None if body is None else json.dumps(body).encode()
-        request = Request(self._url + path, content, {"Content-Type": "application/json"})
+        method, url = "GET" if body is None else "POST", self._url + path
         try:
-            with urlopen(request, timeout=ANSWER_SECONDS) as answer:
-                return json.load(answer)
-        except HTTPError as error:
-            if error.code == 404 and path.startswith("/server_info"):
-                raise ServerError(
-                    f"the vLLM server at {self._url} does not tell its configuration, so its constraint cannot be "
-                    "checked; start it with `trl-grpo-tasks serve`, or give --constrain false"
-                ) from error
-            said = error.read(500).decode(errors="replace")
-            raise ServerError(f"the vLLM server at {self._url} answered with status {error.code}: {said}") from error
-        except (URLError, OSError, ValueError) as error:
+            answer = httpx.request(method, url, json=body, timeout=ANSWER_SECONDS, follow_redirects=True)
+            if answer.is_success:
+                return answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise ServerError(
                 f"the vLLM server at {self._url} does not answer ({error}); start one with `trl-grpo-tasks serve`"
             ) from error
+        if answer.status_code == 404 and path.startswith("/server_info"):
+            raise ServerError(
+                f"the vLLM server at {self._url} does not tell its configuration, so its constraint cannot be "
+                "checked; start it with `trl-grpo-tasks serve`, or give --constrain false"
+            )
+        raise ServerError(
+            f"the vLLM server at {self._url} answered with status {answer.status_code}: {answer.text[:500]}"
+        )

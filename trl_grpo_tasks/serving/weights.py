@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import requests
+import httpx
 import torch
 from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
@@ -39,7 +39,7 @@ class FolderClient(VLLMClient):
             for number, tensors in enumerate(_parts(named_params)):
                 save_file(tensors, f"{folder}/model-{number:05d}.safetensors")
             body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            answer = requests.post(f"{self.base_url}/collective_rpc", json=body)
+            answer = httpx.post(f"{self.base_url}/collective_rpc", json=body, timeout=None)
             if answer.status_code != 200:
                 raise RuntimeError(
                     f"the vLLM server could not read the weights in {folder} (status {answer.status_code}: "

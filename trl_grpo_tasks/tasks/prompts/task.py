@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...adapters.row_files import cut, without_prompts_of
+from ...adapters.row_files import check_split, cut, draw, without_prompts_of
 from ...task import NoAnswerError, Row, Score, Task, TinySpec, printable
 from . import data, generators, requests, reward
 from .judge import check_question, make_judge
@@ -68,13 +67,10 @@ class PromptsTask(Task):
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows of one split; fewer than `size` if the file or generator has fewer."""
-        if split not in ("train", "test"):
-            raise ValueError(f"unknown split {split!r}; splits are: train, test")
+        check_split(split)
         if self._rows is None:
             return self._generated(split, size, seed)
-        rows = list(self._rows[split])
-        random.Random(f"{seed}-{split}").shuffle(rows)
-        return rows[:size]
+        return draw(self._rows, split, size, seed)
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row that the text names (see `requests.find_row`), or a row with the text as prompt.
