@@ -5,10 +5,10 @@
 
 A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
 wanted, components of the score that get a column each, and a field of the rows, such as their level, for a table by
-its values (`by`). Each seed has one cold start, from which all settings train
-with this seed. A setting for which the cold start does not fit, for example because it writes text in another form, is
-listed under `own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all
-models of a seed are evaluated on the same held-out rows. Settings are chosen on every second of these rows (--rows
+its values (`by`). Each seed has one cold start, from which all settings train with this seed. A setting for which the
+cold start does not fit, for example because it writes text in another form, is listed under `own_start`, with the
+options of its own cold start, training and evaluation. Then the cold start and all models of a seed are evaluated on
+the same held-out rows. Settings are chosen on every second of these rows (--rows
 choose) and reported on the others (--rows report, the default). The same command resumes a grid that was stopped,
 and finished runs are not repeated. A setting of which a run failed or, with --finished, is not there is left out.
 --parallel runs that many processes at a time; on one GPU, as many as its memory holds.

@@ -231,6 +231,10 @@ def refuse_value(message: str) -> None:
     raise ValueError(f"{match[1]} {match[3]} must be {kinds.get(match[2], f'a {match[2]}')}")
 
 
+def option_names(parser: Any) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
 def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str, also: Sequence[str] = ()) -> None:
     """Raise ValueError for the first of the words that no option took; suggest the nearest option of the parser or of
     `also`, preferably one of `ours`."""
@@ -238,8 +242,7 @@ def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str, also: Sequ
         if not text.startswith("--"):
             raise ValueError(f"{text!r} does not belong to any option; a task is the first word of the command")
         name = text.split("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
-        near = _nearest_option(name, [*known, *also], ours)
+        near = _nearest_option(name, [*option_names(parser), *also], ours)
         raise ValueError(f"unknown option {name}; " + (f"did you mean {near}?" if near else f"{HELP_ALL} lists all"))
 
 

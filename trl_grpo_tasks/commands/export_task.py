@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,13 +41,7 @@ def export_task(task: Task, library: str, folder: str | Path) -> str:
     name = re.sub(r"\W", "_", task.name)
     code = folder / name if library == "verifiers" else folder
     code.mkdir(parents=True)
-    spec = task.spec or ""
-    if spec.endswith(".py"):
-        shutil.copy(Path(spec).expanduser(), code / Path(spec).name)
-        spec = Path(spec).name
-    text = (Path(__file__).parent / f"{library}_template.py").read_text()
-    text = text.replace('SPEC = "SPEC"', f"SPEC = {spec!r}")
-    text = text.replace("OPTIONS: dict[str, Any] = {}", f"OPTIONS: dict[str, Any] = {exported_options(task)!r}")
+    text = filled_template(library, {"SPEC": copied_spec(task, code), "OPTIONS": exported_options(task)})
     if library == "openenv":
         (code / "server.py").write_text(text)
         return f"start it: python {folder / 'server.py'}; then train on it: --task openenv:http://localhost:8000"
@@ -55,6 +50,25 @@ def export_task(task: Task, library: str, folder: str | Path) -> str:
     project = PYPROJECT.format(**described, description=json.dumps(task.description))
     (folder / "pyproject.toml").write_text(project)
     return f"install it: pip install {folder}; its id in verifiers is {name}"
+
+
+def copied_spec(task: Task, folder: Path) -> str:
+    """Return how exported code in `folder` names the task; a task that is a file is copied there."""
+    spec = task.spec or ""
+    if not spec.endswith(".py"):
+        return spec
+    return Path(shutil.copy(Path(spec).expanduser(), folder)).name
+
+
+def filled_template(name: str, values: Mapping[str, object]) -> str:
+    """Return the code of NAME_template.py with these values for the constants at its top."""
+    lines = (Path(__file__).parent / f"{name}_template.py").read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        start, equals, _ = line.partition(" = ")
+        constant = start.partition(":")[0]
+        if equals and constant in values:
+            lines[number] = f"{start} = {values[constant]!r}"
+    return "\n".join(lines) + "\n"
 
 
 def exported_options(task: Task) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, truth_value
-from .sampling_options import POLICY_NAMES, add_policy_options, task_of_model
+from .sampling_options import POLICY_NAMES, add_policy_options, sampling_of, task_of_model
 
 HOST = "127.0.0.1"
 
@@ -46,7 +46,7 @@ def play(arguments: Sequence[str]) -> int:
     if rest and not known.task:
         refuse_unknown(rest, parser)
     task = task_of_model(parser, known, rest, "play", arguments)
-    sampling = {name: getattr(known, name) for name in POLICY_NAMES}
+    sampling = sampling_of(known, POLICY_NAMES)
     from ..playground.models import Models, initial_model
     from .train import quiet_third_party_logging
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path
 from ..task import Task
+from .arguments import option_names
 from .command_parser import CommandParser, task_of_run, truth_value
 from .help_screens import PROGRAM
 from .task_commands import REWARD_TIMEOUT_HELP
@@ -59,7 +60,7 @@ def task_of_model(
     """The task that is named, with its flags in `rest`, or that of the run `known.model`."""
     from ..report.run_folder import RunFolder
 
-    options = [option for action in parser._actions for option in action.option_strings]
+    options = option_names(parser)
     check_local_path(known.model, "--model" if "--model" in options else "model")
     if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
         raise ValueError(
@@ -77,6 +78,6 @@ def solver_of(known: Namespace, task: Task, **more: Any) -> Solver:
     return Solver.from_pretrained(known.model, task, folder=known.output_dir, **sampling_of(known), **more)
 
 
-def sampling_of(known: Namespace) -> dict[str, Any]:
+def sampling_of(known: Namespace, names: Sequence[str] = NAMES) -> dict[str, Any]:
     """The values of the options of sampling, as arguments of `Solver.from_pretrained`."""
-    return {name: getattr(known, name) for name in NAMES}
+    return {name: getattr(known, name) for name in names}

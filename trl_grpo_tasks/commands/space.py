@@ -17,7 +17,7 @@ from ..registry import TASKS
 from ..report.run_folder import RunFolder
 from ..task import Task
 from ..training.repair import RepairTask
-from .export_task import exported_options
+from .export_task import copied_spec, exported_options, filled_template
 from .final_model import model_files
 
 PACKAGE = Path(__file__).parents[1]
@@ -56,8 +56,7 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--space {folder} is not an empty folder; give another one, or move it away")
     inner = task.inner if isinstance(task, RepairTask) else task
-    spec = inner.spec or ""
-    check_task(spec, exported_options(inner))
+    check_task(inner.spec or "", exported_options(inner))
     settings = RunFolder.read(model).settings.get("training", {}) if Path(model).is_dir() else {}
     chosen = {name: settings[name] for name in SAMPLING_OF_RUN if settings.get(name) is not None}
     chosen |= {name: value for name, value in sampling.items() if value is not None}
@@ -67,12 +66,11 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
         names = {"MODEL": _copied(path, folder, "model", task.policy)}
     if before is not None:
         names["BEFORE"] = _copied(before, folder, "before", task.policy)
-    if spec.endswith(".py"):
-        shutil.copy(Path(spec).expanduser(), folder / Path(spec).name)
-        spec = Path(spec).name
     repair = {name: settings[name] for name in REPAIR_OF_RUN if name in settings}
-    values = {"SPEC": spec, "OPTIONS": exported_options(inner), **names, "SETTINGS": {"training": repair}}
-    (folder / "app.py").write_text(_app(values | {"SAMPLING": chosen}), encoding="utf-8")
+    values = {"SPEC": copied_spec(inner, folder), "OPTIONS": exported_options(inner), **names}
+    values |= {"SETTINGS": {"training": repair}, "SAMPLING": chosen}
+    app = filled_template("space", {name: redacted(value) for name, value in values.items()})
+    (folder / "app.py").write_text(app, encoding="utf-8")
     title = f"{task.name} playground"
     (folder / "README.md").write_text(README.format(title=title, task=task.name, gradio=_gradio_version()))
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in _requirements(inner.name)))
@@ -110,16 +108,6 @@ def _copied(path: str, folder: Path, name: str, policy: str) -> str:
     for file in model_files(source, has_adapter):
         shutil.copy(file, target)
     return name
-
-
-def _app(values: Mapping[str, Any]) -> str:
-    lines = (PACKAGE / "commands" / "space_template.py").read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
-        start, equals, _ = line.partition(" = ")
-        name = start.partition(":")[0]
-        if equals and name in values:
-            lines[number] = f"{start} = {redacted(values[name])!r}"
-    return "\n".join(lines) + "\n"
 
 
 def _requirements(task: str) -> list[str]:
