@@ -1,21 +1,24 @@
 """Learning over several seeds: settings x seeds from shared cold starts, compared on held-out rows in one table.
 
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
-                                  [--settings NAME ...] [--seeds 1 2 3] [--rows choose] [--model FOLDER]
+                                  [--settings NAME ...] [--seeds 1 2 3] [--rows choose|report|all] [--model FOLDER]
 
 A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
 wanted, components of the score that get a column each, and a field of the rows, such as their level, for a table by
 its values (`by`). Each seed has one cold start, from which all settings train with this seed. A setting for which the
 cold start does not fit, for example because it writes text in another form, is listed under `own_start`, with the
 options of its own cold start, training and evaluation. Then the cold start and all models of a seed are evaluated on
-the same held-out rows. Settings are chosen on every second of these rows (--rows
-choose) and reported on the others (--rows report, the default). The same command resumes a grid that was stopped,
-and finished runs are not repeated. A setting of which a run failed or, with --finished, is not there is left out.
---parallel runs that many processes at a time; on one GPU, as many as its memory holds.
+the same held-out rows. Settings are chosen on a random half of these rows (--rows choose) and reported on the others
+(--rows report, the default). If no setting was chosen, all rows may be reported (--rows all).
 
-Each cell is the mean over seeds, with the smallest and the largest in brackets. `gain` is the difference to the
-baseline, with its 95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json
-and learning.md into --output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
+The same command resumes a grid that was stopped, and finished runs are not repeated. A setting of which a run failed
+or, with --finished, is not there is left out. --parallel runs that many processes at a time; on one GPU, as many as
+its memory holds.
+
+Each cell is the mean over seeds, with the smallest and the largest in brackets. Distinct answers are counted per row,
+distinct successes over all rows; both are shares of the samples. `gain` is the difference to the baseline, with its
+95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json and learning.md to
+--output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import re
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,6 +50,11 @@ from trl_grpo_tasks.training.advantages import expected_best
 KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start", "by"}
 OPTIONAL = {"options": {}, "components": [], "own_start": {}, "by": None}
 START = "cold start"
+ROWS = {
+    "choose": "for choosing settings",
+    "report": "not used to choose settings",
+    "all": "no setting was chosen on them",
+}
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
 DONE_FILE = "finished.json"  # of a run: written last
@@ -59,12 +69,12 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--settings", nargs="+", help="only these settings, and the baseline")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of the seeds of the grid")
-    parser.add_argument("--rows", choices=["choose", "report"], default="report")
+    parser.add_argument("--rows", choices=list(ROWS), default="report")
     parser.add_argument("--finished", action="store_true", help="start nothing: the table of what is finished")
     parser.add_argument("--publish", action="store_true", help="write the page of the documentation")
     options = parser.parse_args()
     if options.publish and options.rows == "choose":
-        parser.error("--publish needs --rows report: the other rows were used to choose settings")
+        parser.error("--publish needs --rows report or all: these rows were used to choose settings")
     grid = read_grid(options.grid, options.settings, options.seeds)
     folder = options.output_dir / options.grid.stem
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +84,8 @@ def main() -> None:
     names = [*starts_of(grid), *grid["settings"]]
     if missing & {grid["baseline"], *names}:
         raise SystemExit("the table needs the cold starts and the baseline with all seeds")
-    half = slice(0 if options.rows == "choose" else 1, None, 2)  # rows of a level may follow each other
-    reported = {name: [samples[name, seed][half] for seed in grid["seeds"]] for name in names}
+    places = places_of(grid["rows"], options.rows)
+    reported = {name: [[samples[name, seed][i] for i in places] for seed in grid["seeds"]] for name in names}
     rows = {name: [values_of(one, grid["components"]) for one in seeds] for name, seeds in reported.items()}
     by = {name: [values_by(one, grid["by"]) for one in seeds] for name, seeds in reported.items()}
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
@@ -89,6 +99,12 @@ def main() -> None:
     if options.publish:
         write_atomically(PAGES / f"{options.grid.stem}.md", text)
     print(f"\n{text}")
+
+
+def places_of(rows: int, which: str) -> list[int]:
+    """Return the places of the wanted ones of 2 x `rows` held-out rows. Halves are random: levels may take turns."""
+    chosen = set(random.Random(EVALUATION_SEED).sample(range(2 * rows), rows))
+    return [place for place in range(2 * rows) if which == "all" or (place in chosen) == (which == "choose")]
 
 
 def collect(grid: dict[str, Any], folder: Path, options: Any) -> dict[tuple[str, int], Any]:
@@ -109,10 +125,10 @@ def page(path: Path, grid: dict[str, Any], rows: str, text: str, machine: str) -
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=PAGES.parent)
     return (
         f"# {path.stem.replace('_', ' ')}\n\n{comment}\n\n"
-        f"Recipe `{grid['recipe']}`; seeds {', '.join(map(str, grid['seeds']))}; {grid['rows']} held-out rows "
-        f"({'the reported ones' if rows == 'report' else 'those for choosing settings'}), {grid['samples']} samples "
-        f"each; {machine}; commit {commit.stdout.strip() or 'unknown'}.\n\n"
-        f"```text\npython benchmarks/learning.py benchmarks/grids/{path.name}\n```\n\n"
+        f"Recipe `{grid['recipe']}`; seeds {', '.join(map(str, grid['seeds']))}; "
+        f"{len(places_of(grid['rows'], rows))} held-out rows ({ROWS[rows]}), {grid['samples']} samples each; "
+        f"{machine}; commit {commit.stdout.strip() or 'unknown'}.\n\n"
+        f"```text\npython benchmarks/learning.py benchmarks/grids/{path.name} --rows {rows}\n```\n\n"
         "Each cell is the mean over seeds, with the smallest and the largest in brackets; *gain* is the 95% interval "
         f"of the difference to `{grid['baseline']}`.\n\n{text}\n"
     )
@@ -247,6 +263,8 @@ def values_of(rows: Sequence[Sequence[Sample]], components: Sequence[str] = ()) 
     reward = [[float(s.score["total"]) if s.score else 0.0 for s in row] for row in rows]
     half, whole = max(len(rows[0]) // 2, 1), len(rows[0])
     forms = [{s.form or s.completion for s in row if s.score and s.score["valid"]} for row in rows]
+    solved = [[s.form or s.completion for s in row if s.score and s.score["success"]] for row in rows]
+    found = Counter(itertools.chain.from_iterable(solved))
     return {
         "success": [statistics.fmean(row) for row in success],
         f"pass@{half}": [expected_best(torch.tensor(row), half).item() for row in success],
@@ -254,6 +272,8 @@ def values_of(rows: Sequence[Sequence[Sample]], components: Sequence[str] = ()) 
         "reward": [statistics.fmean(row) for row in reward],
         f"best of {whole}": [max(row) for row in reward],
         "distinct answers": [len(forms_of_row) / whole for forms_of_row in forms],
+        # Each success counts 1 / (successes of all rows with the same answer), so that the sum is their number.
+        "distinct successes": [sum(1 / found[form] for form in row) / whole for row in solved],
     } | {
         name: [statistics.fmean(s.score["components"][name] if s.score else 0.0 for s in row) for row in rows]
         for name in components
@@ -296,14 +316,14 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 def gain(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The 95% interval of the mean difference, from a bootstrap over seeds and, within a seed, over rows."""
     differences = [np.subtract(a, b) for a, b in zip(ours, theirs, strict=True)]
-    random, seeds = np.random.default_rng(0), len(differences)
+    generator, seeds = np.random.default_rng(0), len(differences)
 
     def resampled(values: np.ndarray) -> np.ndarray:
         rows = len(values)
-        return random.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES) @ values / rows
+        return generator.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES) @ values / rows
 
     drawn = [
-        np.choose(random.integers(seeds, size=RESAMPLES), list(map(resampled, differences))) for _ in range(seeds)
+        np.choose(generator.integers(seeds, size=RESAMPLES), list(map(resampled, differences))) for _ in range(seeds)
     ]
     means = np.mean(drawn, axis=0)
     low, high = np.quantile(means, (0.025, 0.975))

@@ -41,7 +41,17 @@ def test_values_of_rows():
         "reward": [0.75, 1.0],
         "best of 4": [2, 3],
         "distinct answers": [0.5, 0.5],
+        "distinct successes": [0.25, 0.25],
     }
+    again = [sample(True, 1.0, "a")] * 4
+    assert sum(learning.values_of([*rows, again])["distinct successes"]) * 4 == pytest.approx(2), "a and c"
+
+
+def test_the_rows_for_choosing_and_for_reporting():
+    choose, report = learning.places_of(60, "choose"), learning.places_of(60, "report")
+    assert sorted(choose + report) == learning.places_of(60, "all") == list(range(120))
+    for levels in (2, 3, 4):  # which take turns: both halves have rows of each
+        assert {i % levels for i in choose} == {i % levels for i in report} == set(range(levels))
 
 
 def test_tables_by_a_field_of_the_rows():
