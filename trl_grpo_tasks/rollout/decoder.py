@@ -42,6 +42,7 @@ class Decoder:
         self._model = without_adapter(model)
         self._backbone = text_backbone(self._model)
         self._head_in_fp32 = head_in_fp32
+        self.parameters = self._model.num_parameters()
         self.device = self._model.get_output_embeddings().weight.device
         self._autocast_dtype = self._current_autocast()
         if kernels is None:
