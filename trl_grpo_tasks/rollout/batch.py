@@ -85,7 +85,9 @@ class Batch:
                 self._append_forced(i, forced)
         return rows
 
-    def append(self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]) -> Callable[[], None]:
+    def append(
+        self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]
+    ) -> Callable[[], None]:
         """Append one sampled token to each row.
 
         Returns a function that appends what a constraint forces after them, which workers compute in the meantime.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ class Decoder:
         packed[1] = -1
         step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         index = np.repeat(begins, counts) + step
-        packed[0, index] = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in new_tokens])
+        packed[0, index] = np.fromiter(chain.from_iterable(new_tokens), np.int64, len(index))
         packed[1, index] = np.repeat(self._cache.slots(rows), counts)
         packed[2, index] = np.repeat(starts, counts) + step
         return packed

@@ -83,7 +83,7 @@ def rollout(
     else:
         masks = None if table is None else DeviceMasks(table, decoder.device)
         sampler = TokenSampler(decoder.uses_kernels, temperature == 0, filters, table)
-        count = _group_count(decoder, states, limit)
+        count = group_count(decoder, states, limit)
         ends = [limit * k // count for k in range(count + 1)]
         groups = [SteppedGroup(batch, end - begin, sampler, masks) for begin, end in pairwise(ends)]
     with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
@@ -98,7 +98,7 @@ def rollout(
     return batch.result
 
 
-def _group_count(decoder: Decoder, states: SharedStates | WorkerStates | None, rows: int) -> int:
+def group_count(decoder: Decoder, states: SharedStates | WorkerStates | None, rows: int) -> int:
     """Return the number of groups that take turns: one, two, or three."""
     if states is None or not decoder.is_asynchronous or rows < SPLIT_ROWS:
         return 1
