@@ -237,7 +237,7 @@ class WorkerStates:
         return request.results
 
     def _register_oldest(self) -> None:
-        """Wait for the replies to the oldest request. The order matters: replies number new masks and forced tokens."""
+        """Wait for the replies to the oldest request: they number masks and forced tokens for those to later ones."""
         number, slots_B, places, results = self._outstanding.popleft()
         for (worker, at), reply in zip(places.items(), self._workers.receive(number, places), strict=True):
             forced_numbers, mask_numbers, new_forced, new_masks = reply
