@@ -9,7 +9,8 @@ passes of a rollout, the wall-clock time per pass and the time that the CPU spen
 GPU. The time during which kernels ran comes from torch.profiler: the difference of two rollouts of different lengths,
 per additional pass. Wall-clock time without it is the idle time of the GPU. `step idle ms` is the idle time until all
 rows have taken a step: large batches are split into two or three groups, with a pass each. --groups compares numbers
-of groups; without it, the rollout chooses. On a CPU there is no idle time. Writes benchmarks/results/idle.json.
+of groups; without it, the rollout chooses. More groups have smaller passes, so that the GPU is busy for longer per
+step: compare `step ms`. On a CPU there is no idle time. Writes benchmarks/results/idle.json.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ COLUMNS = {
     "ms per pass": "pass_ms",
     "GPU busy ms": "busy_ms",
     "GPU idle ms": "idle_ms",
+    "step ms": "step_ms",
     "step idle ms": "step_idle_ms",
     "CPU masks ms": "masks_ms",
     "passes": "passes",
@@ -114,7 +116,8 @@ def measure(report: Report, options: Any, rows: int, groups: int | None, folder:
         values["masks_ms"].append(sum(passes.seconds[half:-1]) / (len(passes.starts) - 1 - half) * 1e3)
         values["passes"].append(done.forward_passes)
         left = sum(len(ids) == long for ids in done.completion_ids)
-        report({**values, "rows_left": left, "groups": counts[-1], **memory()})
+        step_ms = [counts[-1] * ms for ms in values["pass_ms"]]
+        report({**values, "step_ms": step_ms, "rows_left": left, "groups": counts[-1], **memory()})
     if kind == "cuda":
         (more, last), (fewer, first) = (busy_seconds(run, tokens) for tokens in (long, short))
         busy = (more - fewer) / (last - first) * 1e3

@@ -35,9 +35,10 @@ from .sampling import TokenSampler
 
 NO_FILTERS = SamplingFilters()
 SPLIT_ROWS = 256  # constrained batches of at least this many rows are split into two groups
-# Three groups if the CPU needs longer for a pass than the GPU and waits for workers: for batches of at least this many
-# rows and models of fewer parameters. A larger model keeps the GPU busy with two groups, whose passes are larger. For
-# 512 rows, an H200 needs 4.5 ms with 135M parameters, and the CPU 7.7 ms, which grow with the rows.
+# Three groups where two leave the GPU idle because the CPU, which waits for workers, needs longer per pass: with at
+# least this many rows, and fewer than this many parameters. (For 512 rows of a 135M model, an H200 needs 4.5 ms and
+# the CPU 7.7 ms.) Elsewhere, a third group would only add passes, each of which reads all weights. The bounds are
+# estimates.
 PIPELINED_ROWS = 768
 PIPELINED_PARAMETERS = 10**9
 
