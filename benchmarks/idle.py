@@ -1,6 +1,6 @@
 """Idle time of the GPU during rollouts under the brick task's constraint.
 
-    python benchmarks/idle.py [--rows 1024] [--model FOLDER_OR_GGUF] [--new_tokens 32 96]
+    python benchmarks/idle.py [--rows 1024] [--model FOLDER_OR_GGUF] [--new_tokens 32 96] [--groups 2 3]
 
 The prompts are captions of the task, 8 completions each. Without --model, the model has the shape of SmolLM2-135M with
 random weights and a BPE vocabulary of the same size, trained on synthetic words. Completions may not end while they
@@ -8,8 +8,9 @@ can go on, so that all rows are active (`rows left` counts them at the end). The
 passes of a rollout, the wall-clock time per pass and the time that the CPU spent on masks, which may overlap with the
 GPU. The time during which kernels ran comes from torch.profiler: the difference of two rollouts of different lengths,
 per additional pass. Wall-clock time without it is the idle time of the GPU. `step idle ms` is the idle time until all
-rows have taken a step: large batches are split into two groups, with a pass each. On a CPU there is no idle time.
-Writes benchmarks/results/idle.json.
+rows have taken a step: large batches are split into two or three groups, with a pass each. --groups compares numbers
+of groups; without it, the rollout chooses. More groups have smaller passes, so that the GPU is busy for longer per
+step: compare `step ms`. On a CPU there is no idle time. Writes benchmarks/results/idle.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,16 +37,17 @@ from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.workers import _WORKERS, WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer, prepare_model
 from trl_grpo_tasks.models.tiny import PLAIN_CHAT_TEMPLATE
-from trl_grpo_tasks.rollout import Decoder, rollout
-from trl_grpo_tasks.rollout.engine import SPLIT_ROWS
+from trl_grpo_tasks.rollout import Decoder, engine, rollout
 from trl_grpo_tasks.tasks.brick import BrickTask
 
 GROUP = 8
 COLUMNS = {
     "rows": "rows",
+    "groups": "groups",
     "ms per pass": "pass_ms",
     "GPU busy ms": "busy_ms",
     "GPU idle ms": "idle_ms",
+    "step ms": "step_ms",
     "step idle ms": "step_idle_ms",
     "CPU masks ms": "masks_ms",
     "passes": "passes",
@@ -62,13 +65,15 @@ def main() -> None:
     parser.add_argument("--model", help="model folder or .gguf file, instead of a shape")
     parser.add_argument("--new_tokens", nargs=2, type=int, default=[32, 96], help="lengths of the two rollouts")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--groups", nargs="+", type=int, default=[None], help="numbers of groups to compare")
     options = parser.parse_args()
+    cells = [{"rows": rows, "groups": groups} for rows in options.rows for groups in options.groups]
     with tempfile.TemporaryDirectory() as folder:
-        run_table("idle", [{"rows": rows} for rows in options.rows], options, COLUMNS, folder=folder)
+        run_table("idle", cells, options, COLUMNS, folder=folder)
 
 
-def measure(report: Report, options: Any, rows: int, folder: str) -> None:
-    """Measure one row."""
+def measure(report: Report, options: Any, rows: int, groups: int | None, folder: str) -> None:
+    """Measure one row of the table; `groups` None leaves the number of groups to the rollout."""
     task = BrickTask()
     model, tokenizer = model_and_tokenizer(options, task, folder)
     examples = [row for row in task.dataset("train", rows // GROUP, 0) for _ in range(GROUP)]
@@ -78,11 +83,17 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
     constraint = Endless(task.constraint(tokenizer), tokenizer.eos_token_id)
     decoder = Decoder(model)
     kind = model.device.type
+    rule, counts = engine.group_count, [0]
+
+    def counted(*args: Any) -> int:
+        counts.append(groups or rule(*args))
+        return counts[-1]
 
     def run(new_tokens: int, seed: int) -> tuple[Passes, Any]:
         torch.manual_seed(seed)
         table = MaskTable(model.get_output_embeddings().weight.shape[0])
-        with timed_masks() as passes, torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        autocast = torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+        with timed_masks() as passes, patch.object(engine, "group_count", counted), autocast:
             done = rollout(
                 model, prompts, max_new_tokens=new_tokens, eos_token_ids=[tokenizer.eos_token_id], table=table,
                 constraint=constraint, rows=examples, decoder=decoder,
@@ -105,12 +116,13 @@ def measure(report: Report, options: Any, rows: int, folder: str) -> None:
         values["masks_ms"].append(sum(passes.seconds[half:-1]) / (len(passes.starts) - 1 - half) * 1e3)
         values["passes"].append(done.forward_passes)
         left = sum(len(ids) == long for ids in done.completion_ids)
-        report({**values, "rows_left": left, **memory()})
+        step_ms = [counts[-1] * ms for ms in values["pass_ms"]]
+        report({**values, "step_ms": step_ms, "rows_left": left, "groups": counts[-1], **memory()})
     if kind == "cuda":
         (more, last), (fewer, first) = (busy_seconds(run, tokens) for tokens in (long, short))
         busy = (more - fewer) / (last - first) * 1e3
-        idle, groups = [max(ms - busy, 0.0) for ms in values["pass_ms"]], 2 if rows >= SPLIT_ROWS else 1
-        report({"busy_ms": busy, "idle_ms": idle, "step_idle_ms": [groups * ms for ms in idle]})
+        idle = [max(ms - busy, 0.0) for ms in values["pass_ms"]]
+        report({"busy_ms": busy, "idle_ms": idle, "step_idle_ms": [counts[-1] * ms for ms in idle]})
 
 
 @dataclass
@@ -179,7 +191,10 @@ def model_and_tokenizer(options: Any, task: Any, folder: str) -> tuple[Any, Any]
 
 @contextmanager
 def timed_masks() -> Iterator[Passes]:
-    """Record when masks are computed, and for how long; accepting tokens counts for the pass before it."""
+    """Record when masks are computed, and for how long; accepting tokens counts for the pass before it.
+
+    With workers, this is the time that this process spends on sending, waiting and receiving.
+    """
     passes = Passes()
 
     def timed(function: Any, begins_pass: bool) -> Any:
@@ -190,14 +205,15 @@ def timed_masks() -> Iterator[Passes]:
                 passes.starts.append(start)
                 passes.seconds.append(0.0)
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                return result if begins_pass or not callable(result) else timed(result, False)
             finally:
                 if passes.seconds:
                     passes.seconds[-1] += time.perf_counter() - start
 
         return call
 
-    places = [(DeviceMasks, "fill"), (SharedStates, "accept"), (WorkerStates, "accept")]
+    places = [(DeviceMasks, "fill"), (SharedStates, "accept_async"), (WorkerStates, "accept_async")]
     originals = [(place, name, getattr(place, name)) for place, name in places]
     try:
         for place, name, function in originals:

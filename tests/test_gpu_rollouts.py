@@ -184,8 +184,9 @@ def test_samples_follow_the_exact_distribution(kind):
     assert len(likely) >= 5 and chi2 < len(likely) + 5 * (2 * len(likely)) ** 0.5
 
 
-def test_two_groups_of_constrained_rows(monkeypatch):
-    monkeypatch.setattr(engine, "SPLIT_ROWS", 4)
+@pytest.mark.parametrize("count", [2, 3])
+def test_groups_of_constrained_rows(count, monkeypatch):
+    monkeypatch.setattr(engine, "group_count", lambda *_: count)
     check_rollouts(make_model("llama"), NEAR[torch.float32], FORCED, batch_size=6)
 
 

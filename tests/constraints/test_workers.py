@@ -75,6 +75,61 @@ def test_workers_agree_with_independent_states(kind):
                 append(1, states.start([1], [rows[1]])[0])
 
 
+class WideState:
+    """A state whose masks, all different, are longer than the buffer of a connection; no token is forced."""
+
+    finished = False
+
+    def __init__(self, text):
+        self._seed = len(text)
+
+    def mask(self):
+        return np.random.default_rng(self._seed).integers(1, 2**31, WIDE // 32, dtype=np.int32)
+
+    def accept(self, token):
+        self._seed = self._seed * 31 + token
+
+    def fork(self):
+        other = WideState("")
+        other._seed = self._seed
+        return other
+
+
+WIDE = 2**22  # tokens; 512 KiB per mask
+
+
+class WideConstraint:
+    vocab_size = WIDE
+
+    def start(self, row):
+        return WideState(row["text"])
+
+
+def test_two_groups_of_slots_with_the_same_workers():
+    """Several requests may be outstanding, in any order of waiting; long ones do not block."""
+    constraint, table = WideConstraint(), MaskTable(WIDE)
+    workers = started(constraint)
+    states, expected = WorkerStates(workers, table), SharedStates(constraint, table)
+    rows = [{"text": "x" * (10**6 + i)} for i in range(6)]
+    groups, started_later = ([0, 1], [2, 3]), [4, 5]
+    for group in groups:
+        for each in (states, expected):
+            each.start(group, [rows[slot] for slot in group])
+    assert {*states._worker_of[[0, 1]]} == {*states._worker_of[[2, 3]]} == {0, 1}
+    for turn in range(4):
+        waits = [states.accept_async(group, [turn + slot for slot in group]) for group in groups]
+        if turn == 1:
+            states.start(started_later, rows[4:])
+            expected.start(started_later, rows[4:])
+        if turn == 2:
+            states.restart(4, [1, 2, 3])
+            expected.restart(4, [1, 2, 3])
+        for group, wait in list(zip(groups, waits, strict=True))[:: 1 if turn % 2 else -1]:
+            assert wait() == expected.accept(group, [turn + slot for slot in group])
+            assert states.numbers(group) == expected.numbers(group)
+    assert len(set(states.numbers(range(6)))) == 6 and states.numbers(range(6)) == expected.numbers(range(6))
+
+
 def test_errors_deaths_and_the_end_of_workers():
     workers = started(CONSTRAINTS["tree"])
     states = WorkerStates(workers, MaskTable(WIDE_MODEL))
@@ -83,7 +138,9 @@ def test_errors_deaths_and_the_end_of_workers():
     one, minus = TOKENIZER.convert_tokens_to_ids(["1", "-"])
     with pytest.raises(ValueError, match="not allowed"):
         states.accept([0, 1], [one, minus])
-    workers.send({0: ("start", [0], rows[:1])})  # an interrupted call, whose reply is never read
+    workers.send({0: ("start", [0], rows[:1])})  # interrupted calls, whose replies are never read
+    states.accept_async([0, 1], [minus, minus])
+    states.accept_async([0, 1], [minus, minus])
     states = WorkerStates(workers, MaskTable(WIDE_MODEL))  # the next rollout
     states.start([0, 1], rows)
     assert len(states.accept([0, 1], [one, one])) == 2

@@ -15,7 +15,7 @@ from tests.support.rollouts import EOS, MODELS, PAGED, PROMPTS, TOKENIZER, Paged
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.rollout import Decoder, rollout, unsupported_reason
+from trl_grpo_tasks.rollout import Decoder, engine, rollout, unsupported_reason
 
 
 @pytest.mark.parametrize("decoders", [{}, PAGED], ids=["plain", "paged"])
@@ -104,13 +104,15 @@ def test_any_batch_under_any_constraint(kind, patterns, length, temperature, see
         assert all(logps[t] == 0 for t in forced)
 
 
-def test_samples_follow_the_exact_distribution():
+@pytest.mark.parametrize("groups", [1, 3])
+def test_samples_follow_the_exact_distribution(groups, monkeypatch):
     """Chi-squared test over all completions of a constraint with six texts."""
+    monkeypatch.setattr(engine, "group_count", lambda *_: groups)
     model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
     torch.manual_seed(1)
     out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
-                  rows=[{}] * 3000, table=table)  # fmt: skip
+                  rows=[{}] * 3000, table=table, decoder=PAGED["qwen2"] if groups > 1 else None)  # fmt: skip
     counts: dict[tuple, int] = {}
     exact: dict[tuple, float] = {}
     for ids, masks in zip(out.completion_ids, out.masks, strict=True):

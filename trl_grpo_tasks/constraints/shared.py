@@ -9,7 +9,7 @@ is alone costs no more than without sharing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -118,6 +118,13 @@ class SharedStates:
                 nodes[slot] = after
                 accepted.append(forced)
         return accepted
+
+    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
+        """Accept tokens, possibly in other processes, and return a function that waits for the result of `accept`.
+
+        Until it is called, `numbers` of these slots are undefined. Several calls may be outstanding.
+        """
+        return lambda: self.accept(slots, tokens)
 
     def numbers(self, slots: Sequence[int]) -> list[int]:
         """Return the table number of each slot's next mask, or FREE for slots without a constrained row."""

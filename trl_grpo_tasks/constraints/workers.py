@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_128_digest
@@ -102,7 +103,7 @@ class StateWorkers:
         """Whether all workers have loaded the constraint."""
         while self._starting and self.connections[self._starting - 1].poll():
             try:
-                self.receive([self._starting - 1])
+                self.receive(0, [self._starting - 1])
                 self._starting -= 1
             except Exception as error:  # noqa: BLE001 - unpickling runs user code
                 _log.info("constraint states stay in this process: %s: %s", type(error).__name__, error)
@@ -110,21 +111,25 @@ class StateWorkers:
                 self._starting = 0
         return not self._starting and bool(self.connections)
 
-    def send(self, requests: Mapping[int, Any]) -> None:
-        """Send a request to each of these workers."""
+    def send(self, requests: Mapping[int, Any]) -> int:
+        """Send a request to each of these workers, and return its number. Workers reply in the order of requests."""
         self._request += 1
         for worker, request in requests.items():
             try:
                 self.connections[worker].send((self._request, request))
             except OSError as error:
                 raise self._death(worker) from error
+        return self._request
 
-    def receive(self, workers: Iterable[int]) -> list[Any]:
-        """Return the replies of these workers to the last request. Exceptions are raised after all have replied."""
+    def receive(self, request: int, workers: Iterable[int]) -> list[Any]:
+        """Return the replies of these workers to the request of this number; those to earlier ones are dropped.
+
+        Exceptions are raised after all have replied.
+        """
         replies: list[Any] = []
         for worker in workers:
             number = -1
-            while number != self._request:  # an interrupted call leaves replies behind
+            while number != request:  # an interrupted rollout leaves replies behind
                 try:
                     number, reply = self.connections[worker].recv()
                 except (EOFError, OSError) as error:
@@ -144,6 +149,15 @@ class StateWorkers:
         )
 
 
+class _Request(NamedTuple):
+    """A request to workers whose replies have not been read."""
+
+    number: int
+    slots_B: np.ndarray
+    places: dict[int, np.ndarray]  # which of the slots each worker holds
+    results: list[Forced]  # by slot; written when the replies are read
+
+
 class WorkerStates:
     """The states of the rows of a rollout, by slot, held by workers; see SharedStates for the methods.
 
@@ -158,8 +172,8 @@ class WorkerStates:
         # What the numbers in replies stand for, by worker: mask numbers of the table, and forced tokens.
         self._table_numbers = [np.array([FREE]) for _ in range(count)]
         self._forced = [[NOTHING] for _ in range(count)]
-        workers.send(dict.fromkeys(range(count), ("reset", (), ())))
-        workers.receive(range(count))
+        self._outstanding: deque[_Request] = deque()
+        workers.receive(workers.send(dict.fromkeys(range(count), ("reset", (), ()))), range(count))
 
     def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Forced]:
         missing = max(slots, default=0) + 1 - len(self._worker_of)
@@ -177,7 +191,11 @@ class WorkerStates:
         return self._call("start", slots, rows)
 
     def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
-        return self._call("accept", slots, tokens)
+        return self.accept_async(slots, tokens)()
+
+    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
+        request = self._send("accept", slots, tokens)
+        return lambda: self._results(request)
 
     def restart(self, slot: int, tokens: Sequence[int]) -> Forced:
         return self._call("restart", [slot], [tuple(tokens)])[0]
@@ -192,6 +210,13 @@ class WorkerStates:
 
     def _call(self, method: str, slots: Sequence[int], arguments: Sequence[Any]) -> list[Forced]:
         """Call a method of the states of many slots, each with one argument, and return the forced tokens by slot."""
+        # A worker does not read while its reply waits to be read. These requests may be too long for the buffer of
+        # the connection, so that both sides would wait; those of `accept` are short.
+        while self._outstanding:
+            self._register_oldest()
+        return self._results(self._send(method, slots, arguments))
+
+    def _send(self, method: str, slots: Sequence[int], arguments: Sequence[Any]) -> _Request:
         slots_B = np.array(slots, dtype=np.int64)
         workers_B = self._worker_of[slots_B]
         places = {
@@ -201,9 +226,20 @@ class WorkerStates:
             worker: (method, slots_B[at].tolist(), [arguments[i] for i in at.tolist()])
             for worker, at in places.items()
         }
-        self._workers.send(requests)
-        results = [NOTHING] * len(slots)
-        for (worker, at), reply in zip(places.items(), self._workers.receive(places), strict=True):
+        request = _Request(self._workers.send(requests), slots_B, places, [NOTHING] * len(slots))
+        self._outstanding.append(request)
+        return request
+
+    def _results(self, request: _Request) -> list[Forced]:
+        """Wait for the replies to a request, and return the forced tokens by slot."""
+        while self._outstanding and self._outstanding[0].number <= request.number:
+            self._register_oldest()
+        return request.results
+
+    def _register_oldest(self) -> None:
+        """Wait for the replies to the oldest request: they number masks and forced tokens for those to later ones."""
+        number, slots_B, places, results = self._outstanding.popleft()
+        for (worker, at), reply in zip(places.items(), self._workers.receive(number, places), strict=True):
             forced_numbers, mask_numbers, new_forced, new_masks = reply
             if new_masks:
                 added = [self._table.number_of(words) for words in new_masks]
@@ -213,7 +249,6 @@ class WorkerStates:
             forced += [Forced(tokens, tuple([single(token) for token in tokens])) for tokens in new_forced]
             for place, number in zip(at.tolist(), forced_numbers, strict=True):
                 results[place] = forced[number]
-        return results
 
 
 class _Numbering:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,21 +85,31 @@ class Batch:
                 self._append_forced(i, forced)
         return rows
 
-    def append(self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]) -> None:
-        """Append one sampled token to each row, and then what a constraint forces."""
+    def append(
+        self, rows: Sequence[int], tokens: Sequence[int], logps: Sequence[float], masks: Sequence[int]
+    ) -> Callable[[], None]:
+        """Append one sampled token to each row.
+
+        Returns a function that appends what a constraint forces after them, which workers compute in the meantime.
+        """
         result = self.result
         for i, token, logp, mask in zip(rows, tokens, logps, masks, strict=True):
             result.completion_ids[i].append(token)
             result.logps[i].append(logp)
             result.masks[i].append(mask)
             self.pending[i].append(token)
-        if self.states is not None:
-            # An end token too: the constraint may continue after it, with feedback and another turn.
-            open_rows = [i for i in rows if not self._is_full(i)]
-            forced = self.states.accept(open_rows, [result.completion_ids[i][-1] for i in open_rows])
-            for i, run in zip(open_rows, forced, strict=True):
+        if self.states is None:
+            return lambda: None
+        # An end token too: the constraint may continue after it, with feedback and another turn.
+        open_rows = [i for i in rows if not self._is_full(i)]
+        accepted = self.states.accept_async(open_rows, [result.completion_ids[i][-1] for i in open_rows])
+
+        def append_forced() -> None:
+            for i, run in zip(open_rows, accepted(), strict=True):
                 if run.tokens:
                     self._append_forced(i, run)
+
+        return append_forced
 
     def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
         """Append several sampled tokens to each row, up to its end."""

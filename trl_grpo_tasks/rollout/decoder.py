@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Decoder:
         self._model = without_adapter(model)
         self._backbone = text_backbone(self._model)
         self._head_in_fp32 = head_in_fp32
+        self.parameters = self._model.num_parameters()
         self.device = self._model.get_output_embeddings().weight.device
         self._autocast_dtype = self._current_autocast()
         if kernels is None:
@@ -230,7 +232,7 @@ class Decoder:
         packed[1] = -1
         step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         index = np.repeat(begins, counts) + step
-        packed[0, index] = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in new_tokens])
+        packed[0, index] = np.fromiter(chain.from_iterable(new_tokens), np.int64, len(index))
         packed[1, index] = np.repeat(self._cache.slots(rows), counts)
         packed[2, index] = np.repeat(starts, counts) + step
         return packed

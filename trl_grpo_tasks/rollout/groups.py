@@ -23,6 +23,9 @@ class Group:
         self._batch, self._limit = batch, limit
         self.active: list[int] = []
 
+    def read(self) -> None:
+        """Do what can be done ahead of `advance`."""
+
     def _start_waiting(self) -> list[int]:
         """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
         waiting, free = self._batch.waiting, self._limit - len(self.active)
@@ -75,31 +78,37 @@ class FreeGroup(Group):
 
 
 class SteppedGroup(Group):
-    """Rows of which one token is sampled per round: read sampled tokens, feed them, sample again."""
+    """Rows of which one token is sampled per round: read sampled tokens, feed them, sample again.
+
+    `read` may be called ahead of `advance`, so that workers compute constraint states between the two.
+    """
 
     def __init__(self, batch: Batch, limit: int, sampler: TokenSampler, masks: DeviceMasks | None):
         super().__init__(batch, limit)
         self._sampler, self._masks = sampler, masks
         self._sampled: Sampled | None = None
+        self._append_forced: Callable[[], None] | None = None  # completes what `read` has begun
         self._logits: list[tuple[list[int], torch.Tensor]] = []  # rows, and the logits of their next tokens
 
-    def advance(self) -> None:
+    def read(self) -> None:
+        """Wait for sampled tokens, append them to their rows, and send them to the constraint's workers."""
         if self._sampled is not None:
-            self._read()
+            self._append_forced = self._batch.append(self.active, *self._sampled.read())
+            self._sampled = None
+
+    def advance(self) -> None:
+        self.read()
+        if self._append_forced is not None:
+            self._append_forced()
+            self._append_forced = None
+            if self._batch.feeds_before_reading:
+                for i in self.active:
+                    self._batch.pending[i].clear()
+            self._remove_finished(self.active)
         self._remove_finished(self._start_waiting())
         self._feed([i for i in self.active if self._batch.pending[i]])
         if self.active:
             self._sample()
-
-    def _read(self) -> None:
-        """Append the sampled tokens to their rows, and remove finished rows."""
-        assert self._sampled is not None
-        self._batch.append(self.active, *self._sampled.read())
-        self._sampled = None
-        if self._batch.feeds_before_reading:
-            for i in self.active:
-                self._batch.pending[i].clear()
-        self._remove_finished(self.active)
 
     def _feed(self, rows: list[int], tokens_B: torch.Tensor | None = None) -> None:
         """Run the model over the pending tokens of these rows."""
