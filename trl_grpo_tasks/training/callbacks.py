@@ -242,9 +242,9 @@ class Hints(TrainerCallback):
             name = list(found)[1]
             self._say(
                 f"hint: success has risen from {success:.3f} to {success_now:.3f} while {name} has fallen from "
-                f"{best:.3f} to {best_now:.3f}, so completions of a prompt become alike: use advantage_estimator "
-                f"maxrl, entropy_target {entropy:.2g} (the entropy before), or a lower learning_rate; best_by {name} "
-                "keeps the best model"
+                f"{best:.3f} to {best_now:.3f}, so completions of a prompt become alike: use own_successes, "
+                f"advantage_estimator maxrl, entropy_target {entropy:.2g} (the entropy before), or a lower "
+                f"learning_rate; best_by {name} keeps the best model"
             )
 
     def _watch(self, name: str, is_bad: bool, message: str) -> None:

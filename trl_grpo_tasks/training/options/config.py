@@ -236,7 +236,7 @@ class TaskGRPOConfig(GRPOConfig):
         0.25, "Stored samples that each batch imitates, relative to per_device_train_batch_size; at least one."
     )
     own_successes_weight: float = option(
-        0.1, "Weight of the imitation in the loss: of the negative log-likelihood per token of the stored samples."
+        1.0, "Weight of the imitation in the loss: of the negative log-likelihood per token of the stored samples."
     )
     relabel: bool = option(
         False, "Also store failed completions as successes of another row that they solve, where the task finds one."
