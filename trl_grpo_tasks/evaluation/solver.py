@@ -29,7 +29,7 @@ from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
-from ..training.repair import RepairTask, refuse_editor, with_repair_of
+from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
 from .samples import Sample
@@ -255,7 +255,8 @@ class Solver:
         rows = [row] * size
         # Different rows get different random numbers, whatever was asked before.
         seed = f"{self.seed}-{json.dumps(row, sort_keys=True)}"
-        with torch.random.fork_rng(self._devices), torch.no_grad():
+        turns_scored = scoring_turns_with(self._executor, self._ready.constraint)
+        with torch.random.fork_rng(self._devices), torch.no_grad(), turns_scored:
             completions, counts = sample_batch(
                 self.sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
             )
