@@ -29,6 +29,7 @@ from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
+from ..training.options.ranges import check_ranges
 from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
@@ -100,16 +101,9 @@ class Solver:
             folder: Where `tiny` and .gguf files are converted to a model.
         """
         name = str(model_or_run)
-        for option, value in (
-            ("max_completion_length", max_completion_length),
-            ("rollout_batch_size", rollout_batch_size),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"--{option} {value} must be at least 1")
-        if temperature is not None and temperature < 0:
-            raise ValueError(f"--temperature {temperature} must be at least 0")
-        if not reward_timeout > 0:
-            raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
+        numbers = {"temperature": temperature, "max_completion_length": max_completion_length}
+        numbers |= {"rollout_batch_size": rollout_batch_size, "reward_timeout": reward_timeout}
+        check_ranges(numbers, as_flags=True)
         settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
         trained = settings.get("training", {})
         if task is None:
