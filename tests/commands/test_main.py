@@ -218,7 +218,7 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     [
         (["--output_dir", "my_task.py"], "--output_dir my_task.py: "),
         (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
-        (["--reward_timeout", "0"], "--reward_timeout 0 must be more than 0"),
+        (["--reward_timeout", "0"], "--reward_timeout 0.0 must be above 0"),
         (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
         (["--rollout_batch_size", "0"], "--rollout_batch_size 0 must be at least 1"),
     ],
