@@ -1,11 +1,14 @@
-"""The parts of a command line: the task as first word, short names of options, recipes by name, tools of a task."""
+"""The parts of a command line: the task as first word, short names, recipes by name, tools of a task, numbers."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse, read_command_line
@@ -283,3 +286,36 @@ def test_the_settings_of_a_run_say_constrain_and_editor(my_task):
     settings = json.loads(Path("outputs/my_task/settings.json").read_text())
     assert settings["training"]["constrain"] is True and settings["run"]["editor"] is None
     assert settings["run"]["task"] == "my_task.py" and settings["training"]["max_steps"] == 1
+
+
+# ---- numbers
+
+SOLVE = ["solve", "tiny", "--task", "brick", "--text", "a table"]
+GENERATE = ["generate", "brick", "--model", "tiny", "--text", "a table"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*SOLVE, "--samples", "0"], "--samples 0 must be at least 1"),
+        ([*SOLVE, "--temperature", "-1"], "--temperature -1.0 must be at least 0"),
+        ([*GENERATE, "--top_p", "2"], "top_p=2.0 must be above 0 and at most 1"),
+        ([*GENERATE, "--num_samples", "0"], "--num_samples 0 must be at least 1"),
+        (["play", "tiny", "--task", "brick", "--max_completion_length", "0"], "--max_completion_length 0 must be at"),
+        (["train", "brick", "--temperature", "-1"], "--temperature -1 must be at least 0"),
+        (["train", "brick", "--lr=-1e-3"], "--learning_rate -0.001 must be at least 0"),
+        (["train", "--config", "brick/tiny_cpu", "--batch-size", "0"], "--per_device_train_batch_size 0 must be at"),
+        (["train", "--config", "wrong.yaml"], "--curriculum_advance 1.5 must be at most 1"),
+        (["eval", "brick", "--models", "tiny", "--num-samples=0"], "--num_samples 0 must be at least 1"),
+    ],
+)
+def test_wrong_numbers_are_found_before_slow_imports(words, message, tmp_path):
+    (tmp_path / "wrong.yaml").write_text("task: brick\ncurriculum_advance: 1.5\n")
+    code = (
+        "from trl_grpo_tasks.commands.main import main; import sys; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert message in done.stderr and done.stdout == "False\n", done.stderr

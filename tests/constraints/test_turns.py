@@ -17,7 +17,7 @@ from tests.constraints.test_workers import started
 from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
 from tests.support.toy_repair import AdvisingToy, conversations
-from trl_grpo_tasks.constraints import replay
+from trl_grpo_tasks.constraints import replay, unpack
 from trl_grpo_tasks.constraints.replayed import ReplayedStates, replay_all
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
@@ -192,12 +192,76 @@ def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(mod
 
 
 @pytest.mark.parametrize("held_by", ["this process", "workers"])
+@pytest.mark.parametrize("is_free", [False, True])
+def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, held_by, is_free, monkeypatch):
+    """Completions and masks are those of turns that are scored one at a time. Some ends are forced, others sampled."""
+    task = RepairTask(AdvisingToy(), 3, 0.9, not is_free)
+    rows = [ROWS[i % 2] for i in range(40)]
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    asked = []
+
+    def reasons(rows, texts):
+        asked.append([(row["letter"], text) for row, text in zip(rows, texts, strict=True)])
+        return [task.reason(row, text) for row, text in zip(rows, texts, strict=True)]
+
+    def sampled(constraint, states=None):
+        table = MaskTable(len(tokenizer))
+        if states is not None:
+            monkeypatch.setattr("trl_grpo_tasks.rollout.engine.states_for", lambda *_: states(table))
+        torch.manual_seed(3)
+        out = rollout(model, prompts, max_new_tokens=60, eos_token_ids=[tokenizer.eos_token_id],
+                      constraint=constraint, rows=rows, table=table)  # fmt: skip
+        return out.completion_ids, [[table.ids(n).tolist() for n in masks] for masks in out.masks], out.logps
+
+    expected = sampled(task.constraint(tokenizer))
+    constraint = task.constraint(tokenizer)
+    constraint.reasons = reasons
+    if held_by == "workers":
+        workers = started(constraint)
+        found = sampled(constraint, lambda table: WorkerStates(workers, table, constraint.answers))
+    else:
+        found = sampled(constraint)
+    assert found == expected
+    questions = [question for each in asked for question in each]
+    assert max(map(len, asked)) > 3 and len(questions) == len(set(questions))
+    turns = [constraint.turns_of(row, ids) for row, ids in zip(rows, found[0], strict=True)]
+    ended = {
+        (row["letter"], constraint.turn_text(ids[start:end]))
+        for row, ids, found_turns in zip(rows, found[0], turns, strict=True)
+        for start, end in found_turns[:2]
+        if ids[end - 1] == tokenizer.eos_token_id and end < 60
+    }
+    assert set(questions) == ended
+
+
+def test_restarted_rows_are_past_their_questions(tokenizer):
+    """A row that starts in the middle of a conversation, and a constraint that forces whole turns."""
+    constraint, table, row = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer)), ROWS[0]
+    states = SharedStates(constraint, table)
+    for ids in conversations(toy_constraint(tokenizer), row)[::30]:
+        states.start([0], [row])
+        for cut in range(len(ids)):
+            forced = states.restart(0, ids[:cut])
+            state = constraint.start(row)
+            for token in ids[:cut]:
+                state.accept(token)
+            expected = []
+            while not state.finished and len(only := np.flatnonzero(unpack(state.mask(), len(tokenizer)))) == 1:
+                expected.append(int(only[0]))
+                state.accept(expected[-1])
+            assert list(forced.tokens) == expected
+
+
+@pytest.mark.parametrize("held_by", ["this process", "workers"])
 def test_shared_states_and_workers_hold_conversations(tokenizer, held_by):
     constraint, table = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer))
     completions = [ids for row in ROWS for ids in conversations(toy_constraint(tokenizer), row)[::40]]
     rows = [row for row in ROWS for _ in conversations(toy_constraint(tokenizer), row)[::40]]
     # A third turn is begun where the second failed, so a conversation of two turns is its beginning.
-    states = SharedStates(constraint, table) if held_by == "this process" else WorkerStates(started(constraint), table)
+    if held_by == "this process":
+        states = SharedStates(constraint, table)
+    else:
+        states = WorkerStates(started(constraint), table, constraint.answers)
     replayed = ReplayedStates(states)
     replayed.start(range(len(rows)), rows)
     for position in range(max(map(len, completions))):

@@ -315,13 +315,12 @@ def test_a_training_run_refreshes_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(
         callbacks, "write_report", lambda *a, **k: (seen.append(k["running_to"]), write_report(*a, **k))[1]
     )
-    assert run.main(words(tmp_path, eval_before_and_after=False)) == 0
+    assert run.main(words(tmp_path, eval_before_and_after=False, model_revision="v1")) == 0
     assert seen and set(seen) == {3}
     assert "finished: 3 steps" in (tmp_path / "report.html").read_text()
     settings = json.loads((tmp_path / "settings.json").read_text())
-    assert (
-        settings["model"]["parameters"] > 1000 and settings["machine"] == "cpu, fp32" and settings["versions"]["trl"]
-    )
+    assert settings["model"]["parameters"] > 1000 and settings["model"]["revision"] == "v1"
+    assert settings["machine"] == "cpu, fp32" and settings["versions"]["trl"]
 
 
 # ---- in a browser

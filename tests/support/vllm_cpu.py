@@ -121,7 +121,7 @@ def serve_task(task: str, model: str, *task_options: str, options=()) -> list[st
 
 
 @contextmanager
-def serving(words, log: Path, timeout=180):
+def serving(words, log: Path, timeout=280):
     """Run a server as a subprocess and yield its address. `words` are those after `python`, with PORT for the port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

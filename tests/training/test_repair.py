@@ -13,6 +13,7 @@ from tests.support.toy import ToyTask
 from tests.support.toy_fill import FillTask
 from tests.support.toy_repair import AdvisingToy, conversations
 from tests.support.training import config, parameters, timeless, toy_trainer
+from tests.support.wild import TASK_FILE
 from trl_grpo_tasks import TaskGRPOTrainer, redact
 from trl_grpo_tasks.constraints.replayed import replay_all
 from trl_grpo_tasks.constraints.table import pad_mask_numbers
@@ -98,6 +99,23 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
     assert logged["constraint/forced_fraction"] > 0.3
     for name in ("turns", "repaired"):
         assert logged[f"repair/{name}"] == pytest.approx(sum(score.info[name] for score in scores) / len(scores))
+
+
+def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
+    """The same completions, masks and parameters as without workers; first turns that succeed are scored once."""
+    runs = []
+    for workers in (0, 2):
+        trainer = toy_trainer(tiny_path, tmp_path / str(workers), AdvisingToy(), **ON, max_steps=2,
+                              reward_workers=workers)  # fmt: skip
+        trainer.train()
+        record = trainer.latest_rollout
+        runs.append((record.completion_ids, record.mask_numbers_B_T.tolist(), record.completions, parameters(trainer)))
+    assert runs[0][:3] == runs[1][:3]
+    assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
+    stats = trainer._rewards.executor.stats
+    assert trainer._constraint.reasons is None and stats.hits > 0
+    infos = [outcome.score.info["turns"] for outcome in record.outcomes]
+    assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
 
 
 def test_steps_belong_to_the_last_turn(tiny_path, tmp_path):
@@ -259,6 +277,16 @@ def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):
         assert task.reason({"prompt": "q"}, said) is None
 
 
+def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
+    """Those that end in the same pass and fail get their reasons."""
+    file = tmp_path / "failing.py"
+    file.write_text(TASK_FILE.replace("self.options.bonus}, True, True)", "0}, True, False, 'no wheel')"))
+    task = RepairTask(get_task(str(file)), 2, 0.9, None)
+    with RewardExecutor(task, workers=2, timeout=3) as executor:
+        said = ["raise", "hang", "none", "exit", "roll", "hang"]
+        assert task.reasons(executor, [{"prompt": "q"}] * 6, said) == [None] * 4 + ["no wheel", None]
+
+
 def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):
     tokenizer = load_tokenizer(tiny_path)
     rows = [{"prompt": f"a1x{'1' * n}", "letter": "a", "level": "1"} for n in range(40)]
@@ -271,7 +299,7 @@ def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):
     assert all(prompt == f"{given}x<eos>\n1x\n{given}" for prompt, given in longer)
     # The tokens are those of a rollout, up to the bad answer.
     constraint = task.turns_under(tokenizer, None)
-    feedback = constraint.feedback(json.dumps(ROW, sort_keys=True), "x")
+    (feedback,) = constraint.answers([(json.dumps(ROW), "x")])
     assert tokenizer("a1xx<eos>\n1x\na1x")["input_ids"][-len(feedback) :] == list(feedback)
     chat = {**ROW, "prompt": [{"role": "user", "content": "a1x"}]}
     examples = [task.demonstration({**chat, "n": n}, tokenizer)[0] for n in range(20)]

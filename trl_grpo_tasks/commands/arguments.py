@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ..redact import redacted_words, remember
 from ..registry import TASKS, find_task_class, get_task
 from ..task import Task
+from ..training.options.ranges import check_ranges
 from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
 from .hub import take_token
 from .recipes import check_recipe_value, find_recipe, read_recipe
@@ -79,17 +81,7 @@ class RunArguments:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("cold_start_steps", 0),
-            ("cold_start_rows", 1),
-            ("cold_start_batch_size", 1),
-            ("num_samples", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name} {value} must be at least {least}")
-        if not self.cold_start_learning_rate > 0:
-            raise ValueError(f"--cold_start_learning_rate {self.cold_start_learning_rate} must be above 0")
+        check_ranges(vars(self), as_flags=True)
         if self.models and not self.eval_only:
             raise ValueError("--models is an option of eval; train takes one model, --model")
 
@@ -104,7 +96,8 @@ class CommandLine:
 
 
 def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLine:
-    """Find the task and the recipe. For -h this prints a help screen and exits. ValueError where neither is given."""
+    """Find the task and the recipe. For -h this prints a help screen and exits. ValueError where neither is given, or
+    where a number is out of its range. Nothing slow is imported."""
     words = _with_separate_values(with_task_option(argv), "--task", "--config", *ALIASES, *ALIASES.values())
     if asks_for_help(words) and HELP_ALL not in words:
         print(command_screen(command, _value_of(words, "--task")))
@@ -124,7 +117,9 @@ def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLin
     task = _value_of(words, "--task") or recipe.get("task")
     if task is None and HELP_ALL not in words:
         raise ValueError(_what_to_pass(command, recipe_name))
-    return CommandLine(words, str(task or ""), recipe)
+    line = CommandLine(words, str(task or ""), recipe)
+    check_ranges(_numbers(line), as_flags=True)
+    return line
 
 
 def _what_to_pass(command: str, recipe: str | None) -> str:
@@ -319,6 +314,22 @@ def _given(line: CommandLine, option: str) -> bool | None:
         if name in (f"__{option}", f"__no_{option}"):
             return name == f"__{option}" and (value or after).lower() not in ("false", "no", "0", "f", "n")
     return line.recipe.get(option)
+
+
+def _numbers(line: CommandLine) -> dict[str, float]:
+    """The numbers that flags and the recipe give, by option. Of other values, the parser says what is wrong."""
+    given = dict(line.recipe)
+    for word, after in zip(line.words, [*line.words[1:], ""], strict=True):
+        flag, _, value = word.partition("=")
+        flag = flag.replace("-", "_").replace("__", "--", 1)
+        if flag.startswith("--"):
+            given[ALIASES.get(flag, flag)[2:]] = value or after
+    numbers: dict[str, float] = {}
+    for name, value in given.items():
+        for kind in (float, int):  # text without a decimal point is shown as a whole number
+            with suppress(TypeError, ValueError):
+                numbers[name] = kind(str(value))
+    return numbers
 
 
 def _with_separate_values(argv: Sequence[str], *names: str) -> list[str]:

@@ -58,8 +58,6 @@ def generate_command(arguments: Sequence[str]) -> int:
     add_sampling_options(parser, "generated")
     known, rest = parser.parse_known(arguments)
     task = task_of_model(parser, known, rest, "generate", arguments)
-    if known.num_samples < 1:
-        raise ValueError(f"--num_samples {known.num_samples} must be at least 1")
     row = task.row_of(known.text)
     from .plan import check_writable
     from .train import quiet_third_party_logging

@@ -32,7 +32,11 @@ def write_settings(
         "command": command,
         "task": {"name": task.name, "version": task.version, "options": asdict(task.options)},
         "run": asdict(run),
-        "model": {"name": model_args.model_name_or_path or "tiny", "use_peft": model_args.use_peft}
+        "model": {
+            "name": model_args.model_name_or_path or "tiny",
+            "revision": model_args.model_revision,
+            "use_peft": model_args.use_peft,
+        }
         | ({} if is_packed else {"parameters": sum(p.numel() for p in model.parameters())}),
         "machine": describe_machine(args),
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..constraints.filters import SamplingFilters
 from ..files import check_local_path
 from ..task import Task
+from ..training.options.ranges import check_ranges
 from .arguments import option_names
 from .command_parser import CommandParser, task_of_run, truth_value
 from .help_screens import PROGRAM
@@ -57,7 +59,10 @@ def add_policy_options(parser: CommandParser) -> None:
 def task_of_model(
     parser: CommandParser, known: Namespace, rest: Sequence[str], command: str, typed: Sequence[str]
 ) -> Task:
-    """The task that is named, with its flags in `rest`, or that of the run `known.model`."""
+    """The task that is named, with its flags in `rest`, or that of the run `known.model`. The numbers in `known` are
+    checked first, because everything else is slow."""
+    check_ranges(vars(known), as_flags=True)
+    SamplingFilters.of(vars(known))
     from ..report.run_folder import RunFolder
 
     options = option_names(parser)

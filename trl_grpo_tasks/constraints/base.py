@@ -62,6 +62,20 @@ class SharedState(State, Protocol):
         """Return a state at the same position that advances independently of this one."""
 
 
+class AskingState(SharedState, Protocol):
+    """A state whose next mask can depend on an answer that is expensive to compute, such as the score of a turn.
+
+    The states of many rows have their questions answered together, by `answers` of the constraint (see shared.py).
+    """
+
+    @property
+    def question(self) -> Hashable | None:
+        """What must be answered before the state continues, or None. Other methods then compute the answer."""
+
+    def resume(self, answer: Hashable) -> None:
+        """Continue with the answer to `question`."""
+
+
 class Constraint(Protocol):
     """The allowed completions of any row, compiled for one tokenizer."""
 

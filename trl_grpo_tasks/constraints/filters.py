@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 NAMES = tuple(NEUTRAL)
@@ -51,6 +52,8 @@ class SamplingFilters:
 
         The logits are scaled by the sampling temperature and -inf for tokens that a mask disallows.
         """
+        import torch  # slow; the command line reads filters before it is needed
+
         threshold_B_1 = torch.full_like(logits_B_V[:, :1], -torch.inf)
         if 0 < self.top_k < logits_B_V.shape[1]:
             threshold_B_1 = logits_B_V.topk(self.top_k, dim=1).values[:, -1:]
@@ -68,6 +71,8 @@ class SamplingFilters:
 
 def pack_on_device(kept_B_V: torch.Tensor) -> torch.Tensor:
     """Pack booleans over the vocabulary into int32 words (see base.py) on the device of the input."""
+    import torch
+
     padded = torch.nn.functional.pad(kept_B_V, (0, -kept_B_V.shape[1] % 32))
     shifts = torch.arange(8, dtype=torch.uint8, device=kept_B_V.device)
     octets = padded.view(len(padded), -1, 8).to(torch.uint8) << shifts

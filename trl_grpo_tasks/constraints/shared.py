@@ -5,6 +5,9 @@ the tokens that the constraint forces after it. An edge is computed by the first
 state of the node, or takes it along if no other row is there. A node that the last row has left is closed: its state
 and edges are dropped. Rows that generate the same tokens in the same passes therefore share all work, and a row that
 is alone costs no more than without sharing.
+
+A state that asks a question (see `AskingState`) is a node too, and the answer is its edge. `accept` has the questions
+of all rows answered together.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ class Forced(NamedTuple):
     tokens: tuple[int, ...]
     numbers: tuple[int, ...]
 
+    def followed_by(self, more: Forced) -> Forced:
+        return Forced(self.tokens + more.tokens, self.numbers + more.numbers)
+
 
 NOTHING = Forced((), ())
 
@@ -42,14 +48,18 @@ class _Mask(NamedTuple):
 
 
 class _Node:
-    """A position at which several tokens are allowed, or at which the text has ended."""
+    """A position at which several tokens are allowed, a question is asked, or the text has ended."""
 
     __slots__ = ("edges", "number", "rows", "state")
 
     def __init__(self, state: Any, number: int):
         self.state, self.number = state, number  # the state is None once the node is closed
-        self.edges: dict[int, _Edge] = {}  # by sampled token
+        self.edges: dict[Hashable, _Edge] = {}  # by sampled token or answer
         self.rows = 0  # rows at this node
+
+    @property
+    def question(self) -> Hashable:
+        return getattr(self.state, "question", None)
 
     def close(self) -> None:
         self.state = None
@@ -91,7 +101,7 @@ class SharedStates:
         at = 0  # number of forced tokens of the edge that are among `tokens`
         for token in tokens:
             if at == len(edge.forced.tokens):
-                edge, at = self._follow(edge.node, token, leaving=0), 0
+                edge, at = self._answered(self._follow(edge.node, token, leaving=0)), 0
             elif token == edge.forced.tokens[at]:
                 at += 1
             else:
@@ -106,18 +116,38 @@ class SharedStates:
         The states advance past the forced tokens. Their number is limited by FORCED_LIMIT; the mask after the last one
         may then allow a single token. Raises ValueError if a token is not allowed.
         """
-        nodes, accepted = self._nodes, []
-        for slot, token in zip(slots, tokens, strict=True):
+        forced = self.advance(slots, tokens)
+        questions = self.questions(slots)
+        if not questions:
+            return forced
+        places = list(questions)
+        answers = self._constraint.answers(list(questions.values()))  # type: ignore[attr-defined]
+        # A turn after an answer may be forced up to its end, where the next question is asked.
+        for place, more in zip(places, self.accept([slots[place] for place in places], answers), strict=True):
+            forced[place] = forced[place].followed_by(more)
+        return forced
+
+    def advance(self, slots: Sequence[int], steps: Sequence[Any]) -> list[Forced]:
+        """Like `accept`, but stop at questions. A step is a sampled token, or the answer to the slot's question."""
+        nodes, advanced = self._nodes, []
+        for slot, step in zip(slots, steps, strict=True):
             node = nodes.get(slot)
             if node is None:
-                accepted.append(NOTHING)
+                advanced.append(NOTHING)
             else:
-                forced, after = self._follow(node, token, leaving=1)
+                forced, after = self._follow(node, step, leaving=1)
                 node.rows -= 1
                 after.rows += 1
                 nodes[slot] = after
-                accepted.append(forced)
-        return accepted
+                advanced.append(forced)
+        return advanced
+
+    def questions(self, slots: Sequence[int]) -> dict[int, Hashable]:
+        """Return the questions that states of these slots ask, by place in `slots`."""
+        if not hasattr(self._constraint, "answers"):
+            return {}
+        nodes = [self._nodes.get(slot) for slot in slots]
+        return {at: node.question for at, node in enumerate(nodes) if node is not None and node.question is not None}
 
     def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
         """Accept tokens, possibly in other processes, and return a function that waits for the result of `accept`.
@@ -147,30 +177,41 @@ class SharedStates:
             return None
         origin = getattr(state, "origin", None)
         if origin is None:
-            return self._advance_forced(state)
+            return self._answered(self._advance_forced(state))
         edge = self._roots.get(origin)
         if edge is None or edge.node.state is None:
-            edge = self._roots[origin] = self._advance_forced(state)
+            edge = self._roots[origin] = self._answered(self._advance_forced(state))
         return edge
 
-    def _follow(self, node: _Node, token: int, leaving: int) -> _Edge:
-        """Return the edge of a sampled token. `leaving` rows (0 or 1) leave the node; the last one closes it."""
+    def _follow(self, node: _Node, step: Any, leaving: int) -> _Edge:
+        """Return the edge of a token or an answer. `leaving` rows (0 or 1) leave the node; the last one closes it."""
         is_last = node.rows == leaving
-        edge = node.edges.get(token)
+        edge = node.edges.get(step)
         if edge is None or edge.node.state is None:
             state = node.state if is_last else node.state.fork()
-            state.accept(token)
-            edge = node.edges[token] = self._advance_forced(state)
+            if node.question is None:
+                state.accept(step)
+            else:
+                state.resume(step)
+            edge = node.edges[step] = self._advance_forced(state)
         if is_last:
             node.close()
         return edge
 
+    def _answered(self, edge: _Edge) -> _Edge:
+        """Return the edge past the questions at its end."""
+        while (question := edge.node.question) is not None:
+            answer = self._constraint.answers([question])[0]  # type: ignore[attr-defined]
+            after = self._follow(edge.node, answer, leaving=0)
+            edge = _Edge(edge.forced.followed_by(after.forced), after.node)
+        return edge
+
     def _advance_forced(self, state: Any) -> _Edge:
-        """Advance a state past the tokens that are forced, and return them with the node after them."""
+        """Advance a state past the tokens that are forced, up to a question; return them with the node after them."""
         tokens: list[int] = []
         numbers: list[int] = []
         number = FREE  # of the position after the end of the text
-        while not state.finished:
+        while getattr(state, "question", None) is None and not state.finished:
             _, number, only = self._mask(state.mask())
             if only is None or len(tokens) == FORCED_LIMIT:
                 break

@@ -2,6 +2,7 @@
 
 A turn is text under a constraint, or free text, that ends with the end-of-sequence token. The tokens of the feedback
 are forced: they have log-prob 0 and no gradient, so sampling, replay and scoring are exact without further code.
+Where turns of several rows end together, they are scored together (see `AskingState` in base.py).
 
 In the tokens of a completion, turns are found by the end-of-sequence token, which no turn contains before its end, and
 by the fixed tokens around the reason. In its text, feedback stands between MARKs, which are replaced in what the model
@@ -29,6 +30,8 @@ BEFORE, AFTER = "This answer is not accepted: ", "\nAnswer again, in the same fo
 _FEEDBACK_CACHE = 1 << 14
 
 Row = Mapping[str, Any]
+Question = tuple[str, str]  # a row as JSON and the text of a turn
+Feedback = tuple[int, ...] | None  # the tokens between a turn and the next one; None: the conversation ends
 
 
 def join_turns(turns: Sequence[str], reasons: Sequence[str]) -> str:
@@ -63,7 +66,7 @@ class TurnsConstraint:
     """Up to `turns` turns, each under `inner`; without `inner`, free text without special tokens.
 
     `reason(row, text)` returns why the text of a turn fails, in one line, or None if the conversation ends with it.
-    It must be a pure function.
+    It must be a pure function. If `reasons` is set, it is called instead, with many rows and texts at once.
     """
 
     def __init__(self, tokenizer: Any, inner: Constraint | None, reason: Callable[[Row, str], str | None], turns: int):
@@ -72,19 +75,20 @@ class TurnsConstraint:
         self.tokenizer, self.inner, self.turns = tokenizer, inner, turns
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1 if inner is None else inner.vocab_size
         self._reason = reason
+        self.reasons: Callable[[Sequence[Row], Sequence[str]], Sequence[str | None]] | None = None
         self._special = special_ids(tokenizer)
         self._chat_form: FeedbackForm | None = None
-        self.feedback = lru_cache(_FEEDBACK_CACHE)(self._new_feedback)
+        self._feedback: dict[Question, Feedback] = {}
         self.only = lru_cache(_FEEDBACK_CACHE)(lambda token: self._read_only([token]))
         # Special tokens could imitate the chat template.
         banned = self._special - {tokenizer.eos_token_id}
         self.free_mask = self._read_only([id for id in range(self.vocab_size) if id not in banned])
 
-    def __reduce__(self) -> Any:  # without the caches
+    def __reduce__(self) -> Any:  # without the caches and `reasons`, which may use processes of this one
         return TurnsConstraint, (self.tokenizer, self.inner, self._reason, self.turns)
 
     def start(self, row: Row) -> TurnsState:
-        return TurnsState(self, row, json.dumps(row, sort_keys=True), self.start_turn(row))
+        return TurnsState(self, row, json.dumps(row, ensure_ascii=False), self.start_turn(row))
 
     def start_turn(self, row: Row) -> State:
         state = None if self.inner is None else self.inner.start(row)
@@ -142,12 +146,23 @@ class TurnsConstraint:
         """Return the text of one turn as it is scored."""
         return self._decode(ids).replace(MARK, REPLACEMENT)
 
-    def _new_feedback(self, row_key: str, text: str) -> tuple[int, ...] | None:
-        """Return the tokens between a turn and the next one, or None if the conversation ends."""
-        row = json.loads(row_key)
-        reason = self._reason(row, text)
-        if reason is None:
-            return None
+    def answers(self, questions: Sequence[Question]) -> list[Feedback]:
+        """Return the tokens between each of these turns and the next one, or None where the conversation ends."""
+        known = {question: self._feedback[question] for question in questions if question in self._feedback}
+        new = [question for question in dict.fromkeys(questions) if question not in known]
+        rows, texts = [json.loads(key) for key, _ in new], [text for _, text in new]
+        if self.reasons is not None and new:
+            reasons = self.reasons(rows, texts)
+        else:
+            reasons = [self._reason(row, text) for row, text in zip(rows, texts, strict=True)]
+        for question, row, reason in zip(new, rows, reasons, strict=True):
+            known[question] = None if reason is None else self._spelled_feedback(row, reason)
+        if len(self._feedback) + len(new) > _FEEDBACK_CACHE:
+            self._feedback.clear()
+        self._feedback |= known
+        return [known[question] for question in questions]
+
+    def _spelled_feedback(self, row: Row, reason: str) -> tuple[int, ...]:
         form = self.form(row)
         spelled = [id for id in self.spelled_reason(reason) if id != form.tail_ids[0]]
         return (*form.head_ids, *spelled, *form.tail_ids)
@@ -168,31 +183,43 @@ class TurnsConstraint:
 
 
 class TurnsState:
-    """The position of one completion in a conversation. Rows differ in their feedback, so only equal rows share."""
+    """The position of one completion in a conversation. Rows differ in their feedback, so only equal rows share.
 
-    __slots__ = ("_constraint", "_feedback", "_inner", "_key", "_row", "_turn", "_written", "finished")
+    After a turn, `question` is its row and text, which must be scored before the state continues. The caller may have
+    it answered by `TurnsConstraint.answers` and pass the answer to `resume`; otherwise the state does so when needed.
+    """
+
+    __slots__ = ("_constraint", "_feedback", "_inner", "_is_finished", "_key", "_row", "_turn", "_written", "question")
 
     def __init__(self, constraint: TurnsConstraint, row: Row, key: str, inner: State):
         self._constraint, self._row, self._key, self._inner = constraint, row, key, inner
         self._turn = 1
         self._written: list[int] = []  # the tokens of this turn
         self._feedback: tuple[int, ...] = ()  # the rest of the feedback, which must follow
-        self.finished = False
+        self._is_finished = False
+        self.question: Question | None = None
 
     @property
     def origin(self) -> Hashable:
         return None if getattr(self._inner, "origin", None) is None else self._key
 
+    @property
+    def finished(self) -> bool:
+        self._settle()
+        return self._is_finished
+
     def fork(self) -> TurnsState:
         forked = TurnsState(self._constraint, self._row, self._key, self._inner.fork())  # type: ignore[attr-defined]
         forked._turn, forked._written, forked._feedback = self._turn, self._written.copy(), self._feedback
-        forked.finished = self.finished
+        forked._is_finished, forked.question = self._is_finished, self.question
         return forked
 
     def mask(self) -> np.ndarray:
+        self._settle()
         return self._constraint.only(self._feedback[0]) if self._feedback else self._inner.mask()
 
     def accept(self, token: int) -> None:
+        self._settle()
         if not self._feedback:
             self._inner.accept(token)
             self._written.append(token)
@@ -208,14 +235,22 @@ class TurnsState:
             self._inner = self._constraint.start_turn(self._row)
 
     def forced(self) -> list[int]:
+        self._settle()
         return list(self._feedback) if self._feedback else self._inner.forced()
 
+    def resume(self, answer: Feedback) -> None:
+        self.question = None
+        self._feedback, self._is_finished = answer or (), answer is None
+
     def _end_turn(self) -> None:
-        constraint = self._constraint
-        feedback = None
-        if self._turn < constraint.turns:
-            feedback = constraint.feedback(self._key, constraint.turn_text(self._written))
-        self._feedback, self.finished = feedback or (), feedback is None
+        if self._turn < self._constraint.turns:
+            self.question = (self._key, self._constraint.turn_text(self._written))
+        else:
+            self._is_finished = True
+
+    def _settle(self) -> None:
+        if self.question is not None:
+            self.resume(self._constraint.answers([self.question])[0])
 
 
 class FreeTurn:

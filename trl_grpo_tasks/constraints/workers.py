@@ -62,7 +62,9 @@ def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedSta
     workers = _WORKERS.get(constraint)
     if workers is None:
         workers = _WORKERS[constraint] = StateWorkers(constraint, count)
-    return WorkerStates(workers, table) if workers.ready else SharedStates(constraint, table)
+    if not workers.ready:
+        return SharedStates(constraint, table)
+    return WorkerStates(workers, table, getattr(constraint, "answers", None))
 
 
 class StateWorkers:
@@ -156,16 +158,23 @@ class _Request(NamedTuple):
     slots_B: np.ndarray
     places: dict[int, np.ndarray]  # which of the slots each worker holds
     results: list[Forced]  # by slot; written when the replies are read
+    questions: dict[int, Any]  # of the states, by place in the slots; written when the replies are read
 
 
 class WorkerStates:
     """The states of the rows of a rollout, by slot, held by workers; see SharedStates for the methods.
 
-    Slots are small numbers. Only the latest WorkerStates may use the workers. After an exception, a new one is needed.
+    `answers` of the constraint is called in this process, for the questions of all workers. Slots are small numbers.
+    Only the latest WorkerStates may use the workers. After an exception, a new one is needed.
     """
 
-    def __init__(self, workers: StateWorkers, table: MaskTable):
-        self._workers, self._table = workers, table
+    def __init__(
+        self,
+        workers: StateWorkers,
+        table: MaskTable,
+        answers: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+    ):
+        self._workers, self._table, self._answers = workers, table, answers
         count = len(workers.connections)
         self._worker_of = np.full(_SLOTS, -1)  # by slot
         self._numbers = np.full(_SLOTS, FREE)  # the next mask of each slot
@@ -194,7 +203,7 @@ class WorkerStates:
         return self.accept_async(slots, tokens)()
 
     def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
-        request = self._send("accept", slots, tokens)
+        request = self._send("advance", slots, tokens)
         return lambda: self._results(request)
 
     def restart(self, slot: int, tokens: Sequence[int]) -> Forced:
@@ -226,7 +235,7 @@ class WorkerStates:
             worker: (method, slots_B[at].tolist(), [arguments[i] for i in at.tolist()])
             for worker, at in places.items()
         }
-        request = _Request(self._workers.send(requests), slots_B, places, [NOTHING] * len(slots))
+        request = _Request(self._workers.send(requests), slots_B, places, [NOTHING] * len(slots), {})
         self._outstanding.append(request)
         return request
 
@@ -234,13 +243,20 @@ class WorkerStates:
         """Wait for the replies to a request, and return the forced tokens by slot."""
         while self._outstanding and self._outstanding[0].number <= request.number:
             self._register_oldest()
+        if request.questions:
+            assert self._answers is not None, "a constraint whose states ask questions must have `answers`"
+            places, answers = list(request.questions), self._answers(list(request.questions.values()))
+            resumed = self._call("advance", request.slots_B[places].tolist(), answers)
+            for place, more in zip(places, resumed, strict=True):
+                request.results[place] = request.results[place].followed_by(more)
         return request.results
 
     def _register_oldest(self) -> None:
         """Wait for the replies to the oldest request: they number masks and forced tokens for those to later ones."""
-        number, slots_B, places, results = self._outstanding.popleft()
+        number, slots_B, places, results, questions = self._outstanding.popleft()
         for (worker, at), reply in zip(places.items(), self._workers.receive(number, places), strict=True):
-            forced_numbers, mask_numbers, new_forced, new_masks = reply
+            forced_numbers, mask_numbers, new_forced, new_masks, asked = reply
+            questions |= {int(at[place]): question for place, question in asked.items()}
             if new_masks:
                 added = [self._table.number_of(words) for words in new_masks]
                 self._table_numbers[worker] = np.append(self._table_numbers[worker], added)
@@ -275,11 +291,11 @@ class _Numbering:
             self.new_forced.append(tokens)
         return number
 
-    def reply(self, forced: list[Forced], mask_numbers: list[int]) -> tuple[Any, ...]:
+    def reply(self, forced: list[Forced], mask_numbers: list[int], questions: dict[int, Any]) -> tuple[Any, ...]:
         """Return the reply to a request, with everything that it numbers for the first time."""
         forced_numbers = [self.number_of_forced(each.tokens) for each in forced]
         new_forced, new_masks, self.new_forced, self.new_masks = self.new_forced, self.new_masks, [], []
-        return forced_numbers, mask_numbers, new_forced, new_masks
+        return forced_numbers, mask_numbers, new_forced, new_masks, questions
 
 
 def serve(file_descriptor: int) -> None:
@@ -311,7 +327,7 @@ def serve(file_descriptor: int) -> None:
                     forced = [states.restart(slot, tokens) for slot, tokens in zip(slots, arguments, strict=True)]
                 else:
                     forced = getattr(states, method)(slots, arguments)
-                reply = numbering.reply(forced, states.numbers(slots))
+                reply = numbering.reply(forced, states.numbers(slots), states.questions(slots))
         except Exception as error:  # noqa: BLE001 - raised again in the process that asked
             reply = error
         try:

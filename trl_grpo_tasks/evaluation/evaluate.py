@@ -28,6 +28,7 @@ from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
 from ..task import EditorError, Row, Task, check_editor
+from ..training.repair import scoring_turns_with
 from .sampler import PLAIN_BATCH, CompletionSampler
 from .samples import Evaluation, Sample
 from .summary import summarise
@@ -88,7 +89,8 @@ def evaluate(
     hidden = None if processes.is_main_process else True
     bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=hidden)
     per_round = batch_size * processes.num_processes  # one batch per process
-    with torch.random.fork_rng(devices), torch.no_grad(), bar:
+    turns_scored = scoring_turns_with(executor, constraint)
+    with torch.random.fork_rng(devices), torch.no_grad(), turns_scored, bar:
         for round_start in range(len(samples), len(repeated), per_round):
             first = round_start + processes.process_index * batch_size
             batch = repeated[first : first + batch_size]  # may be empty for some processes in the last round

@@ -29,7 +29,8 @@ from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
-from ..training.repair import RepairTask, refuse_editor, with_repair_of
+from ..training.options.ranges import check_ranges
+from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
 from .samples import Sample
@@ -100,16 +101,9 @@ class Solver:
             folder: Where `tiny` and .gguf files are converted to a model.
         """
         name = str(model_or_run)
-        for option, value in (
-            ("max_completion_length", max_completion_length),
-            ("rollout_batch_size", rollout_batch_size),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"--{option} {value} must be at least 1")
-        if temperature is not None and temperature < 0:
-            raise ValueError(f"--temperature {temperature} must be at least 0")
-        if not reward_timeout > 0:
-            raise ValueError(f"--reward_timeout {reward_timeout:g} must be more than 0")
+        numbers = {"temperature": temperature, "max_completion_length": max_completion_length}
+        numbers |= {"rollout_batch_size": rollout_batch_size, "reward_timeout": reward_timeout}
+        check_ranges(numbers, as_flags=True)
         settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
         trained = settings.get("training", {})
         if task is None:
@@ -255,7 +249,8 @@ class Solver:
         rows = [row] * size
         # Different rows get different random numbers, whatever was asked before.
         seed = f"{self.seed}-{json.dumps(row, sort_keys=True)}"
-        with torch.random.fork_rng(self._devices), torch.no_grad():
+        turns_scored = scoring_turns_with(self._executor, self._ready.constraint)
+        with torch.random.fork_rng(self._devices), torch.no_grad(), turns_scored:
             completions, counts = sample_batch(
                 self.sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first
             )

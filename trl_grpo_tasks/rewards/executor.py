@@ -141,7 +141,7 @@ class RewardExecutor:
             raise ValueError(f"the reward timeout must be more than 0 seconds, got {timeout}")
         if memory_mb is not None and memory_mb <= 0:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
-        self.task = task
+        self.task, self.workers = task, workers
         self.judge = task.api_judge()
         self.stats = RewardStats()
         self._lock = threading.Lock()

@@ -11,20 +11,23 @@ import html
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..constraints.base import Constraint
 from ..constraints.turns import AFTER, BEFORE, TurnsConstraint, split_turns
 from ..redact import redacted
+from ..rewards.executor import RewardExecutor
 from ..rewards.time_limit import time_limit
 from ..rewards.worker import TaskRecipe, score_one
 from ..task import Row, Score, Task, TinySpec
 
 MOST_TURNS = 4
 LONGEST_REASON = 200  # characters
-SECONDS_PER_TURN = 30.0  # a turn that takes longer to score ends its conversation
+SECONDS_PER_TURN = 30.0  # a turn that takes longer to score ends its conversation; with workers: --reward_timeout
 REPAIRED_SHARE = 0.25  # of the rows of a cold start: they show a failed turn before the gold answer
 NO_REASON = "it does not solve the task"
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+")  # the folders of an absolute path
@@ -76,6 +79,22 @@ def with_repair_of(task: Task, settings: Mapping[str, Any]) -> Task:
     training = settings.get("training") or {}
     turns = int(training.get("repair_turns", 1))
     return task if turns == 1 else RepairTask(task, turns, float(training.get("repair_discount", 0.9)), None)
+
+
+@contextmanager
+def scoring_turns_with(executor: RewardExecutor, constraint: Constraint | None) -> Iterator[None]:
+    """Within this context, workers of the executor score together the turns that end in the same pass of a rollout.
+
+    If the executor has no workers, turns are scored in this process, one after the other.
+    """
+    if not (isinstance(constraint, TurnsConstraint) and isinstance(executor.task, RepairTask) and executor.workers):
+        yield
+        return
+    constraint.reasons = partial(executor.task.reasons, executor)
+    try:
+        yield
+    finally:
+        constraint.reasons = None
 
 
 def check_length(constraint: TurnsConstraint, rows: Sequence[Row], max_completion_length: int) -> None:
@@ -159,6 +178,14 @@ class RepairTask(Task):
                 score = score_one(self.inner, json.dumps(row), turn).score
         except TimeoutError:  # between the end of scoring and that of the limit
             return None
+        return self._reason_of(row, score)
+
+    def reasons(self, executor: RewardExecutor, rows: Sequence[Row], turns: Sequence[str]) -> list[str | None]:
+        """Return the `reason` of each turn. The executor, which is one of this task, scores all of them together."""
+        outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in rows], turns).result()
+        return [self._reason_of(row, outcome.score) for row, outcome in zip(rows, outcomes, strict=True)]
+
+    def _reason_of(self, row: Row, score: Score | None) -> str | None:
         if score is None or score.success:
             return None
         return shown_reason(without_answer(self.inner.feedback(row, score), self._gold_of(row)))

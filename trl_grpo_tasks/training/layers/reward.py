@@ -18,7 +18,7 @@ from ..advantages import annealed_k, estimate, expected_best_curve, k_fits, with
 from ..credit import StepFinder, check_credit_task, step_credits, token_credits
 from ..dataset import task_dataset
 from ..options.config import TaskGRPOConfig
-from ..repair import RepairTask
+from ..repair import RepairTask, scoring_turns_with
 from ..stores.canonical_forms import CanonicalForms
 from .scoring import ScoringLayer
 
@@ -96,10 +96,12 @@ class RewardLayer(ScoringLayer):
     # ---- rewards
 
     def _generate(self, prompts: list[Any]) -> Any:
-        generated = super()._generate(prompts)
-        if self._rewards is not None:
-            record = self.latest_rollout
-            self._rewards.begin([example["row"] for example in record.examples], record.completions)
+        if self._rewards is None:
+            return super()._generate(prompts)
+        with scoring_turns_with(self._rewards.executor, self._constraint):
+            generated = super()._generate(prompts)
+        record = self.latest_rollout
+        self._rewards.begin([example["row"] for example in record.examples], record.completions)
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:

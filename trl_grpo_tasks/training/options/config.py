@@ -19,6 +19,7 @@ from ..repair import check_repair
 from ..stores.archive import check_archive
 from ..stores.own_successes import check_own_successes
 from .collapse import check_options, complete_options
+from .ranges import check_ranges
 from .sampling import check_sampling_options
 from .sharded import check_sharding
 
@@ -30,24 +31,6 @@ LOSS_TOKENS = ("all", "decisions")
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 SCALE_REWARDS = ("group", "batch", "none")
-LEAST = {
-    "train_rows": 1,
-    "eval_rows": 1,
-    "num_generations": 2,
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": 1,
-    "generation_batch_size": 1,
-    "rollout_batch_size": 1,
-    "num_iterations": 1,
-    "max_completion_length": 1,
-    "fill_steps": 1,
-    "learning_rate": 0,
-    "temperature": 0,
-    "beta": 0,
-    "epsilon": 0,
-}
 
 
 @dataclass
@@ -252,8 +235,7 @@ class TaskGRPOConfig(GRPOConfig):
     curriculum_review: float = option(0.2, "Share of prompts taken from lower levels.")
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():  # before TRL, which divides by some of them
-            _check_range(name, getattr(self, name), least=least)
+        check_ranges(vars(self))  # before TRL, which divides by some of them
         complete_options(self)
         try:
             super().__post_init__()
@@ -276,10 +258,6 @@ class TaskGRPOConfig(GRPOConfig):
                 f"advantage_estimator={self.advantage_estimator!r} uses the weighted sum of the components; "
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} works with 'grpo' only"
             )
-        _check_range("advantage_clip", self.advantage_clip, above=0)
-        _check_range("reward_timeout", self.reward_timeout, above=0)
-        _check_range("reward_workers", self.reward_workers, least=0)
-        _check_range("reward_memory_mb", self.reward_memory_mb, above=0)
         _check_choice("loss_type", self.loss_type, LOSS_TYPES)
         _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
         _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
@@ -292,16 +270,6 @@ class TaskGRPOConfig(GRPOConfig):
                 "leave loss_tokens at 'all'"
             )
         _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
-        _check_range("ema_alpha", self.ema_alpha, least=0, most=1)
-        _check_range("reference_update_freq", self.reference_update_freq, least=1)
-        _check_range("kl_target", self.kl_target, above=0)
-        _check_range("kl_horizon", self.kl_horizon, above=0)
-        _check_range("replay_size", self.replay_size, least=0)
-        _check_range("resample_rounds", self.resample_rounds, least=0)
-        _check_range("replay_max_age", self.replay_max_age, least=1)
-        for name in ("replay_fraction", "curriculum_advance", "curriculum_fall_back", "curriculum_review"):
-            _check_range(name, getattr(self, name), least=0, most=1)
-        _check_range("curriculum_window", self.curriculum_window, least=1)
         if self.curriculum and self.curriculum_fall_back >= self.curriculum_advance:
             raise ValueError(
                 f"curriculum_fall_back={self.curriculum_fall_back} must be below "
@@ -380,16 +348,3 @@ class TaskGRPOConfig(GRPOConfig):
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
-
-
-def _check_range(
-    name: str, value: float | None, above: float | None = None, least: float | None = None, most: float | None = None
-) -> None:
-    if value is None:
-        return
-    if above is not None and not value > above:
-        raise ValueError(f"{name}={value} must be above {above}")
-    if least is not None and not value >= least:  # false for NaN
-        raise ValueError(f"{name}={value} must be at least {least}")
-    if most is not None and not value <= most:
-        raise ValueError(f"{name}={value} must be at most {most}")
