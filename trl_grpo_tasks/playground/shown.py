@@ -19,6 +19,7 @@ FACTS_SHOWN = 30
 ANSWERS_SHOWN = 5
 
 STYLE = """
+.column.hidden{display:none}
 .tokens{white-space:pre-wrap;overflow-wrap:anywhere;font-family:ui-monospace,Menlo,Consolas,monospace;
 font-size:.85rem;max-height:16rem;overflow-y:auto;padding:.6rem;border:1px solid var(--border-color-primary);
 border-radius:.5rem;min-height:3rem}
