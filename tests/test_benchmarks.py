@@ -171,9 +171,8 @@ def test_the_gallery_keeps_rows_of_the_same_seed_and_machine():
     page = f"head\n{gallery.BEGIN}\nold\n{gallery.END}\ntail\n"
     for name in ("gcd", "chain_sum"):
         page = gallery.with_table(page, {name: {"task": f"`{name}`", "after": "1%"}}, "Seed 1")
-    assert [line[:7] for line in page.splitlines()] == [
-        "head", gallery.BEGIN[:7], "", "Seed 1", "", "| task ", "| --- |", "| `chai", "| `gcd`", "", gallery.END[:7], "tail",
-    ]  # fmt: skip
+    table = ["| task | after |", "| --- | --- |", "| `chain_sum` | 1% |", "| `gcd` | 1% |"]
+    assert page.splitlines() == ["head", gallery.BEGIN, "", "Seed 1", "", *table, "", gallery.END, "tail"]
     again = {"gcd": {"task": "`gcd`", "after": "2%"}}
     assert gallery.with_table(page, again, "Seed 1") == page.replace("| `gcd` | 1% |", "| `gcd` | 2% |")
     assert "chain_sum" not in gallery.with_table(page, again, "Seed 2")
