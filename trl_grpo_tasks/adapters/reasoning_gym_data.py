@@ -25,8 +25,8 @@ UNSTABLE = (
     "word_ladder",
 )
 # Levels of curricula that can be used, where the library fails on most questions of the next level (countdown,
-# knight_swap, letter_jumble, spell_backward), has one or two (game_of_life_halting, puzzle24), or did not end within 25
-# seconds of work on some (jugs, number_sequence).
+# knight_swap, letter_jumble, spell_backward), has one or two (game_of_life_halting, puzzle24), or did not end within
+# 25 seconds on some (jugs, number_sequence).
 USABLE_LEVELS = {
     "countdown": 2,
     "game_of_life_halting": 2,
