@@ -113,7 +113,8 @@ def test_ask_rotate_look_back_and_download(tab, tmp_path):
     ask(tab, "a wall, 7 long, 3 high, world 8")
     assert "allowed" in tab.inner_text("#table-after") and "component" in tab.inner_text("#verdict-after")
     assert tab.locator("#tokens-after span").count() > 3 and tab.locator("#picture-after img").count() == 1
-    canvas = _scene(tab)
+    canvas = tab.wait_for_selector("#scene-after canvas")
+    canvas.scroll_into_view_if_needed()
     before = _when_drawn(tab, canvas)
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -140,37 +141,14 @@ def test_compare_and_best_of_k(tab):
     ask(tab, "a wall, 7 long, 3 high, world 8")
     assert tab.locator("#panel-before .verdict").count() == 1
     assert tab.inner_text("#tokens-before") != tab.inner_text("#tokens-after")
-    for panel in ("before", "after"):
-        tab.wait_for_selector(f"#scene-{panel} canvas")
-    tab.get_by_label("after training").check()  # which hides a 3D view that may still be drawing
+    for panel in ("before", "after"):  # Babylon logs errors if its view is removed before it has drawn
+        canvas = tab.wait_for_selector(f"#scene-{panel} canvas")
+        canvas.scroll_into_view_if_needed()
+        _when_drawn(tab, canvas)
+    tab.get_by_label("after training").check()
     tab.click("#best")
     tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')")
     assert not tab.is_visible("#panel-before")
-
-
-def _click_quickly(tab):
-    for pause in (0, 200, 400, 800, 1600):
-        ask(tab, "a wall, 7 long, 3 high, world 8")
-        tab.wait_for_timeout(pause)
-    return _when_drawn(tab, _scene(tab))
-
-
-def test_clicks_in_quick_succession(tab):
-    """The 3D view is hidden and shown again while it starts, loads or draws."""
-    _click_quickly(tab)
-
-
-@pytest.mark.xfail(strict=False, reason="unexplained: on a desktop, the view often keeps the last structure")
-def test_the_next_structure_is_shown_after_quick_clicks(tab):
-    first = _click_quickly(tab)
-    tab.get_by_label("Seed").fill("5")
-    with tab.expect_response(lambda got: got.url.endswith(".glb")):
-        ask(tab, "a wall, 7 long, 3 high, world 8")
-    for _ in range(40):
-        if _difference(first, _scene(tab).screenshot()) > 0.01:
-            return
-        tab.wait_for_timeout(500)
-    raise AssertionError("the view shows the last structure, not that of the other seed")
 
 
 def test_an_example_and_a_mistake(tab):
@@ -193,12 +171,6 @@ def test_the_picture_of_a_filled_text_fits_the_page(browser, infill_address, siz
     assert tab.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth"), "no part of the text is cut off"
     assert not tab.is_visible("#scene-after")
     tab.close()
-
-
-def _scene(tab):
-    canvas = tab.wait_for_selector("#scene-after canvas")
-    canvas.scroll_into_view_if_needed()
-    return canvas
 
 
 def _when_drawn(tab, canvas):

@@ -144,7 +144,7 @@ def test_both_models_answer_in_their_panels(player):
     last = played(player, player.ask(TEXT, BOTH, 1))
     texts = [last[f"{which}: steps"][-1].written for which in (BEFORE, AFTER)]
     assert texts[0] != texts[1] and all("verdict" in last[f"{which}: verdict"] for which in (BEFORE, AFTER))
-    assert all(last[f"{which}: column"]["elem_classes"] == [] for which in (BEFORE, AFTER))
+    assert all(last[f"{which}: column"]["visible"] for which in (BEFORE, AFTER))
 
 
 def test_best_of_k_shows_the_best_answer_of_the_solver(player, models):

@@ -28,10 +28,7 @@ MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
 ANSWERS_KEPT = 32  # answers whose files are kept
 EXAMPLES = 64  # held-out rows that examples are chosen from
-# With visible=False, a Model3D and a column around it are not part of the page: the view stays empty when it is shown
-# later, and logs errors if it is removed before it has drawn. Hence both are hidden, and the view keeps its model.
-# A column is hidden by a class of this name, since Gradio shows one with visible="hidden".
-HIDDEN = "hidden"
+HIDDEN = "hidden"  # a Model3D with visible=False is not part of the page, and stays empty when it is shown later
 # The 3D viewer tries WebGPU wherever the browser offers it, and logs an error if there is no adapter. Gradio has no
 # option for this.
 USE_WEBGL = "() => { delete Navigator.prototype.gpu }"
@@ -155,7 +152,7 @@ class Player:
         Gradio sends the last change of a request twice, and a Model3D that gets its first file twice stays empty.
         """
         return {
-            panel.scene: self._gradio.update(value=file, visible=True) if file else self._gradio.update(visible=HIDDEN)
+            panel.scene: self._gradio.update(value=file, visible=file is not None or HIDDEN)
             for panel, file in zip(self._panels.values(), files, strict=True)
         }
 
@@ -165,9 +162,9 @@ class Player:
         changes = {self._status: shown.message("starting ...")}
         for name, panel in self._panels.items():
             changes |= dict.fromkeys((panel.strip, panel.table, panel.verdict, panel.picture), "")
-            changes |= {panel.column: update(elem_classes=[] if name in names else [HIDDEN]), panel.steps: []}
+            changes |= {panel.column: update(visible=name in names), panel.steps: []}
             changes |= {panel.position: update(visible=False), panel.files: update(visible=False)}
-            changes |= {panel.scene: update(visible=HIDDEN), panel.scene_file: None}
+            changes |= {panel.scene: update(value=None, visible=HIDDEN), panel.scene_file: None}
         return changes
 
 
@@ -249,8 +246,7 @@ def make_page(models: Models) -> Any:
 def _panel(gradio: Any, name: str, can_compare: bool) -> Panel:
     """Tokens and the verdict side by side where there is room; a narrow page shows one below the other."""
     key = name.split()[0]
-    classes = [] if name == AFTER else [HIDDEN]
-    with gradio.Column(min_width=320, elem_id=f"panel-{key}", elem_classes=classes) as column:
+    with gradio.Column(visible=name == AFTER, min_width=320, elem_id=f"panel-{key}") as column:
         gradio.HTML(f"<h3>{name.capitalize()}</h3>", visible=can_compare)
         with gradio.Row():
             with gradio.Column(min_width=320):

@@ -21,7 +21,6 @@ ANSWERS_SHOWN = 5
 NARROW = 704  # pixels; a picture of at most this width can be read on a phone without scrolling
 
 STYLE = """
-.column.hidden{display:none}
 .tokens{white-space:pre-wrap;overflow-wrap:anywhere;font-family:ui-monospace,Menlo,Consolas,monospace;
 font-size:.85rem;max-height:16rem;overflow-y:auto;padding:.6rem;border:1px solid var(--border-color-primary);
 border-radius:.5rem;min-height:3rem}
