@@ -3,7 +3,8 @@
     python benchmarks/reasoning_gym_gallery.py [--tasks NAME ...] [--output_dir outputs/gallery] [--seed 42]
 
 Each task is one run of `trl-grpo-tasks train` on the CPU, a few minutes on two cores. Runs that are finished are not
-repeated; the table has a row for each task that is finished.
+repeated. The table has a row for each task that is finished, and keeps the rows of other tasks if they were made with
+the same seed on the same kind of machine.
 """
 
 from __future__ import annotations
@@ -50,14 +51,23 @@ def main() -> None:
         if not is_finished(folder):
             subprocess.run([sys.executable, "-m", "trl_grpo_tasks.commands.main", *words(name, folder, options.seed)],
                            check=True)  # fmt: skip
-    rows = [row(name, options.output_dir / name) for name in TASKS if is_finished(options.output_dir / name)]
+    rows = {name: row(name, options.output_dir / name) for name in TASKS if is_finished(options.output_dir / name)}
     if not rows:
         raise SystemExit("no run is finished")
-    text = PAGE.read_text()
-    head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
-    lines = [table_line(cells) for cells in (rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows))]
     machine = f"Seed {options.seed}, one seed; {platform.machine()}, {os.cpu_count()} cores."
-    write_atomically(PAGE, "\n".join([f"{head}{BEGIN}", "", machine, "", *lines, "", f"{END}{tail}"]))
+    write_atomically(PAGE, with_table(PAGE.read_text(), rows, machine))
+
+
+def with_table(page: str, rows: dict[str, dict[str, str]], machine: str) -> str:
+    """The page with these rows in its table, and with its other rows if its line about the machine is the same."""
+    head, _, rest = page.partition(BEGIN)
+    old, _, tail = rest.partition(END)
+    kept = old.splitlines() if machine in old else []
+    lines = {name: line for name in TASKS for line in kept if line.startswith(f"| `{name}` |")}
+    lines |= {name: table_line(list(cells.values())) for name, cells in rows.items()}
+    names = list(next(iter(rows.values())))
+    table = [table_line(names), table_line(["---"] * len(names)), *(lines[name] for name in TASKS if name in lines)]
+    return "\n".join([f"{head}{BEGIN}", "", machine, "", *table, "", f"{END}{tail}"])
 
 
 def words(name: str, folder: Path, seed: int) -> list[str]:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(FOLDER))
 import checkpoints  # noqa: E402
 import colab_t4  # noqa: E402
 import harness  # noqa: E402
+import reasoning_gym_gallery as gallery  # noqa: E402
 import repair  # noqa: E402
 import rollouts  # noqa: E402
 import workloads  # noqa: E402
@@ -164,3 +165,14 @@ def test_rollouts_skips_vllm_if_it_is_missing_and_measures_full_length_completio
         assert one["tokens_per_s"] * one["rollout_s"][0] == pytest.approx(2 * 2 * 6)
         assert one["step_s"][0] > one["rollout_s"][0] > 0
     assert ours["rollout_ratio"] == pytest.approx(trl["rollout_s"][0] / ours["rollout_s"][0])
+
+
+def test_the_gallery_keeps_rows_of_the_same_seed_and_machine():
+    page = f"head\n{gallery.BEGIN}\nold\n{gallery.END}\ntail\n"
+    for name in ("gcd", "chain_sum"):
+        page = gallery.with_table(page, {name: {"task": f"`{name}`", "after": "1%"}}, "Seed 1")
+    table = ["| task | after |", "| --- | --- |", "| `chain_sum` | 1% |", "| `gcd` | 1% |"]
+    assert page.splitlines() == ["head", gallery.BEGIN, "", "Seed 1", "", *table, "", gallery.END, "tail"]
+    again = {"gcd": {"task": "`gcd`", "after": "2%"}}
+    assert gallery.with_table(page, again, "Seed 1") == page.replace("| `gcd` | 1% |", "| `gcd` | 2% |")
+    assert "chain_sum" not in gallery.with_table(page, again, "Seed 2")

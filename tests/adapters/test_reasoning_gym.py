@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_tasks.adapters import expressions
-from trl_grpo_tasks.adapters.reasoning_gym_data import UNSTABLE, levels_of
+from trl_grpo_tasks.adapters.reasoning_gym_data import UNSTABLE, USABLE_LEVELS, levels_of
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.registry import get_task
@@ -109,6 +109,30 @@ def test_every_level_of_every_curriculum_is_accepted(name):
         create_dataset(name, **(config | {"seed": 0, "size": 10}))
 
 
+SLOW_LEVELS = {
+    "bf",
+    "futoshiki",
+    "game_of_life",
+    "jugs",
+    "sokoban",
+    "zebra_puzzles",
+}  # seconds for a question of the hardest
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(UNSTABLE)))
+def test_the_easiest_and_the_hardest_level_have_questions_that_their_answers_solve(name):
+    last = 1 if name in SLOW_LEVELS else len(levels_of(name))
+    for level in {0, last - 1} if last else ():
+        task = get_task(f"reasoning_gym:{name}", {"gym_levels": level + 1})
+        task._sources = [(name, str(level))]
+        row = [*task.dataset("train", 1, 0), *task.dataset("test", 1, 0)][0]  # the easiest coin flips are all held out
+        if row["answer"] is None:
+            assert name in WITHOUT_ANSWERS | {"rubiks_cube"}
+        else:
+            assert task.score(row, task.gold(row)).success
+        assert not task.score(row, task.bad(row)).success
+
+
 def test_a_known_answer_is_never_too_long():
     task = get_task("reasoning_gym:binary_matrix", {"gym_levels": 4})
     rows = [row for row in task.dataset("train", 16, 0) if row["level"] == "3"]
@@ -119,6 +143,13 @@ def test_a_known_answer_is_never_too_long():
 
 def test_levels_that_the_library_refuses_are_left_out():
     assert [len(levels_of(name)) for name in ("chain_sum", "caesar_cipher", "acre")] == [11, 2, 0]
+
+
+def test_levels_without_questions_are_left_out():
+    for name, count in USABLE_LEVELS.items():
+        assert len(levels_of(name)) == count
+        with pytest.raises(ValueError, match=f"from 0 to {count}"):
+            get_task(f"reasoning_gym:{name}", {"gym_levels": count + 1})
 
 
 def test_with_a_system_prompt_answers_need_tags():

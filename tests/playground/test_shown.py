@@ -87,6 +87,7 @@ def test_verdict_words():
     assert words(reason="it crashed").startswith("could not be scoredit crashed")
     unknown = words(score=score(success=True), unverifiable="nobody knows")
     assert unknown.startswith("cannot be judgednobody knows") and "accepted" not in unknown
+    assert words(score=score(), unverifiable="x is unknown", reason="is unknown").count("unknown") == 1
     assert words(score=score(), interpretation="a table").startswith("Understood as: a table")
 
 
@@ -108,7 +109,7 @@ def test_alternatives_name_what_was_allowed():
 
 def test_pictures_prefer_the_film_and_html_gets_no_rights():
     assert "image/gif;base64,Z2lm" in shown.picture({"a.png": b"png", "film_1.gif": b"gif"})
-    for width, height, kind in ((300, 100, "wide"), (300, 200, "")):
+    for width, height, kind in ((900, 300, "wide"), (900, 500, ""), (600, 100, "")):
         picture = io.BytesIO()
         Image.new("L", (width, height)).save(picture, "png")
         assert f'class="{kind}"' in shown.picture({"a.png": picture.getvalue()})

@@ -1,5 +1,6 @@
-"""A run folder of task brick for the playground: two untrained tiny models, before and after."""
+"""Run folders for the playground: brick with two untrained tiny models, before and after; infill with one."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -25,3 +26,21 @@ def save_run(folder, **training):
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "training_args.bin").write_bytes(b"")
     return str(folder)
+
+
+def save_infill_run(folder):
+    """Write the folder of a run of task infill, with an untrained model and two small judges."""
+    folder = Path(folder)
+    options = {"corpus": str(folder / "corpus.txt"), "text_length": 16, "judge_width": 16, "tiny_width": 16}
+    options |= {"judge_steps": 150, "tiny_layers": 1, "tiny_heads": 2, "judges_folder": str(folder / "judges")}
+    folder.mkdir()
+    words = (("old", "red", "big"), ("cat", "hat", "mat"), ("hill", "mill"))
+    texts = ("the {} {} of the {}".format(*chosen) for chosen in itertools.product(*words))
+    (folder / "corpus.txt").write_text("\n\n".join(texts))
+    task = get_task("infill", options)
+    task.prepare(0, lambda *said: None)
+    save_tiny(task.tiny(), folder / "run", seed=1)
+    settings = {"run": {"task": "infill"}, "task": {"name": "infill", "options": options}, "model": {"name": "tiny"}}
+    (folder / "run" / "settings.json").write_text(json.dumps(settings))
+    (folder / "run" / "training_args.bin").write_bytes(b"")
+    return str(folder / "run")

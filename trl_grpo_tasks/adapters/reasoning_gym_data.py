@@ -24,6 +24,19 @@ UNSTABLE = (
     "ransom_note",
     "word_ladder",
 )
+# Levels of curricula that can be used, where the library fails on most questions of the next level (countdown,
+# knight_swap, letter_jumble, spell_backward), has one or two (game_of_life_halting, puzzle24), or did not end within
+# 25 seconds on some (jugs, number_sequence).
+USABLE_LEVELS = {
+    "countdown": 2,
+    "game_of_life_halting": 2,
+    "jugs": 3,
+    "knight_swap": 0,
+    "letter_jumble": 2,
+    "number_sequence": 2,
+    "puzzle24": 2,
+    "spell_backward": 4,
+}
 BATCH = 16  # entries of these that are made at once
 PROGRAM = """
 import json, random, sys
@@ -83,7 +96,7 @@ def answer_of(entry: Mapping[str, Any]) -> str | None:
 
 @lru_cache
 def levels_of(name: str) -> list[dict[str, Any]]:
-    """The configurations of a data set's curriculum, from easy to hard, without those that it refuses."""
+    """The configurations of a data set's curriculum, from easy to hard, without those that cannot be used."""
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
@@ -99,7 +112,7 @@ def levels_of(name: str) -> list[dict[str, Any]]:
         except (AssertionError, ValueError):
             continue
         configs.append({field.name: getattr(config, field.name) for field in fields(config)})
-    return configs
+    return configs[: USABLE_LEVELS.get(name)]
 
 
 def create(name: str, level: str | None, seed: int, given: dict[str, Any]) -> Any:

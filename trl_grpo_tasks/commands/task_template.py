@@ -6,9 +6,9 @@ trl-grpo-tasks train my_task.py --model Qwen/Qwen2.5-0.5B-Instruct --use_peft --
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from trl_grpo_tasks.task import Task, TinySpec
+from trl_grpo_tasks.task import Task, TinySpec, option
 
 LETTERS = "abcdefgh"
 
@@ -17,7 +17,7 @@ LETTERS = "abcdefgh"
 class MyOptions:
     """Options of the task: each field is a command-line option."""
 
-    word_length: int = field(default=4, metadata={"help": "Letters in the longest word."})
+    word_length: int = option(4, "Letters in the longest word.")
 
     def __post_init__(self):
         if not 2 <= self.word_length <= 8:
@@ -72,7 +72,7 @@ class MyTask(Task):
         return "?"
 
     def row_of(self, text):
-        """Make a row from a text, for `trl-grpo-tasks solve` and `generate`."""
+        """Make a row from a text, for `trl-grpo-tasks solve`, `generate` and `play`."""
         return {"prompt": [{"role": "user", "content": text}], "word": text}
 
     def constraint(self, tokenizer):

@@ -29,6 +29,9 @@ UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
 ANSWERS_KEPT = 32  # answers whose files are kept
 EXAMPLES = 64  # held-out rows that examples are chosen from
 HIDDEN = "hidden"  # a Model3D with visible=False is not part of the page, and stays empty when it is shown later
+# The 3D viewer tries WebGPU wherever the browser offers it, and logs an error if there is no adapter. Gradio has no
+# option for this.
+USE_WEBGL = "() => { delete Navigator.prototype.gpu }"
 CAMERA = (50, 65, None)  # of the 3D view: degrees around and from the vertical axis; the distance is that of the model
 
 
@@ -280,6 +283,7 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False) -
         quiet=True,
         theme=theme,
         css=shown.STYLE,
+        js=USE_WEBGL,
         footer_links=[],
         run_history=False,
         ssr_mode=False,

@@ -15,8 +15,10 @@ TOKENS_SHOWN = 1500  # the last ones of a longer completion
 LONGEST_TEXT = 20_000  # characters of a completion
 LONGEST_CELL = 300  # characters of a reason, a fact or a token
 LONGEST_PICTURE = 1_000_000  # characters of a picture that is HTML
+SHORT_PICTURE = 500  # characters of HTML that need little height, such as a prompt with its answer
 FACTS_SHOWN = 30
 ANSWERS_SHOWN = 5
+NARROW = 704  # pixels; a picture of at most this width can be read on a phone without scrolling
 
 STYLE = """
 .tokens{white-space:pre-wrap;overflow-wrap:anywhere;font-family:ui-monospace,Menlo,Consolas,monospace;
@@ -27,7 +29,7 @@ border-radius:.5rem;min-height:3rem}
 .play table{border-collapse:collapse;font-size:.85rem;width:100%;table-layout:fixed}
 .play td,.play th{padding:.15rem .4rem!important;text-align:left;overflow-wrap:anywhere;border:0!important;
 border-bottom:1px solid var(--border-color-primary)!important}
-.play th:first-child{width:50%}
+.play th:first-child{width:44%}
 .play .bar{display:inline-block;height:.7rem;background:#2a6fdb;border-radius:.2rem;margin-right:.4rem;
 vertical-align:middle}
 .play code{font-family:ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}
@@ -37,6 +39,7 @@ vertical-align:middle}
 .picture img.wide{max-width:none;width:max(100%,44rem)}
 .picture iframe{width:100%;height:24rem;border:1px solid var(--border-color-primary);border-radius:.4rem;
 background:#fff}
+.picture iframe.short{height:8rem}
 """
 
 
@@ -91,8 +94,8 @@ def verdict(solution: Solution, weights: Mapping[str, float]) -> str:
     parts = [f'<p><span class="verdict {kind}">{words}</span></p>']
     if solution.interpretation:
         parts.insert(0, f"<p>Understood as: {_text(solution.interpretation)}</p>")
-    for reason in (solution.unverifiable, best.sample.reason):
-        parts += [f"<p>{_text(reason)}</p>"] * bool(reason)
+    reason = best.sample.reason if best.sample.reason not in solution.unverifiable else ""
+    parts += [f"<p>{_text(one)}</p>" for one in (solution.unverifiable, reason) if one]
     score = best.sample.score
     if score is not None:
         rows = [
@@ -117,20 +120,24 @@ def picture(files: Mapping[str, bytes]) -> str:
             if name.endswith(f".{suffix}"):
                 # A wide table or plot is scrolled where the page is narrow. A PNG has its size in bytes 16 to 23.
                 width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-                is_wide = suffix == "png" and width > 2 * height
+                is_wide = suffix == "png" and width > max(2 * height, NARROW)
                 source = f"data:image/{suffix};base64,{base64.b64encode(content).decode()}"
                 return f'<div class="picture"><img class="{"wide" * is_wide}" alt="the answer" src="{source}"></div>'
     for name, content in files.items():
         if name.endswith(".html") and len(content) <= LONGEST_PICTURE:
             # A task draws what a model wrote, so that its HTML gets neither scripts nor access to the page.
             page = html.escape(content.decode(errors="replace"), quote=True)
-            return f'<div class="picture"><iframe sandbox="" title="the answer" srcdoc="{page}"></iframe></div>'
+            kind = "short" * (len(content) <= SHORT_PICTURE)
+            frame = f'<iframe class="{kind}" sandbox="" title="the answer" srcdoc="{page}"></iframe>'
+            return f'<div class="picture">{frame}</div>'
     return ""
 
 
 def heading(task: str, description: str, model: str) -> str:
     """Return the head of the page."""
-    return f"<h2>{_text(task)} playground</h2><p>{_text(description)}. Model: <code>{_text(model)}</code></p>"
+    return (
+        f"<h2>{_text(task)} playground</h2><p>{_text(description.rstrip('.'))}. Model: <code>{_text(model)}</code></p>"
+    )
 
 
 def message(text: str) -> str:
