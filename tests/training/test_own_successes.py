@@ -247,7 +247,6 @@ def test_two_processes_train_as_one(tiny_path, tmp_path):
         ({"own_successes_fraction": 0.0}, "own_successes_fraction=0.0"),
         ({"own_successes_weight": 0.0}, "own_successes_weight=0.0"),
         ({"relabel": True}, "set own_successes"),
-        ({"own_successes": 8, "use_vllm": True}, "own_successes does not work with use_vllm"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path, options, message):

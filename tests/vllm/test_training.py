@@ -1,6 +1,7 @@
 """Training of the shipped tasks with a real colocated vLLM: log-probs of vLLM equal those of training."""
 
 import json
+import random
 
 import pytest
 from peft import LoraConfig
@@ -61,13 +62,14 @@ def test_every_task_trains_with_a_constraint(name, tmp_path):
         del trainer
 
 
-@pytest.mark.parametrize("kind", ["lora", "filters", "filters only", "evaluation"])
+@pytest.mark.parametrize("kind", ["lora", "filters", "filters only", "evaluation", "own successes"])
 def test_with_other_options(kind, runner, tmp_path):
     options = {
         "lora": {"peft": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)},
         "filters": {"top_k": 3, "top_p": 0.9, "min_p": 0.01},
         "filters only": {"top_k": 5, "top_p": 0.8, "constrain": False},
         "evaluation": {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
+        "own successes": {"own_successes": 64, "num_generations": 64, "per_device_train_batch_size": 128},
     }[kind]
     trainer = make_trainer("toy", tmp_path, max_completion_length=6, vllm_max_model_length=32, **options)
     trainer.train()
@@ -80,6 +82,10 @@ def test_with_other_options(kind, runner, tmp_path):
     if kind == "evaluation":
         evaluations = [line for line in trainer.state.log_history if "eval_reward" in line]
         assert len(evaluations) == 2 and all(line["eval_rewards/valid/mean"] == 1 for line in evaluations)
+    if kind == "own successes":
+        stored = trainer._successes.draw(64, random.Random(0))
+        assert stored and all(trainer.task.score(json.loads(one.row), one.answer).success for one in stored)
+        assert logs[-1]["own_successes/loss"] > 0
 
 
 def test_a_constraint_of_your_own(tmp_path):

@@ -23,8 +23,6 @@ def check_own_successes(args: Any) -> None:
         )
     if args.relabel and not args.own_successes:
         raise ValueError("relabel=True stores samples among the own successes; set own_successes, for example to 512")
-    if args.own_successes and args.use_vllm:
-        raise ValueError("own_successes does not work with use_vllm; set one of them to 0 or False")
 
 
 @dataclass(frozen=True)
