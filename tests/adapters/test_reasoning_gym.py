@@ -109,17 +109,11 @@ def test_every_level_of_every_curriculum_is_accepted(name):
         create_dataset(name, **(config | {"seed": 0, "size": 10}))
 
 
-SLOW_LEVELS = {
-    "bf",
-    "futoshiki",
-    "game_of_life",
-    "jugs",
-    "sokoban",
-    "zebra_puzzles",
-}  # seconds for a question of the hardest
+# A question of the hardest level takes seconds; of sokoban, also one of the easiest.
+SLOW_LEVELS = {"bf", "futoshiki", "game_of_life", "jugs", "zebra_puzzles"}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(UNSTABLE)))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(UNSTABLE) - {"sokoban"}))
 def test_the_easiest_and_the_hardest_level_have_questions_that_their_answers_solve(name):
     last = 1 if name in SLOW_LEVELS else len(levels_of(name))
     for level in {0, last - 1} if last else ():
