@@ -58,7 +58,7 @@ stands, also under the weights that the caption names.""",
         extras="brick,report",
         cpu="brick/demo",
         gpu_memory="about 4 GB (estimate: a step with 64 completions of 256 tokens peaked at 4.3 GB on an H200)",
-        cpu_time="about 5 minutes on two x86 cores",
+        cpu_time="about 5 minutes on two x86 cores (estimate)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={"max_steps": 60, "eval_rows": 40, "logging_steps": 5},
         text="""
