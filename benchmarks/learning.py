@@ -11,9 +11,9 @@ options of its own cold start, training and evaluation. Then the cold start and 
 the same held-out rows. Settings are chosen on a random half of these rows (--rows choose) and reported on the others
 (--rows report, the default). If no setting was chosen, all rows may be reported (--rows all).
 
-The same command resumes a grid that was stopped, and finished runs are not repeated. A setting of which a run failed
-or, with --finished, is not there is left out. --parallel runs that many processes at a time; on one GPU, as many as
-its memory holds.
+Settings run in the order of the grid, each with all seeds, so that a grid that was stopped has whole settings. The
+same command resumes it, and finished runs are not repeated. A setting of which a run failed or, with --finished, is
+not there is left out. --parallel runs that many processes at a time; on one GPU, as many as its memory holds.
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. Distinct answers are counted per row,
 distinct successes over all rows; both are shares of the samples. `gain` is the difference to the baseline, with its
@@ -110,7 +110,7 @@ def places_of(rows: int, which: str) -> list[int]:
 def collect(grid: dict[str, Any], folder: Path, options: Any) -> dict[tuple[str, int], Any]:
     """Train and evaluate what is not there yet. Returns {(name, seed): samples of each row, or None}."""
     starts = starts_of(grid)
-    runs = [(name, seed) for seed in grid["seeds"] for name in (*starts, *grid["settings"])]
+    runs = [(name, seed) for name in (*starts, *grid["settings"]) for seed in grid["seeds"]]
     with ThreadPoolExecutor(options.parallel) as pool:
         if not options.finished:
             firsts = itertools.product(starts, grid["seeds"])
