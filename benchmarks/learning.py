@@ -3,13 +3,13 @@
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
                                   [--settings NAME ...] [--seeds 1 2 3] [--rows choose|report|all] [--model FOLDER]
 
-A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline among them and, if
-wanted, components of the score that get a column each, and a field of the rows, such as their level, for a table by
-its values (`by`). Each seed has one cold start, from which all settings train with this seed. A setting for which the
-cold start does not fit, for example because it writes text in another form, is listed under `own_start`, with the
-options of its own cold start, training and evaluation. Then the cold start and all models of a seed are evaluated on
-the same held-out rows. Settings are chosen on a random half of these rows (--rows choose) and reported on the others
-(--rows report, the default). If no setting was chosen, all rows may be reported (--rows all).
+A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline, which is one of them or
+`cold start`, and, if wanted, components of the score that get a column each, and a field of the rows, such as their
+level, for a table by its values (`by`). Each seed has one cold start, from which all settings train with this seed. A
+setting for which the cold start does not fit, for example because it writes text in another form, is listed under
+`own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all models of a
+seed are evaluated on the same held-out rows. Settings are chosen on a random half of these rows (--rows choose) and
+reported on the others (--rows report, the default). If no setting was chosen, all rows may be reported (--rows all).
 
 Settings run in the order of the grid, each with all seeds, so that a grid that was stopped has whole settings. The
 same command resumes it, and finished runs are not repeated. A setting of which a run failed or, with --finished, is
@@ -147,7 +147,7 @@ def read_grid(path: Path, settings: Sequence[str] | None, seeds: Sequence[int] |
     if unknown := set(grid) - KEYS or KEYS - set(OPTIONAL) - set(grid):
         raise ValueError(f"{path}: {', '.join(sorted(unknown))} unknown or missing; the keys are {sorted(KEYS)}")
     wanted = [grid["baseline"], *(settings or grid["settings"])]
-    if missing := [name for name in wanted if name not in grid["settings"]]:
+    if missing := [name for name in wanted if name not in {START, *grid["settings"]}]:
         raise ValueError(f"{path} has no setting {missing[0]!r}; its settings are: {', '.join(grid['settings'])}")
     chosen = {name: options for name, options in grid["settings"].items() if name in wanted}
     grid = OPTIONAL | grid

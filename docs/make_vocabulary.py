@@ -113,8 +113,9 @@ def options(name: str) -> str:
 _MEASURED = {
     "brick/demo": "yes",
     "brick/tiny_cpu": "yes",
-    "brick/single_gpu": "with changed options",
+    "brick/single_gpu": "with weights from a GGUF file",
     "theory/tiny_cpu": "yes",
+    "theory/tiny_gpu": "yes",
     "theory/colab_t4": "memory and time only, on an H200",
     "theory/paper": "221 of its steps, and with changed options",
     "machine/tiny_cpu": "yes",
@@ -128,6 +129,7 @@ _MEASURED = {
 }
 _HARDWARE = {
     "tiny_cpu": "2 CPU cores",
+    "tiny_gpu": "1 GPU",
     "demo": "2 CPU cores",
     "colab_t4": "GPU with 15 GB",
     "single_gpu": "1 GPU",

@@ -104,6 +104,16 @@ def test_grids_with_mistakes_are_refused(tmp_path):
         learning.read_grid(grid_file(tmp_path, own_start={"pivot": {}}), None, None)
 
 
+def test_the_cold_start_can_be_the_baseline(tmp_path):
+    grid = learning.read_grid(grid_file(tmp_path, baseline="cold start"), None, None)
+    rows = {"cold start": [{"success": [0.25, 0.5]}], "grpo": [{"success": [0.5, 0.75]}]}
+    printed = learning.table(rows, grid["baseline"], {})
+    assert printed.splitlines()[2:] == [
+        "| cold start | 0.375 (0.375-0.375) |",
+        "| grpo | 0.625 (0.625-0.625); gain +0.250 to +0.250 |",
+    ]
+
+
 def test_settings_share_a_cold_start_unless_they_have_their_own(tmp_path, monkeypatch):
     own = {"pivot": {"text_form": "pivot"}}
     path = grid_file(tmp_path, settings={"grpo": {}, "pivot": {"lr": 1}, "maxrl": {}}, own_start=own)
