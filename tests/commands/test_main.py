@@ -205,7 +205,7 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
     settings["training"] = {"seed": 7}
     words[1] = str(run_dir)
     code, _, err = said(capsys, cli.main, "generate", *words)
-    assert code == 2 and "is not the folder of a run; name the task too" in err
+    assert code == 2 and "is not a run, neither a folder nor on the Hub; name the task too" in err
     (run_dir / "settings.json").write_text(json.dumps(settings))
     out = said(capsys, cli.main, "generate", *words, "--task", "my_task.py")[1]
     assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again

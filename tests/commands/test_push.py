@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -97,6 +98,25 @@ def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
     assert re.search(r"^(True|False) [abcd]{1,3}$", outputs[1].stdout, re.MULTILINE), (
         "the Solver samples under the constraint"
     )
+
+
+@pytest.mark.slow
+def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
+    settings = json.dumps({"task": {"name": "brick"}, "training": {}}).encode()
+    code = "import sys; from trl_grpo_tasks.report.run_folder import local_run; print(*map(local_run, sys.argv[1:]))"
+    names = ("user/run", "user/model", "user/other", "user/missing", "tiny", "outputs/run")
+    with Hub(SECRET) as hub:
+        hub.repos["user/run"] = {"settings.json": settings, "config.json": b"{}", "report.html": b"large"}
+        hub.repos["user/model"] = {"config.json": b"{}"}
+        hub.repos["user/other"] = {"settings.json": b"[1]", "config.json": b"{}"}
+        done = python(hub, tmp_path, "-c", code, *names, token=SECRET)
+    assert done.returncode == 0, done.stderr
+    folder, *others = done.stdout.split()
+    assert others == list(names[1:]), "a model without the settings of a run is loaded as before"
+    assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == {
+        "settings.json": settings,
+        "config.json": b"{}",
+    }
 
 
 @pytest.mark.slow

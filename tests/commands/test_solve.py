@@ -173,7 +173,7 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("tiny", "--text", "a"), "tiny is not the folder of a run; name the task too"),
+        (("tiny", "--text", "a"), "tiny is not a run, neither a folder nor on the Hub; name the task too"),
         (("outputs/none", "--text", "a"), "does not exist"),
         (("tiny", "--text", "a", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
         (("--text", "a"), "give RUN_OR_MODEL"),

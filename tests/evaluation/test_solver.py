@@ -271,7 +271,7 @@ def test_a_row_on_which_the_constraint_cannot_start_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": None}, "is not the folder of a run; name the task too"),
+        ({"task": None}, "is not a run, neither a folder nor on the Hub; name the task too"),
         ({"temperature": -1}, "--temperature -1"),
         ({"top_p": 2.0}, "top_p=2.0"),
         ({"editor": "none"}, "has no editors"),

@@ -63,15 +63,17 @@ def task_of_model(
     checked first, because everything else is slow."""
     check_ranges(vars(known), as_flags=True)
     SamplingFilters.of(vars(known))
-    from ..report.run_folder import RunFolder
+    from ..report.run_folder import RunFolder, local_run
 
     options = option_names(parser)
     check_local_path(known.model, "--model" if "--model" in options else "model")
-    if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
+    run = local_run(known.model)
+    if not known.task and (not Path(run).is_dir() or not RunFolder.read(run).settings):
         raise ValueError(
-            f"{known.model} is not the folder of a run; name the task too: {PROGRAM} {command} --task TASK ..."
+            f"{known.model} is not a run, neither a folder nor on the Hub; name the task too: {PROGRAM} {command} "
+            "--task TASK ..."
         )
-    return task_of_run(known.task, rest, known.model, [command, *typed], options)
+    return task_of_run(known.task, rest, run, [command, *typed], options)
 
 
 def solver_of(known: Namespace, task: Task, **more: Any) -> Solver:

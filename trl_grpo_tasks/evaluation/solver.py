@@ -24,7 +24,7 @@ from ..models.quantised import is_quantised_model
 from ..models.ready import ReadyModel, ready_model
 from ..registry import get_task
 from ..report.page import task_of
-from ..report.run_folder import RunFolder
+from ..report.run_folder import RunFolder, local_run
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
@@ -85,7 +85,7 @@ class Solver:
         vllm_server_url: str | None = None,
         folder: str | Path = "outputs/solve",
     ) -> Solver:
-        """Load a model: the folder of a run, a model or an adapter, a .gguf file, a Hub id, or tiny.
+        """Load a model: the folder or Hub id of a run, a model or an adapter, a .gguf file, or tiny.
 
         Args:
             task: The task, or its name, file or module. None: the built-in task of the run, with the run's options.
@@ -100,7 +100,7 @@ class Solver:
             vllm_server_url: Sample from this server of the same model, of which only the tokenizer is loaded here.
             folder: Where `tiny` and .gguf files are converted to a model.
         """
-        name = str(model_or_run)
+        name = local_run(str(model_or_run))
         numbers = {"temperature": temperature, "max_completion_length": max_completion_length}
         numbers |= {"rollout_batch_size": rollout_batch_size, "reward_timeout": reward_timeout}
         check_ranges(numbers, as_flags=True)
@@ -109,7 +109,7 @@ class Solver:
         if task is None:
             check_local_path(name, "model")
             if not settings:
-                raise ValueError(f"{name} is not the folder of a run; name the task too")
+                raise ValueError(f"{name} is not a run, neither a folder nor on the Hub; name the task too")
             task = task_of(name)
         elif isinstance(task, str):
             task = get_task(task)

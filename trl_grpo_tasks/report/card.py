@@ -23,7 +23,8 @@ SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "fill_steps", "advantage_estimator", "pass_k", "constrain",
     "component_weights", "reference_mode", "kl_target", "entropy_coef", "entropy_target", "curriculum", "replay_size",
-    "guard", "guard_floor", "best_by", "early_stopping", "loss_type", "epsilon", "seed",
+    "own_successes", "own_successes_fraction", "relabel", "guard", "guard_floor", "best_by", "early_stopping",
+    "loss_type", "epsilon", "seed",
 )  # fmt: skip
 
 

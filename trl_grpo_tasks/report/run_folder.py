@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..files import looks_local
+
 SETTINGS_FILE = "settings.json"
 RESULTS_FILE = "results.json"
 EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the folder of a training run
@@ -24,6 +26,21 @@ EVALUATION_NAMES = {
     "cold start": "after supervised fine-tuning on gold answers, before GRPO",
     "GRPO": "the trained model",
 }
+
+
+def local_run(name: str) -> str:
+    """Return the folder of a run that was pushed to the Hub, downloaded if it is not there yet; `name` itself for
+    everything else, also if the Hub cannot be reached."""
+    if "/" not in name or looks_local(name) or Path(name).exists():
+        return name
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        settings = json.loads(Path(hf_hub_download(name, SETTINGS_FILE)).read_text(encoding="utf-8"))
+        is_run = isinstance(settings, dict) and {"task", "training"} <= settings.keys()
+        return snapshot_download(name, ignore_patterns=["*.html", "*.png"]) if is_run else name
+    except (OSError, ValueError):
+        return name
 
 
 @dataclass

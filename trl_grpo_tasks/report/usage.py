@@ -152,9 +152,8 @@ def _solver(model: Published) -> str:
     """The repository holds settings.json, from which `Solver` takes a built-in task, its options and the sampling."""
     spec, options = _spec(model), changed_options(model.run, model.task)
     is_known = is_safe_by_name(spec) and not find_task_class(spec).code_options(options)
-    source = f"snapshot_download({_literal(model.name)}){'' if is_known else ', task'}"
+    source = f"{_literal(model.name)}{'' if is_known else ', task'}"
     return "This samples until the task's verifier accepts an answer:\n\n" + _python(
-        "from huggingface_hub import snapshot_download",
         f"from trl_grpo_tasks import Solver{'' if is_known else ', get_task'}",
         "",
         *[_task(model)] * (not is_known),
