@@ -122,6 +122,7 @@ _MEASURED = {
     "machine/colab_t4": "memory and time only, on an H200",
     "machine/single_gpu": "80 of its steps",
     "infill/tiny_cpu": "yes",
+    "infill/multi_step": "with another cold start",
     "infill/single_gpu": "yes",
     "prompts/tiny_cpu": "yes",
     "prompts/colab_t4": "memory and time only, on an H200",
