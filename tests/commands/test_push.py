@@ -110,6 +110,8 @@ def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
         hub.repos["user/model"] = {"config.json": b"{}"}
         hub.repos["user/other"] = {"settings.json": b"[1]", "config.json": b"{}"}
         done = python(hub, tmp_path, "-c", code, *names, token=SECRET)
+        hub.repos["user/cut_off"], hub.refuse, hub.status = hub.repos["user/run"], "/user/cut_off/.*/config.json", 403
+        refused = python(hub, tmp_path, "-c", code, "user/cut_off", token=SECRET)
     assert done.returncode == 0, done.stderr
     folder, *others = done.stdout.split()
     assert others == list(names[1:]), "a model without the settings of a run is loaded as before"
@@ -117,6 +119,7 @@ def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
         "settings.json": settings,
         "config.json": b"{}",
     }
+    assert "ValueError: the run user/cut_off could not be downloaded from the Hub" in refused.stderr
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def play(arguments: Sequence[str]) -> int:
     known, rest = parser.parse_known(arguments)
     if rest and not known.task:
         refuse_unknown(rest, parser)
+    model = known.model  # a Space names a model on the Hub by its id
     task = task_of_model(parser, known, rest, "play", arguments)
     sampling = sampling_of(known, POLICY_NAMES)
     from ..playground.models import Models, initial_model
@@ -54,7 +55,7 @@ def play(arguments: Sequence[str]) -> int:
     if known.space is not None:
         from .space import write_space
 
-        print(write_space(known.model, task, initial_model(known.model), known.space, sampling))
+        print(write_space(model, task, initial_model(model), known.space, sampling))
         return 0
     from ..playground.page import import_gradio, launch, make_page
 
@@ -62,7 +63,7 @@ def play(arguments: Sequence[str]) -> int:
     check_port(known.port)
     with (
         tempfile.TemporaryDirectory(prefix="playground-") as folder,
-        Models(known.model, task, initial_model(known.model), folder, **sampling) as models,
+        Models(model, task, initial_model(model), folder, **sampling) as models,
     ):
         page = make_page(models)
         launch(page, HOST, known.port, known.share)

@@ -60,20 +60,20 @@ def task_of_model(
     parser: CommandParser, known: Namespace, rest: Sequence[str], command: str, typed: Sequence[str]
 ) -> Task:
     """The task that is named, with its flags in `rest`, or that of the run `known.model`. The numbers in `known` are
-    checked first, because everything else is slow."""
+    checked first, because everything else is slow. For a run on the Hub, `known.model` becomes its local folder."""
     check_ranges(vars(known), as_flags=True)
     SamplingFilters.of(vars(known))
     from ..report.run_folder import RunFolder, local_run
 
     options = option_names(parser)
     check_local_path(known.model, "--model" if "--model" in options else "model")
-    run = local_run(known.model)
-    if not known.task and (not Path(run).is_dir() or not RunFolder.read(run).settings):
+    given, known.model = known.model, local_run(known.model)
+    if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
         raise ValueError(
-            f"{known.model} is not a run, neither a folder nor on the Hub; name the task too: {PROGRAM} {command} "
+            f"{given} is not a run, neither a folder nor on the Hub; name the task too: {PROGRAM} {command} "
             "--task TASK ..."
         )
-    return task_of_run(known.task, rest, run, [command, *typed], options)
+    return task_of_run(known.task, rest, known.model, [command, *typed], options)
 
 
 def solver_of(known: Namespace, task: Task, **more: Any) -> Solver:

@@ -100,10 +100,10 @@ class Solver:
             vllm_server_url: Sample from this server of the same model, of which only the tokenizer is loaded here.
             folder: Where `tiny` and .gguf files are converted to a model.
         """
-        name = local_run(str(model_or_run))
         numbers = {"temperature": temperature, "max_completion_length": max_completion_length}
         numbers |= {"rollout_batch_size": rollout_batch_size, "reward_timeout": reward_timeout}
         check_ranges(numbers, as_flags=True)
+        name = local_run(str(model_or_run))
         settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
         trained = settings.get("training", {})
         if task is None:

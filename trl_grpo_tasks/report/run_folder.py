@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..failures import first_line
 from ..files import looks_local
 
 SETTINGS_FILE = "settings.json"
@@ -30,17 +31,21 @@ EVALUATION_NAMES = {
 
 def local_run(name: str) -> str:
     """Return the folder of a run that was pushed to the Hub, downloaded if it is not there yet; `name` itself for
-    everything else, also if the Hub cannot be reached."""
+    everything else, also if the Hub cannot be reached. ValueError if the download of a run fails."""
     if "/" not in name or looks_local(name) or Path(name).exists():
         return name
     from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
         settings = json.loads(Path(hf_hub_download(name, SETTINGS_FILE)).read_text(encoding="utf-8"))
-        is_run = isinstance(settings, dict) and {"task", "training"} <= settings.keys()
-        return snapshot_download(name, ignore_patterns=["*.html", "*.png"]) if is_run else name
     except (OSError, ValueError):
         return name
+    if not isinstance(settings, dict) or not {"task", "training"} <= settings.keys():
+        return name
+    try:
+        return snapshot_download(name, ignore_patterns=["*.html", "*.png"])
+    except OSError as error:
+        raise ValueError(f"the run {name} could not be downloaded from the Hub: {first_line(error)}") from error
 
 
 @dataclass
