@@ -1,4 +1,4 @@
-"""The archive of distinct successes: counts against sets of the test's own, novelty, resuming, two processes."""
+"""The archive of distinct successes: counts against sets of the test's own, resuming, two processes."""
 
 import json
 import random
@@ -11,7 +11,6 @@ from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, run_processes, timeless, toy_trainer
 from tests.training.test_trainer import FixedTrainer
 from trl_grpo_tasks import TaskGRPOTrainer
-from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.training.stores import archive as module
 from trl_grpo_tasks.training.stores import canonical_forms
 from trl_grpo_tasks.training.stores.archive import Answer, Archive
@@ -31,22 +30,20 @@ class LooseTask(ToyTask):
 
 
 class Observed(TaskGRPOTrainer):
-    """Keeps the row, the text and the reward components of every completion that was sampled."""
+    """Keeps the row and the text of every completion that was sampled."""
 
     def _calculate_rewards(self, *args, **kwargs):
         rewards = super()._calculate_rewards(*args, **kwargs)
         if not hasattr(self, "rollouts"):
             self.rollouts = []
-        texts = [(example["row"], text) for example, text in self._sampled()]
-        self.rollouts.append((self.state.global_step, texts, rewards.clone()))
+        record = self.latest_rollout
+        texts = [(example["row"], text) for example, text in zip(record.examples, record.completions, strict=True)]
+        self.rollouts.append((self.state.global_step, texts))
         return rewards
-
-    def _sampled(self):
-        return zip(self.latest_rollout.examples, self.latest_rollout.completions, strict=True)
 
 
 # Pairs of completions with equal rewards are frequent.
-RESAMPLED = {"resample_rounds": 1, "num_generations": 2, "component_weights": {"match": 0.0, "short": 0.0}}
+RESAMPLED = {"resample_rounds": 1, "num_generations": 2, "component_weights": {"match": 0, "short": 0, "success": 1}}
 RESAMPLED |= {"constrain": True, "logging_steps": 2}
 
 
@@ -59,23 +56,17 @@ def metrics_of(folder):
 
 
 @pytest.mark.parametrize("options", [{}, RESAMPLED], ids=["plain", "resampled"])
-def test_counts_and_novelty_are_those_of_the_completions(tiny_path, tmp_path, options):
-    given = {"max_steps": 5, "archive": 1000, "novelty_weight": 0.3} | options
+def test_counts_are_those_of_the_completions(tiny_path, tmp_path, options):
+    given = {"max_steps": 5, "archive": 1000} | options
     trainer = Observed(tiny_path, args=config(tmp_path, **given), task=LooseTask())
     trainer.train()
     seen, first = Counter(), {}
-    novelty = trainer.reward_func_names.index("novelty")
-    assert trainer.reward_weights[novelty] == pytest.approx(0.3)
-    for step, texts, rewards in trainer.rollouts:
-        before = Counter(seen)  # equal answers of one rollout earn the same
-        for (row, text), values in zip(texts, rewards, strict=True):
-            if json.loads(row)["letter"] not in text:
-                assert values[novelty] == 0
-                continue
-            key = (json.loads(row)["prompt"], tuple(sorted(text)))
-            assert values[novelty] == pytest.approx((1 + before[key]) ** -0.5)
-            seen[key] += 1
-            first.setdefault(key, step + 1)
+    for step, texts in trainer.rollouts:
+        for row, text in texts:
+            if json.loads(row)["letter"] in text:
+                key = (json.loads(row)["prompt"], tuple(sorted(text)))
+                seen[key] += 1
+                first.setdefault(key, step + 1)
     assert len(trainer.rollouts) > 5 or not options
     assert len(seen) > 5 and max(seen.values()) > 1
     found = lines_of(tmp_path)
@@ -88,7 +79,6 @@ def test_counts_and_novelty_are_those_of_the_completions(tiny_path, tmp_path, op
     if not options:  # with resampling, rollouts of a step are several
         for line in log:
             assert line["archive/distinct"] == sum(step <= line["step"] for step in first.values())
-            assert line["rewards/novelty/mean"] > 0
     assert log[-1]["archive/distinct"] == len(seen) and last == 5
     assert sum(line["archive/new"] for line in log) == len(seen)
 
@@ -121,13 +111,14 @@ def test_the_number_of_counted_answers_is_bounded(monkeypatch):
     assert archive.distinct == 3 and [(a["canonical"], a["seen"]) for a in archive.ranked()] == [
         ("a", 2), ("b", 1), ("c", 1)
     ]  # fmt: skip
-    assert archive.novelty(Answer("{}", "e", "e", 1.0)) == 1
 
 
 def test_rows_are_told_apart():
     archive = Archive(10)
-    archive.add([Answer("ab", "c", "c", 1.0), Answer("a", "bc", "bc", 1.0)][:1], 1)
-    assert archive.novelty(Answer("a", "bc", "bc", 1.0)) == 1 and archive.novelty(Answer("ab", "d", "c", 0.0)) < 1
+    archive.add([Answer('"ab"', "c", "c", 1.0), Answer('"a"', "bc", "bc", 1.0), Answer('"ab"', "d", "c", 0.0)], 1)
+    assert [(answer["row"], answer["completion"], answer["seen"]) for answer in archive.ranked()] == [
+        ("ab", "c", 2), ("a", "bc", 1)
+    ]  # fmt: skip
 
 
 class FaultyTask(ToyTask):
@@ -157,7 +148,7 @@ def test_a_faulty_canonical_does_not_stop_training(tiny_path, tmp_path):
         def canonical(self, row, completion):
             raise RuntimeError("no form")
 
-    toy_trainer(tiny_path, tmp_path, task=Broken(), max_steps=2, archive=10, novelty_weight=1.0, own_successes=8,
+    toy_trainer(tiny_path, tmp_path, task=Broken(), max_steps=2, archive=10, own_successes=8,
                 eval_strategy="steps", eval_steps=1).train()  # fmt: skip
     assert all(answer["canonical"] == answer["completion"].strip() for answer in lines_of(tmp_path))
 
@@ -167,24 +158,20 @@ class Unscored(LooseTask):
         return None if completion.startswith("b") else super().score(row, completion)
 
 
-def test_completions_without_a_score_have_no_novelty(tiny_path, tmp_path):
+def test_completions_without_a_score_and_held_out_rows_are_not_archived(tiny_path, tmp_path):
     FixedTrainer.fixed = ["a", "ba", "cc", "ac", "ca", "bb", "a", "d"]
-    trainer = FixedTrainer(tiny_path, args=config(tmp_path, archive=9, novelty_weight=0.5), task=Unscored())
+    trainer = FixedTrainer(tiny_path, args=config(tmp_path, archive=9), task=Unscored())
     examples = [trainer.train_dataset[0]] * 8
     trainer.model.train()
     trainer._generate_and_score_completions(examples)
-    assert [None if v != v else v for v in trainer._component("novelty").tolist()] == [1, None, 0, 1, 1, None, 1, 0]
-    trainer._generate_and_score_completions(examples)
-    expected = [3**-0.5, torch.nan, 0, 3**-0.5, 3**-0.5, torch.nan, 3**-0.5, 0]
-    torch.testing.assert_close(trainer._component("novelty"), torch.tensor(expected), equal_nan=True)
+    assert {answer["canonical"]: answer["seen"] for answer in trainer._archive.ranked()} == {"a": 2, "ac": 2}
     trainer.model.eval()
     trainer._generate_and_score_completions(examples)
-    assert set(trainer._component("novelty").nan_to_num(0).tolist()) == {0}, "held-out rows have no novelty"
-    assert sum(answer["seen"] for answer in trainer._archive.ranked()) == 8, "nor are they archived"
+    assert sum(answer["seen"] for answer in trainer._archive.ranked()) == 4
 
 
 def test_resuming_at_every_step_is_bit_for_bit_the_same(tiny_path, tmp_path):
-    options = {"max_steps": 6, "archive": 4, "novelty_weight": 0.5, "save_strategy": "steps", "save_steps": 1}
+    options = {"max_steps": 6, "archive": 4, "save_strategy": "steps", "save_steps": 1}
     options |= {"logging_steps": 2, "num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
     options |= {name: RESAMPLED[name] for name in ("resample_rounds", "num_generations", "component_weights")}
     options |= {"per_device_train_batch_size": 4}
@@ -229,36 +216,15 @@ def test_off_nothing_changes(tiny_path, tmp_path):
         logs.append([timeless(line) for line in trainer.state.log_history])
         weights.append(parameters(trainer))
     assert not (tmp_path / "off" / "archive.jsonl").exists() and not any("archive/" in k for x in logs[0] for k in x)
-    assert "novelty" not in trainer.reward_func_names
     assert [{k: v for k, v in line.items() if "archive/" not in k} for line in logs[1]] == logs[0]
     assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"archive": -1}, "archive=-1 must be at least 0"),
-        ({"archive": 5, "novelty_weight": -0.1}, "novelty_weight=-0.1 must be"),
-        ({"archive": 5, "novelty_weight": float("nan")}, "novelty_weight=nan must be"),
-        ({"novelty_weight": 0.1}, "novelty_weight=0.1 needs the archive"),
-        ({"archive": 5, "novelty_weight": 0.1, "advantage_estimator": "passk", "pass_k": 2}, "needs these two"),
-    ],
-)
-def test_options_that_do_not_work_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        config(tmp_path, **options)
-
-
-def test_a_task_is_needed_and_its_own_component_is_not_replaced(tiny_path, tmp_path):
+def test_a_size_below_0_is_refused_and_a_task_is_needed(tiny_path, tmp_path):
+    with pytest.raises(ValueError, match="archive=-1 must be at least 0"):
+        config(tmp_path, archive=-1)
     with pytest.raises(ValueError, match="archive=5 needs a task"):
         TaskGRPOTrainer(tiny_path, reward_funcs=lambda completions, **_: [0.0], args=config(tmp_path, archive=5))
-
-    class Novel(ToyTask):
-        weights = {"novelty": 1.0}
-
-    with pytest.raises(ValueError, match="has a component 'novelty' of its own"):
-        component_weights(Novel(), None, 0.5)
-    assert "novelty" not in component_weights(ToyTask(), None)
 
 
 SCRIPT = """
@@ -273,7 +239,7 @@ trainer = PlacedTrainer(model, args=config(output_dir, **options), task=LooseTas
 @pytest.mark.slow
 def test_two_processes_equal_one(tiny_path, tmp_path):
     """Groups of 4 in batches of 6 per process: the middle group lies half on each. The second half is resumed."""
-    options = {"num_generations": 4, "archive": 6, "novelty_weight": 0.4, "save_strategy": "steps", "save_steps": 2}
+    options = {"num_generations": 4, "archive": 6, "save_strategy": "steps", "save_steps": 2}
     results = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
@@ -286,6 +252,6 @@ def test_two_processes_equal_one(tiny_path, tmp_path):
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
     for a, b in zip(one_log, two_log, strict=True):
-        for key in ("archive/distinct", "archive/new", "rewards/novelty/mean", "reward"):
+        for key in ("archive/distinct", "archive/new", "reward"):
             assert a[key] == pytest.approx(b[key], abs=1e-6), key
     assert len(one_log) == 4

@@ -8,6 +8,7 @@ import torch
 from tests.support.toy import ToyTask
 from tests.support.toy_fill import MASK, FillTask
 from tests.support.training import config, toy_trainer
+from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.training.control.guard import Guard, check_guard_component
@@ -116,6 +117,12 @@ def test_reward_functions_can_be_guarded_without_a_task(tiny_path, tmp_path):
 def test_options_that_do_not_fit_are_rejected(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         config(tmp_path, **options)
+
+
+@pytest.mark.parametrize(("words", "guard"), [([], "agreement"), (["--guard", "none"], None)])
+def test_the_guard_of_a_recipe_can_be_turned_off(tmp_path, words, guard):
+    given = ["--config", "infill/single_gpu", "--use_cpu", "true", "--output_dir", str(tmp_path)]
+    assert parse([*given, *words])[2].guard == guard
 
 
 def test_unknown_and_watched_components_are_rejected(tiny_path, tmp_path):

@@ -142,7 +142,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
-    components = list(component_weights(task, args.component_weights, args.novelty_weight))
+    components = list(component_weights(task, args.component_weights))
     check_best_by(args, components, has_task=True)
     check_guard_component(args, components, task.watched)
     check_credit_task(args, task)

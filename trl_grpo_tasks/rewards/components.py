@@ -16,7 +16,6 @@ from .judge import FrozenJudge, frozen_of
 
 # Flags of every score. They are logged like components and can be weighted; their default weight is 0.
 FACTS = ("valid", "success")
-NOVELTY = "novelty"  # the component of novelty_weight, which the trainer fills in
 
 
 class TaskRewards:
@@ -28,7 +27,7 @@ class TaskRewards:
 
     def __init__(self, task: Task, args: Any, local_processes: int = 1):
         self.task = task
-        self._weights = component_weights(task, args.component_weights, args.novelty_weight)
+        self._weights = component_weights(task, args.component_weights)
         self._judges = task.judges()
         self.executor = RewardExecutor(
             task,
@@ -94,9 +93,8 @@ class TaskRewards:
         return rewards_N_F.masked_fill(unscored[:, None], float("nan"))
 
 
-def component_weights(task: Task, asked: Mapping[str, float] | None, novelty_weight: float = 0.0) -> dict[str, float]:
-    """Return the weight of every component and flag: the task's weights, overridden by those in `asked`, and that of
-    novelty, if it has one."""
+def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the weight of every component and flag: the task's weights, overridden by those in `asked`."""
     taken = sorted(set(FACTS) & set(task.weights))
     if taken:
         raise ValueError(
@@ -115,13 +113,6 @@ def component_weights(task: Task, asked: Mapping[str, float] | None, novelty_wei
             raise ValueError(f"component_weights: {name!r} is only logged, so that it stays an independent measure; "
                              "leave its weight at 0")  # fmt: skip
         weights[name] = float(weight)
-    if novelty_weight:
-        if NOVELTY in weights:
-            raise ValueError(
-                f"novelty_weight: task {task.name!r} has a component {NOVELTY!r} of its own; set its weight in "
-                "component_weights, and novelty_weight to 0"
-            )
-        weights[NOVELTY] = float(novelty_weight)
     return weights
 
 

@@ -2,28 +2,28 @@
 
 The trainer consists of layers. Each is a subclass of the one before and does one job:
 
-- checkpoint_layer.py: checkpoints that hold everything a run needs to resume;
-- generation_layer.py: completions, and the masks and log-probs they were sampled with;
-- scoring_layer.py: log-probs, entropies and KL under these masks, and the loss;
-- reward_layer.py: the task's rewards, and advantages;
-- archive_layer.py: an archive of distinct successes, and a reward for novelty;
-- imitation_layer.py: the model's own successes are stored and imitated;
-- group_layer.py: groups without signal are sampled again, or replaced by stored ones;
+- layers/checkpoint.py: checkpoints that hold everything a run needs to resume;
+- layers/generation.py: completions, and the masks and log-probs they were sampled with;
+- layers/scoring.py: log-probs, entropies and KL under these masks, and the loss;
+- layers/reward.py: the task's rewards, and advantages;
+- layers/archive.py: an archive of distinct successes;
+- layers/imitation.py: the model's own successes are stored and imitated;
+- layers/group.py: groups without signal are sampled again, or replaced by stored ones;
 - this file: what changes during training: reference, beta, the guard's weight, curriculum.
 
 One rollout is one RolloutRecord (record.py), which each stage fills in. The stages of a training step, in order:
 
 1. This file: the reference and beta are updated, and the curriculum chooses rows (`_update_controllers`).
-2. scoring_layer.py starts the record; generation_layer.py samples completions (`_generate_single_turn`).
-3. reward_layer.py: workers start to score completions as soon as these exist (`_generate`).
-4. scoring_layer.py: old and reference log-probs (`_get_per_token_logps_and_entropies`).
-5. reward_layer.py: rewards are collected (`_calculate_rewards`) and advantages computed (`_replace_advantages`).
-   archive_layer.py: successes are archived, and their novelty is rewarded (`_calculate_rewards`).
-6. imitation_layer.py: successes are stored.
-   group_layer.py: groups without signal may be replaced (`_resample_groups`, `_replay_groups`).
+2. layers/scoring.py starts the record; layers/generation.py samples completions (`_generate_single_turn`).
+3. layers/reward.py: workers start to score completions as soon as these exist (`_generate`).
+4. layers/scoring.py: old and reference log-probs (`_get_per_token_logps_and_entropies`).
+5. layers/reward.py: rewards are collected (`_calculate_rewards`) and advantages computed (`_replace_advantages`).
+   layers/archive.py: successes are archived (`_calculate_rewards`).
+6. layers/imitation.py: successes are stored.
+   layers/group.py: groups without signal may be replaced (`_resample_groups`, `_replay_groups`).
    This file: the curriculum and the guard observe the outcome of the first rollout.
-7. For each batch of the rollout, `_compute_loss`: scoring_layer.py scores it under its masks and logs the parts of the
-   loss; imitation_layer.py adds the imitation of stored successes; this file gives the KL divergence to the
+7. For each batch of the rollout, `_compute_loss`: layers/scoring.py scores it under its masks and logs the parts of
+   the loss; layers/imitation.py adds the imitation of stored successes; this file gives the KL divergence to the
    controller of beta.
 """
 

@@ -1,15 +1,13 @@
-"""ArchiveLayer: distinct successful answers of training rollouts are archived, and may earn a reward for novelty."""
+"""ArchiveLayer: distinct successful answers of training rollouts are archived."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from ...failures import FailureNotice, first_line
-from ...rewards.components import NOVELTY
 from ...task import Task
 from ..options.config import TaskGRPOConfig
 from ..stores.archive import Answer, Archive
@@ -34,33 +32,18 @@ class ArchiveLayer(RewardLayer):
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         rewards_N_F = super()._calculate_rewards(*args, **kwargs)
         if self._archive is not None and self.model.training:
-            answers_N = gather_object(self._answers())
-            novelty = [0.0 if answer is None else self._archive.novelty(answer) for answer in answers_N]
-            self._fill_novelty(rewards_N_F, novelty)
-            self._archive.add([answer for answer in answers_N if answer is not None], self.state.global_step + 1)
-        elif self._archive is not None:
-            self._fill_novelty(rewards_N_F, [0.0] * len(rewards_N_F))
+            self._archive.add(gather_object(self._successful_answers()), self.state.global_step + 1)
         return rewards_N_F
 
-    def _answers(self) -> list[Answer | None]:
-        """The completions of this process in the latest rollout; None for those that are not a success."""
+    def _successful_answers(self) -> list[Answer]:
+        """The successful completions of this process in the latest rollout."""
         assert self._forms is not None
-        answers: list[Answer | None] = []
         record = self.latest_rollout
-        for example, text, outcome in zip(record.examples, record.completions, record.outcomes, strict=True):
-            if outcome.score is None or not outcome.score.success:
-                answers.append(None)
-            else:
-                form = self._forms.of(example["row"], text)
-                answers.append(Answer(example["row"], text, form, outcome.score.total))
-        return answers
-
-    def _fill_novelty(self, rewards_N_F: torch.Tensor, values: list[float]) -> None:
-        """Write the component, where it has a weight, for the completions that were scored."""
-        if self.args.novelty_weight:
-            unscored = torch.isnan(self._component("success"))
-            filled = torch.tensor(values).to(rewards_N_F).masked_fill(unscored, torch.nan)
-            rewards_N_F[:, self.reward_func_names.index(NOVELTY)] = filled
+        return [
+            Answer(example["row"], text, self._forms.of(example["row"], text), outcome.score.total)
+            for example, text, outcome in zip(record.examples, record.completions, record.outcomes, strict=True)
+            if outcome.score is not None and outcome.score.success
+        ]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         metrics = self._metrics["train"]

@@ -164,7 +164,8 @@ class TaskGRPOConfig(GRPOConfig):
     guard: str | None = option(
         None,
         "Keep the mean of this reward component from falling below its value at the start, or below guard_floor: its "
-        "weight grows with each rollout below that, and shrinks towards the usual weight with each rollout above.",
+        "weight grows with each rollout below that, and shrinks towards the usual weight with each rollout above. "
+        "'none': no guard, for example in spite of a recipe.",
     )
     guard_floor: float | None = option(
         None, "The value that guard keeps. Default: the mean of the component in the first guard_start rollouts."
@@ -202,11 +203,6 @@ class TaskGRPOConfig(GRPOConfig):
         0,
         "Archive distinct successful answers of the rollouts: at most this many, those with the best scores, are "
         "stored in archive.jsonl. 0: no archive.",
-    )
-    novelty_weight: float = option(
-        0.0,
-        "Weight of the reward component 'novelty', which is 1 / sqrt(1 + times that the archive has seen the answer "
-        "in earlier rollouts) for a success, and 0 for a failure.",
     )
 
     # Own successes
@@ -279,6 +275,7 @@ class TaskGRPOConfig(GRPOConfig):
         check_sharding(self)
         check_archive(self)
         check_credit(self)
+        self.guard = None if self.guard == "none" else self.guard
         check_guard(self)
         check_own_successes(self)
         check_repair(self)

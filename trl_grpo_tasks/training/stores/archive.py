@@ -1,4 +1,4 @@
-"""Archive: the distinct successful answers of a run, how often each was seen, and a reward for new ones.
+"""Archive: the distinct successful answers of a run, and how often each was seen.
 
 Answers are equal if they belong to the same row and have the same `Task.canonical`. All processes hold the same
 archive, because each adds the gathered successes of a rollout in the same order.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,17 +28,6 @@ def check_archive(args: Any) -> None:
     """Raise ValueError for options of a TaskGRPOConfig about the archive that do not work."""
     if args.archive < 0:
         raise ValueError(f"archive={args.archive} must be at least 0")
-    if not (math.isfinite(args.novelty_weight) and args.novelty_weight >= 0):
-        raise ValueError(f"novelty_weight={args.novelty_weight} must be a number, at least 0")
-    if args.novelty_weight and not args.archive:
-        raise ValueError(
-            f"novelty_weight={args.novelty_weight} needs the archive, which counts answers; set archive=1000"
-        )
-    if args.novelty_weight and args.advantage_estimator == "passk":
-        raise ValueError(
-            f"novelty_weight={args.novelty_weight} gives rewards other than 0 and 1, but advantage_estimator='passk' "
-            "needs these two; use 'maxk', or novelty_weight=0"
-        )
 
 
 @dataclass(frozen=True)
@@ -75,10 +63,6 @@ class Archive:
     @property
     def distinct(self) -> int:
         return len(self._seen)
-
-    def novelty(self, answer: Answer) -> float:
-        """The reward of an answer: 1 / sqrt(1 + times it was seen in earlier rollouts)."""
-        return 1 / math.sqrt(1 + self._seen.get(answer.key, 0))
 
     def add(self, answers: Sequence[Answer], step: int) -> None:
         """Count the successes of a rollout, and store those that are new and good enough."""
