@@ -81,6 +81,8 @@ def main() -> None:
     samples = collect(grid, folder, options)
     missing = {name for (name, _), found in samples.items() if found is None}
     grid["settings"] = {name: given for name, given in grid["settings"].items() if name not in missing}
+    if not grid["settings"]:
+        raise SystemExit("no setting has finished with all seeds; without --finished, the command resumes the grid")
     names = [*starts_of(grid), *grid["settings"]]
     if missing & {grid["baseline"], *names}:
         raise SystemExit("the table needs the cold starts and the baseline with all seeds")

@@ -141,6 +141,12 @@ def test_grids_name_options_that_exist(path):
         parse(["--config", grid["recipe"], *learning.flags(grid["options"] | started | options)])
 
 
+def test_a_table_of_nothing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", str(grid_file(tmp_path)), "--output_dir", str(tmp_path), "--finished"])
+    with pytest.raises(SystemExit, match="no setting has finished with all seeds"):
+        learning.main()
+
+
 @pytest.mark.slow
 def test_a_small_grid_from_start_to_end(tmp_path):
     recipe = tmp_path / "toy.yaml"

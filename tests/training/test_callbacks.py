@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from tests.commands.test_train import ROOT, metrics, train, words
 from tests.support.training import toy_trainer
-from trl_grpo_tasks.commands import interrupt
+from trl_grpo_tasks.commands import interrupt, main
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.generate import describe_sample
 from trl_grpo_tasks.commands.interrupt import StoppedError, exit_status, saved_when_interrupted
@@ -222,6 +222,10 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
     assert run.typed_command(args, resuming=True) == asked
     monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
     assert run.typed_command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
+    monkeypatch.setattr(sys, "argv", [main.__file__, "train", "--task", "a"])  # python -m trl_grpo_tasks.commands.main
+    asked = "-m trl_grpo_tasks.commands.main train --task a"
+    assert run.typed_command(args) == f"accelerate launch {asked}"
+    assert run.typed_command(SimpleNamespace(world_size=1)) == f"python {asked}"
 
 
 # ---- what a model wrote cannot control the terminal

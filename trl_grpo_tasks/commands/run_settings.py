@@ -55,8 +55,11 @@ def typed_command(args: Any, resuming: bool = False) -> str:
         del typed[at : at + 1 + has_value]
     words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
     program = os.path.basename(sys.argv[0])
-    launcher = "accelerate launch" if args.world_size > 1 else "python"
-    return f"{launcher} {program} {words}" if program.endswith(".py") else f"{program} {words}"
+    if Path(sys.argv[0]).absolute() == Path(__file__).with_name("main.py"):
+        program = f"-m {__package__}.main"
+    elif not program.endswith(".py"):
+        return f"{program} {words}"
+    return f"{'accelerate launch' if args.world_size > 1 else 'python'} {program} {words}"
 
 
 def describe_machine(args: Any) -> str:
