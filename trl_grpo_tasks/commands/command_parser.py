@@ -101,11 +101,10 @@ def task_of_run(
 ) -> Task:
     """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run. If the
     answers of the run have several turns, the task reads them. See `task_with_options` for `also`."""
-    from ..report.run_folder import RunFolder
+    from ..report.run_folder import settings_of
     from ..training.repair import with_repair_of
 
-    settings = RunFolder.read(run_dir).settings if Path(run_dir).is_dir() else {}
-    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed, also), settings)
+    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed, also), settings_of(run_dir))
 
 
 def _one_turn_task(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
-from ..report.run_folder import RunFolder
+from ..report.run_folder import settings_of
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub
@@ -233,7 +233,7 @@ def _check_fixed_options(task: Task, args: Any) -> None:
     """Raise ValueError if a run is resumed with another value of one of the task's `fixed_options`."""
     if not task.fixed_options or not _resumes_output_dir(args):
         return
-    before = RunFolder.read(args.output_dir).settings.get("task", {}).get("options", {})
+    before = settings_of(args.output_dir).get("task", {}).get("options", {})
     for name in task.fixed_options:
         given = getattr(task.options, name)
         if name in before and before[name] != given:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..constraints.filters import SamplingFilters
@@ -63,12 +62,12 @@ def task_of_model(
     checked first, because everything else is slow. For a run on the Hub, `known.model` becomes its local folder."""
     check_ranges(vars(known), as_flags=True)
     SamplingFilters.of(vars(known))
-    from ..report.run_folder import RunFolder, local_run
+    from ..report.run_folder import local_run, settings_of
 
     options = option_names(parser)
     check_local_path(known.model, "--model" if "--model" in options else "model")
     given, known.model = known.model, local_run(known.model)
-    if not known.task and (not Path(known.model).is_dir() or not RunFolder.read(known.model).settings):
+    if not known.task and not settings_of(known.model):
         raise ValueError(
             f"{given} is not a run, neither a folder nor on the Hub; name the task too: {PROGRAM} {command} "
             "--task TASK ..."

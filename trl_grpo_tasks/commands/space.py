@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from ..models.loading import base_model_of, is_adapter, prepare_model, save_merged
 from ..redact import redacted
 from ..registry import TASKS
-from ..report.run_folder import RunFolder
+from ..report.run_folder import settings_of
 from ..task import Task
 from ..training.repair import RepairTask
 from .export_task import copied_spec, exported_options, filled_template
@@ -57,7 +57,7 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
         raise ValueError(f"--space {folder} is not an empty folder; give another one, or move it away")
     inner = task.inner if isinstance(task, RepairTask) else task
     check_task(inner.spec or "", exported_options(inner))
-    settings = RunFolder.read(model).settings.get("training", {}) if Path(model).is_dir() else {}
+    settings = settings_of(model).get("training", {})
     chosen = {name: settings[name] for name in SAMPLING_OF_RUN if settings.get(name) is not None}
     chosen |= {name: value for name, value in sampling.items() if value is not None}
     with tempfile.TemporaryDirectory() as scratch:

@@ -24,7 +24,7 @@ from ..models.quantised import is_quantised_model
 from ..models.ready import ReadyModel, ready_model
 from ..registry import get_task
 from ..report.page import task_of
-from ..report.run_folder import RunFolder, local_run
+from ..report.run_folder import local_run, settings_of
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
@@ -104,7 +104,7 @@ class Solver:
         numbers |= {"rollout_batch_size": rollout_batch_size, "reward_timeout": reward_timeout}
         check_ranges(numbers, as_flags=True)
         name = local_run(str(model_or_run))
-        settings = RunFolder.read(name).settings if Path(name).is_dir() else {}
+        settings = settings_of(name)
         trained = settings.get("training", {})
         if task is None:
             check_local_path(name, "model")

@@ -8,7 +8,7 @@ from typing import Any
 from ..evaluation.solver import Solver
 from ..files import model_file_in
 from ..models.loading import TINY
-from ..report.run_folder import RunFolder
+from ..report.run_folder import settings_of
 from ..task import Task
 
 AFTER, BEFORE = "after training", "before training"
@@ -17,7 +17,7 @@ AFTER, BEFORE = "after training", "before training"
 def initial_model(model: str) -> str | None:
     """Return the folder or Hub id of the model that the training of a run started from: after the cold start if there
     was one. None for a model that is not the folder of a run."""
-    if not Path(model).is_dir() or not (settings := RunFolder.read(model).settings):
+    if not (settings := settings_of(model)):
         return None
     for name in ("cold_start", "base_model"):
         if model_file_in(Path(model) / name):

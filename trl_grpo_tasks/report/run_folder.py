@@ -48,6 +48,11 @@ def local_run(name: str) -> str:
         raise ValueError(f"the run {name} could not be downloaded from the Hub: {first_line(error)}") from error
 
 
+def settings_of(model: str | Path) -> dict[str, Any]:
+    """Read the settings of a run; {} for a model that is not the folder of a run. ValueError if they are damaged."""
+    return _read_json(Path(model) / SETTINGS_FILE)
+
+
 @dataclass
 class RunFolder:
     """The contents of a run folder.
@@ -74,8 +79,8 @@ class RunFolder:
             raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
-        settings, outcome, judge = (_read_json(path / name) for name in (SETTINGS_FILE, OUTCOME_FILE, JUDGE_FILE))
-        return cls(path, settings, evaluations, metrics, performance, outcome, judge)
+        outcome, judge = (_read_json(path / name) for name in (OUTCOME_FILE, JUDGE_FILE))
+        return cls(path, settings_of(path), evaluations, metrics, performance, outcome, judge)
 
     @property
     def is_empty(self) -> bool:
