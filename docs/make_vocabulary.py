@@ -123,7 +123,7 @@ _MEASURED = {
     "machine/tiny_cpu": "yes",
     "machine/paper": "scaled down",
     "machine/colab_t4": "memory and time only, on an H200",
-    "machine/single_gpu": "with weights from a GGUF file",
+    "machine/single_gpu": "with weights from a GGUF file, in batches of 8",
     "infill/tiny_cpu": "yes",
     "infill/multi_step": "with another cold start",
     "infill/single_gpu": "yes",
