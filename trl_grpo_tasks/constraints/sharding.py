@@ -90,6 +90,21 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def end_forward(model: nn.Module, output: Any) -> None:
+    """End a forward pass in groups of FSDP2 of which a module did not run; `output` is what the pass returned.
+
+    accelerate shards the final norm and the LM head as one group, and TRL's fused head uses the LM head's weight
+    without running the module. torch 2.13 ends such a group with the model's forward pass. torch 2.11 does not: then
+    `reshard` has no effect on it, and if a checkpoint shards it, the next forward pass does not gather it.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            if state._modules_to_run_forward:
+                state._modules_to_run_forward.clear()
+                state._post_forward(module, None, output)
+
+
 @contextmanager
 def loading_whole_models() -> Iterator[None]:
     """While open, models are loaded as a whole. In a run with ZeRO-3, transformers shards every model that it loads,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ...constraints.sharding import gathered, part, part_of, put_part, reshard
 
@@ -52,7 +53,9 @@ class MovingReference:
         for name, p in halves.items():
             if p.dtype in (torch.bfloat16, torch.float16):
                 value = p.detach().float()
-                self._average[name] = value.pin_memory() if p.is_pinned() else value  # pinned if it is offloaded
+                # A weight of `Offloaded`, which is not sharded, is pinned. DTensors of torch 2.11 have no `is_pinned`.
+                is_pinned = not isinstance(p, DTensor) and p.is_pinned()
+                self._average[name] = value.pin_memory() if is_pinned else value
 
     @torch.no_grad()
     def _move(self, keep: float) -> None:

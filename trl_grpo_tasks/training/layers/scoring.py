@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import gather
 
 from ...constraints.head import MaskedHead
+from ...constraints.sharding import end_forward
 from ...constraints.table import FREE, widen_mask_numbers
 from ...models.shared_prompts import SharedPrompts
 from ..control.consistency import ConsistencyCheck
@@ -112,6 +113,7 @@ class ScoringLayer(GenerationLayer):
         ):
             if record.mask_numbers_B_T is None:
                 scored = score(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
+                end_forward(model, scored)
                 record.logps_B_T = scored[0].detach()
                 return scored
             batch_size = batch_size or len(input_ids)
@@ -123,6 +125,7 @@ class ScoringLayer(GenerationLayer):
                     scored = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
                 logps.append(scored[0])
                 entropies.append(scored[1])
+        end_forward(model, (logps, entropies))
         record.logps_B_T = torch.cat(logps).detach()
         return torch.cat(logps), torch.cat(entropies) if kwargs.get("compute_entropy") else None, None
 
