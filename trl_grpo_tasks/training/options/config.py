@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from trl import GRPOConfig
 
 from ...constraints.filters import NAMES as FILTERS
@@ -330,6 +331,13 @@ class TaskGRPOConfig(GRPOConfig):
                 f"replay keeps whole groups on each process: per_device_train_batch_size * steps_per_generation "
                 f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
             )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process. accelerate names that of several CPU processes "cpu:0", and transformers 5.17
+        passes it to torch.load, which knows only "cpu"."""
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
 
     @property
     def samples_under_constraint(self) -> bool:
