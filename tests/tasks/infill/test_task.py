@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -281,11 +282,15 @@ def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path,
     assert "the task needs a masked language model" in capsys.readouterr().err
 
 
-def test_a_judge_no_better_than_chance_is_not_saved(corpus, tmp_path, capsys):
-    flags = ["--corpus", corpus, "--judge_steps", "1", "--judge_width", "16", "--text_length", "16"]
+def test_a_judge_no_better_than_chance_is_not_saved(tmp_path, capsys, monkeypatch):
+    # One passage to train on and one to test on, which is not corrupted: the judge says the same of all tested texts.
+    (tmp_path / "corpus.txt").write_text("the cat sat down\n\nthe dog got away")
+    monkeypatch.setattr(judges.Corruption, "spoil", lambda self, text, rng: text)
+    flags = ["--corpus", str(tmp_path / "corpus.txt"), "--text_length", "16"]
+    flags += ["--judge_steps", "5", "--judge_width", "16"]
     assert command(["task", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
     said = capsys.readouterr()
-    assert re.search(r"judge: \d+\.\d% of 1024 held-out texts", said.out) and "it was not saved" in said.err
+    assert "judge: 50.0% of 1024 held-out texts" in said.out and "it was not saved" in said.err
     assert not (tmp_path / "judge" / "config.json").exists()
 
 
@@ -399,14 +404,16 @@ def encoder_path(judged, tmp_path_factory):
 
 
 def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path, tmp_path):
-    options = {"max_steps": 20, "num_generations": 8, "per_device_train_batch_size": 64, "learning_rate": 1e-2}
+    options = {"max_steps": 40, "num_generations": 32, "per_device_train_batch_size": 256, "learning_rate": 1e-2}
     trainer = infill_trainer(judged, encoder_path, tmp_path, **options)
     judge = trainer._rewards.frozen_judges["judge"]
     judge.judge(["to load it"])
     before = {name: p.clone() for name, p in judge._model.named_parameters()}
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
-    assert logs[-1]["reward"] > logs[0]["reward"] + 0.05
+    # Means over whole epochs of 4 steps: at a learning rate of 0 they differ by less than 0.01, at this one by 0.05.
+    rewards = [line["reward"] for line in logs]
+    assert fmean(rewards[-20:]) > fmean(rewards[:4]) + 0.03
     assert all(line["reward"] == pytest.approx(line["rewards/judge/mean"], abs=1e-6) for line in logs)
     assert all({"rewards/held_out/mean", "rewards/agreement/mean", "reward_std"} <= line.keys() for line in logs)
     assert {"pg_loss", "kl_penalty", "advantage_mean", "logp_mean"} <= logs[0].keys()
