@@ -22,7 +22,7 @@ def check_own_successes(args: Any) -> None:
             f"own_successes_weight={args.own_successes_weight} must be above 0; own_successes=0 turns imitation off"
         )
     if args.relabel and not args.own_successes:
-        raise ValueError("relabel=True stores samples among the own successes; set own_successes, for example to 512, or relabel=False")
+        raise ValueError("relabel=True needs a store: set own_successes, for example to 512, or relabel=False")
 
 
 @dataclass(frozen=True)
