@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.gguf_file import write_gguf
+from tests.support.tokenizer_makes import byte_level, word_level
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.constraints.vocabulary import Vocabulary
@@ -185,6 +186,17 @@ def test_a_gguf_file_becomes_a_folder_with_the_same_logits(tmp_path):
 def test_adapter_without_a_tokenizer_uses_that_of_its_base_model(tmp_path, tiny_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": tiny_path}))
     assert load_tokenizer(str(tmp_path)).get_vocab() == load_tokenizer(tiny_path).get_vocab()
+
+
+@pytest.mark.parametrize(("tokenizer", "cleans"), [(byte_level(), False), (word_level(), True)], ids=["bpe", "words"])
+def test_spaces_are_not_cleaned_up_where_transformers_would_only_warn(tokenizer, cleans, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"clean_up_tokenization_spaces": True}))
+    loaded, plain = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.clean_up_tokenization_spaces, plain.clean_up_tokenization_spaces) == (cleans, True)
+    ids = loaded.encode("10 ,1", add_special_tokens=False)
+    assert loaded.decode(ids) == plain.decode(ids) == ("10,1" if cleans else "10 ,1")
 
 
 def test_bf16_is_fast_on_recent_gpus_only(monkeypatch):

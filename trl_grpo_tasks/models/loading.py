@@ -241,6 +241,8 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
         raise ValueError(
             f"the tokenizer of model {source!r} cannot be loaded: {not_local}{str(error).splitlines()[0]}"
         ) from error
+    if type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)).__name__ == "BPE":
+        tokenizer.clean_up_tokenization_spaces = False  # which transformers ignores for BPE, with a warning
     tokenizer.chat_template = tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
