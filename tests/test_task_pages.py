@@ -1,6 +1,7 @@
 """The task pages of the documentation agree with the code; the READMEs of the task folders are short and complete."""
 
-import importlib.util
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ NAMES = sorted(TASKS)
 
 
 @pytest.fixture(scope="module")
-def vocabulary():
-    spec = importlib.util.spec_from_file_location("make_vocabulary", ROOT / "docs" / "make_vocabulary.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator():
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield importlib.import_module("make_task_pages")
+    sys.path.remove(str(ROOT / "docs"))
 
 
 def page(name):
@@ -24,21 +24,21 @@ def page(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_are_those_of_the_code(name, vocabulary):
-    assert vocabulary.updated(page(name)) == page(name), "run: python docs/make_vocabulary.py"
+def test_tables_are_those_of_the_code(name, generator):
+    assert generator.updated(page(name)) == page(name), "run: python docs/make_task_pages.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_generated_block_is_on_its_page(name, vocabulary):
-    wanted = [block for block in vocabulary.BLOCKS if block.startswith(f"{name}.")]
-    assert sorted(vocabulary.block_names(page(name))) == sorted(wanted)
+def test_every_generated_block_is_on_its_page(name, generator):
+    wanted = [block for block in generator.BLOCKS if block.startswith(f"{name}.")]
+    assert sorted(generator.block_names(page(name))) == sorted(wanted)
 
 
-def test_an_outdated_page_is_found(vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr(vocabulary, "PAGES", tmp_path)
+def test_an_outdated_page_is_found(generator, tmp_path, monkeypatch):
+    monkeypatch.setattr(generator, "PAGES", tmp_path)
     (tmp_path / "machine.md").write_text("# x\n\n<!-- generated: machine.levels -->\nstale\n<!-- end -->\n\nrest\n")
-    assert vocabulary.main(["--check"]) == 1
-    assert vocabulary.main([]) == 0 and vocabulary.main(["--check"]) == 0
+    assert generator.main(["--check"]) == 1
+    assert generator.main([]) == 0 and generator.main(["--check"]) == 0
     written = (tmp_path / "machine.md").read_text()
     assert "`small`" in written and "stale" not in written and written.endswith("<!-- end -->\n\nrest\n")
 

@@ -1,0 +1,134 @@
+"""Markdown, and what the generated blocks of all task pages have in common: options and recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import trl_grpo_tasks
+from trl_grpo_tasks import get_task
+
+RECIPES = Path(trl_grpo_tasks.__file__).parent / "recipes"
+SEED = 42
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def code(value: Any) -> str:
+    return f"`{value}`"
+
+
+def codes(values: Iterable[Any]) -> str:
+    return " ".join(map(code, values))
+
+
+def fenced(text: str, language: str = "text") -> str:
+    fence = "````" if "```" in text else "```"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def compact(values: Iterable[Any]) -> str:
+    """The values of a parameter in rising order, runs of whole numbers as a range: 4-8, 10."""
+    found = list(values)
+    if not all(isinstance(value, int) for value in found):
+        return ", ".join(map(str, found))
+    runs: list[list[int]] = []
+    for value in sorted(found):
+        if runs and runs[-1][-1] == value - 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def description(of: Any) -> str:
+    """A docstring as one paragraph, in Markdown."""
+    return " ".join((of.__doc__ or "").split())
+
+
+def options(name: str) -> str:
+    """Every option of a task with its default and what --help says."""
+    rows = []
+    for field in fields(get_task(name).Options):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        rows.append((code(f"--{field.name}"), code(_shown(default)), field.metadata["help"]))
+    return table(["option", "default", "meaning"], rows)
+
+
+# Recipes whose results are on the results page, and what was changed there.
+_MEASURED = {
+    "brick/demo": "yes",
+    "brick/tiny_cpu": "yes",
+    "brick/pivot": "yes",
+    "brick/paper": "scaled down",
+    "brick/single_gpu": "with weights from a GGUF file",
+    "theory/tiny_cpu": "yes",
+    "theory/tiny_gpu": "yes",
+    "theory/colab_t4": "memory and time only, on an H200",
+    "theory/paper": "221 of its steps, and with changed options",
+    "machine/tiny_cpu": "yes",
+    "machine/paper": "scaled down",
+    "machine/colab_t4": "memory and time only, on an H200",
+    "machine/single_gpu": "with weights from a GGUF file, in batches of 8",
+    "infill/tiny_cpu": "yes",
+    "infill/multi_step": "with another cold start",
+    "infill/single_gpu": "yes",
+    "infill/paper": "scaled down",
+    "prompts/tiny_cpu": "yes",
+    "prompts/colab_t4": "memory and time only, on an H200",
+    "prompts/paper": "scaled down",
+    "prompts/single_gpu": "with weights from a GGUF file",
+}
+_HARDWARE = {
+    "tiny_cpu": "2 CPU cores",
+    "tiny_gpu": "1 GPU",
+    "demo": "2 CPU cores",
+    "colab_t4": "GPU with 15 GB",
+    "single_gpu": "1 GPU",
+    "multi_gpu": "8 GPUs",
+    "machine/paper": "8 GPUs",
+    "machine/authors": "8 GPUs",
+}
+
+
+def recipes(task: str) -> str:
+    """The recipes of a task: for which hardware, with which model, and whether they were run."""
+    rows = []
+    for file in sorted((RECIPES / task).glob("*.yaml")):
+        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        name = f"{task}/{file.stem}"
+        hardware = _HARDWARE.get(name) or _HARDWARE.get(file.stem, "see the recipe")
+        model = code(recipe["model_name_or_path"]) if "model_name_or_path" in recipe else "embedded, or `--model`"
+        weights = " (LoRA)" if recipe.get("use_peft") else ""
+        steps = recipe.get("max_steps") or f"{recipe['num_train_epochs']} epochs"
+        rows.append((code(name), hardware, model + weights, steps, _MEASURED.get(name, "no")))
+    return table(["recipe", "hardware", "model", "GRPO steps", "measured"], rows)
+
+
+def _shown(default: Any) -> str:
+    """A default as one would type it."""
+    if isinstance(default, list):
+        return " ".join(map(str, default)) or "none"
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
+
+
+def first_row(name: str, choose: Callable[[Any], bool] = lambda row: True, **given: Any) -> tuple[Any, Any]:
+    """A task, and the first of its test rows that fits."""
+    task = get_task(name, given)
+    return task, next(row for row in task.dataset("test", 64, SEED) if choose(row))
+
+
+def score_line(score: Any) -> str:
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in score.components.items())
+    return f"success: {str(score.success).lower()}; total {score.total:.3g}; {parts}"

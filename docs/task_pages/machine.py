@@ -1,0 +1,95 @@
+"""Generated blocks of the page of task machine: an example, blocks, trials and levels."""
+
+from __future__ import annotations
+
+from .blocks import code, fenced, first_row, table
+
+
+def example() -> str:
+    from trl_grpo_tasks.tasks.machine.data import gold_machines
+
+    task, row = first_row("machine", lambda row: row["trial"] == "car" and row["level"] == "small")
+    gold = task.gold(row)
+    # As recorded: what a simulation gives here depends, in its last digits, on the processor.
+    metres = next(entry["score"] for entry in gold_machines()["car"]["small"] if entry["machine"] == gold)
+    return "\n\n".join(
+        [
+            "The prompt (a chat message of the user):",
+            fenced(row["prompt"][-1]["content"]),
+            f"An answer that succeeds: a car that drives {metres:.1f} m. It is one line; line breaks are added here:",
+            fenced(gold.replace("},{", "},\n {"), "json"),
+        ]
+    )
+
+
+_JOINTS = {
+    "": "rigid",
+    "spin": "spins about its own z axis",
+    "bend": "bends up and down, about its own x axis",
+    "turn": "turns left and right, about its own y axis",
+    "ball": "swings every way",
+    "slide": "slides along its own z axis",
+}
+
+
+BOULDER = "36"
+
+
+def blocks() -> str:
+    from trl_grpo_tasks.tasks.machine.blocks import BLOCKS as TYPES
+    from trl_grpo_tasks.tasks.machine.blocks import PROMPT_BLOCKS
+
+    rows = []
+    for kind, block in TYPES.items():
+        size = "two ends" if block.two_ended else " x ".join(f"{side:g}" for side in block.size)
+        joint = "two ends" if block.two_ended else "none: it is loose" if kind == BOULDER else _JOINTS[block.joint]
+        rows.append((code(kind), block.name, size, f"{block.mass:g}", len(block.faces), joint, block.drive or "-",
+                     "yes" if kind in PROMPT_BLOCKS else "", block.words))  # fmt: skip
+    header = ["`id`", "block", "size (x, y, z) in m", "kg", "faces", "joint to its parent", "drive", "default"]
+    return table([*header, "meaning, as in the manual"], rows)
+
+
+_MEASURES = {
+    "distance": "metres between the start and the end position of the start block",
+    "forward": "metres forward, 0 for machines that roll back",
+    "throw": "highest point of the boulder times its distance, if the boulder rises 3 m",
+    "over_wall": "as for `catapult`, if the boulder lands behind the wall",
+    "rings": "up to ten points, shared by the rings; the closer to the middle of a ring, the more",
+}
+
+
+def trials() -> str:
+    from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS
+    from trl_grpo_tasks.tasks.machine.trials import TRIALS
+
+    rows = []
+    for trial in TRIALS.values():
+        scene = trial.scene
+        place = "flat ground"
+        if scene.bumps:
+            place = f"{len(scene.bumps)} bumps, the highest {max(height for _, height in scene.bumps):g} m"
+        elif scene.slope:
+            place = f"slope of {scene.slope:g} degrees"
+        elif scene.wall:
+            place = f"wall {scene.wall[1]:g} m high at {scene.wall[0]:g} m"
+        elif scene.rings:
+            place = "; ".join(f"ring at {at:g} m, {height:g} m high, radius {radius:g} m" for at, height, radius in
+                              scene.rings)  # fmt: skip
+        rows.append((code(trial.name), trial.words, place, _MEASURES[trial.score], f"{trial.goal:g}",
+                     f"{trial.seconds:g} s"))  # fmt: skip
+    header = ["trial", "what the machine does", "scene", "score", "success from", "duration"]
+    found = table(header, rows)
+    ways = {len(trial.requests) for trial in TRIALS.values()}
+    if len(ways) != 1:
+        raise ValueError("trials have different numbers of wordings: say so here")
+    return (
+        f"{found}\n\nEach trial has {ways.pop()} wordings of its request; the last {TEST_VARIANTS} of each appear in "
+        f"the test split only. For `car` they are:\n\n" + "\n".join(f"- {text}" for text in TRIALS["car"].requests)
+    )
+
+
+def levels() -> str:
+    from trl_grpo_tasks.tasks.machine.designs import LEVELS
+
+    rows = [(code(name), f"{least} to {most}", most) for name, (least, most) in LEVELS.items()]
+    return table(["level", "blocks of the gold machines", "most blocks allowed"], rows)
