@@ -6,6 +6,7 @@ import re
 import sys
 import zipfile
 
+import huggingface_hub
 import pytest
 
 from tests.support.played import MOST_TOKENS, save_run
@@ -80,6 +81,22 @@ def test_the_initial_model_of_a_run(tmp_path, tiny_path):
     (tmp_path / "run" / "settings.json").write_text(json.dumps(settings | {"model": {"name": "org/model"}}))
     assert initial_model(run) == "org/model"
     assert initial_model(tiny_path) is None and initial_model("org/model") is None
+
+
+def test_the_revision_of_the_initial_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    stored = tmp_path / "cache" / "models--org--model"
+    snapshot = stored / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "v1").write_text("1" * 40)
+    run = tmp_path / "run"
+    run.mkdir()
+    for revision, expected in (("v1", str(snapshot)), ("v2", None), ("main", "org/model")):
+        (run / "settings.json").write_text(json.dumps({"model": {"name": "org/model", "revision": revision}}))
+        assert initial_model(str(run)) == expected
 
 
 # ---- a player

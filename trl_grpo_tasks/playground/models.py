@@ -16,14 +16,24 @@ AFTER, BEFORE = "after training", "before training"
 
 def initial_model(model: str) -> str | None:
     """Return the folder or Hub id of the model that the training of a run started from: after the cold start if there
-    was one. None for a model that is not the folder of a run."""
+    was one. None for a model that is not the folder of a run, and if its revision is not on the Hub any more."""
     if not (settings := settings_of(model)):
         return None
     for name in ("cold_start", "base_model"):
         if model_file_in(Path(model) / name):
             return str(Path(model) / name)
-    name = settings.get("model", {}).get("name")
-    return None if name in (None, TINY) else str(name)
+    used = settings.get("model", {})
+    name, revision = used.get("name"), used.get("revision") or "main"
+    if name in (None, TINY):
+        return None
+    if revision == "main" or Path(name).exists():
+        return str(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(name, revision=revision)  # a Hub id alone would mean its newest revision
+    except OSError:
+        return None
 
 
 class Models:
