@@ -34,9 +34,11 @@ OF_TASK = {
 
 def script(name):
     """A script of the folder notebooks, which is no package."""
+    sys.path.insert(0, str(ROOT / "notebooks"))
     spec = importlib.util.spec_from_file_location(f"notebooks_{name}", ROOT / "notebooks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(ROOT / "notebooks"))
     return module
 
 
@@ -62,7 +64,8 @@ def test_every_task_has_a_notebook():
 
 
 def test_notebooks_are_what_their_script_writes(tmp_path):
-    for name in ("pyproject.toml", "notebooks/make_notebooks.py", *(f"notebooks/{path.name}" for path in NOTEBOOKS)):
+    scripts = ("make_notebooks.py", "cells.py")
+    for name in ("pyproject.toml", *(f"notebooks/{name}" for name in (*scripts, *(path.name for path in NOTEBOOKS)))):
         copy = tmp_path / name
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes((ROOT / name).read_bytes())
