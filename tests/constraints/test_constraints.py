@@ -169,6 +169,16 @@ def test_any_finite_grammar_under_any_vocabulary(tree, vocabulary, data):
 # Grammars
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text("ab0", min_size=1, max_size=6), min_size=1, max_size=12), st.data())
+def test_tokens_that_contain_each_other(pieces, data):
+    """xgrammar alone skips `abab0` after it has rejected `ab0`."""
+    text = pieces[-1]
+    spellings = [b"a", b"b", b"0", None, *(piece.encode() for piece in pieces)]
+    constraint = GrammarConstraint(Vocabulary(spellings, eos=3), Grammar.ebnf(f'root ::= "{text}"'))
+    walk(constraint, {text}, lambda allowed: data.draw(st.sampled_from(allowed)))
+
+
 def test_regular_expression_allows_what_python_matches():
     pattern = r"(1?[0-9]|20)x[24](,-?1)?"
     texts = {

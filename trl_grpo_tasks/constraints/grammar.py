@@ -7,7 +7,7 @@ trees (`choices.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -98,6 +98,7 @@ class GrammarConstraint:
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
         self._compiler: Any = None
+        self._filled_words = 0  # of a mask with separators; known with the compiler
         self._compile = lru_cache(_COMPILED_CACHE)(self._compile_new)
         spare_bits = words_for(self.vocab_size) * 32 - self.vocab_size
         self._last_word = np.int32(0xFFFFFFFF >> spare_bits) if spare_bits else np.int32(-1)
@@ -128,11 +129,10 @@ class GrammarConstraint:
             parsed = xgrammar.Grammar.concat(xgrammar.Grammar.from_ebnf(f'root ::= " "{optional}'), parsed)
         if self._compiler is None:
             # Special tokens get no bytes, because xgrammar never allows tokens without bytes.
-            info = xgrammar.TokenizerInfo(
-                [spelling or b"" for spelling in vocabulary.bytes_of],
-                xgrammar.VocabType.RAW,
-                stop_token_ids=[vocabulary.eos],
-            )
+            spellings = [spelling or b"" for spelling in vocabulary.bytes_of]
+            spellings += separators(spellings[: vocabulary.eos] + spellings[vocabulary.eos + 1 :])
+            self._filled_words = words_for(len(spellings))
+            info = xgrammar.TokenizerInfo(spellings, xgrammar.VocabType.RAW, stop_token_ids=[vocabulary.eos])
             self._compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
         return self._compiler.compile_grammar(parsed)
 
@@ -185,10 +185,12 @@ class GrammarState:
 
     def _new_mask(self) -> np.ndarray:
         constraint = self._constraint
-        words = np.zeros(words_for(constraint.vocab_size), dtype=np.int32)
+        size = words_for(constraint.vocab_size)
         if self.finished:
-            return words
-        self._matcher.fill_next_token_bitmask(words)
+            return np.zeros(size, dtype=np.int32)
+        filled = np.zeros(constraint._filled_words, dtype=np.int32)
+        self._matcher.fill_next_token_bitmask(filled)
+        words = filled[:size]  # without the separators
         words[-1] &= constraint._last_word  # clears the spare bits, which xgrammar sets
         if self._accepted == 0:
             words &= constraint._first_token_mask
@@ -201,6 +203,28 @@ _NO_TOKEN_ALLOWED = (
     "the grammar allows no token here: it has a rule that can never be completed, or text that the tokenizer cannot "
     "encode; change the grammar"
 )
+
+
+def separators(spellings: Iterable[bytes]) -> list[bytes]:
+    """Return byte strings that make masks exact if they are added to the vocabulary that xgrammar gets.
+
+    xgrammar (up to 0.2.8) walks through the sorted tokens. After one that it rejects, it skips those that follow for
+    as long as they contain it, anywhere instead of at their beginning: for the text `abab0` and the tokens `ab0` and
+    `abab0`, it skips the second one. A separator sorts between two such tokens and does not contain the first.
+    """
+    found: list[bytes] = []
+    path: list[bytes] = []  # the tokens to which xgrammar counts the next one, if it contains them
+    for spelling in sorted(set(filter(None, spellings))):
+        parts = [spelling]
+        while True:
+            while path and path[-1] not in parts[-1]:
+                path.pop()
+            if not path or parts[-1].startswith(path[-1]):
+                break
+            parts.append(parts[-1][: parts[-1].index(path[-1]) + len(path[-1]) - 1])
+        found += parts[1:]
+        path += reversed(parts)
+    return found
 
 
 def _may_begin_with_space(parsed: Any) -> bool:

@@ -244,13 +244,15 @@ def test_corruption_changes_a_text_and_keeps_its_length(text, seed):
 
 def test_a_judge_distinguishes_real_from_corrupted_text_and_stays_frozen(judged, capsys):
     judge = judged.judges()["judge"]
-    real, spoiled = judge.judge(["the red cat of the", "tqe rzd cxt oq tje"])
-    assert real > 0.5 > spoiled
+    texts = [passage[: SMALL["text_length"]] for passage in CORPUS.split("\n\n")]
+    corruption, rng = judges.Corruption(texts), random.Random(0)
+    assert fmean(judge.judge(texts)) > 0.5 > fmean(judge.judge([corruption.spoil(text, rng) for text in texts]))
+    [real] = judge.judge(texts[:1])
     model = judge._model
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     asked = []
     model.register_forward_hook(lambda *call: asked.append(1))
-    assert judge.judge(["the red cat of the", None]) == [real, 0.0] and not asked, "its scores were not cached"
+    assert judge.judge([texts[0], None]) == [real, 0.0] and not asked, "its scores were not cached"
     model.requires_grad_(True)
     with pytest.raises(RuntimeError, match="must stay frozen"):
         judge.judge(["something new"])
