@@ -179,6 +179,18 @@ def test_tokens_that_contain_each_other(pieces, data):
     walk(constraint, {text}, lambda allowed: data.draw(st.sampled_from(allowed)))
 
 
+@pytest.mark.parametrize("rules", ['root ::= "a" root "b" | "é"', 'root ::= pair\npair ::= "a" pair "b" | "é"'])
+def test_tokens_that_end_a_rule_within_another(rules):
+    """xgrammar alone leaves `bb` out if the rule is the root."""
+    joined = [text.encode() for text in ("bb", "bbb", "éb", "aéb", "aa")]
+    spellings = [*(bytes([byte]) for byte in "abé".encode()), None, *joined]
+    constraint = GrammarConstraint(Vocabulary(spellings, eos=4), Grammar.ebnf(rules))
+    texts = {"a" * depth + "é" + "b" * depth for depth in range(60)}
+    chance = random.Random(5)
+    for _ in range(20):
+        walk(constraint, texts, chance.choice)
+
+
 def test_regular_expression_allows_what_python_matches():
     pattern = r"(1?[0-9]|20)x[24](,-?1)?"
     texts = {

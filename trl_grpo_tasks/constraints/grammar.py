@@ -120,13 +120,15 @@ class GrammarConstraint:
     def _compile_new(self, grammar: Grammar) -> Any:
         import xgrammar
 
-        parsed = grammar.parse()
+        parts = [grammar.parse()]
         vocabulary = self.vocabulary
         if vocabulary.strips_leading_space:
             # Decoding drops one leading space. It is required if the grammar has texts that begin with a space,
             # because the first space of such a text would be lost otherwise; in all other cases it is optional.
-            optional = "" if _may_begin_with_space(parsed) else ' | ""'
-            parsed = xgrammar.Grammar.concat(xgrammar.Grammar.from_ebnf(f'root ::= " "{optional}'), parsed)
+            optional = "" if _may_begin_with_space(parts[0]) else ' | ""'
+            parts.insert(0, xgrammar.Grammar.from_ebnf(f'root ::= " "{optional}'))
+        # Under a new root, to which no rule refers: xgrammar leaves tokens out that end a root within another rule.
+        parsed = xgrammar.Grammar.concat(*parts)
         if self._compiler is None:
             # Special tokens get no bytes, because xgrammar never allows tokens without bytes.
             spellings = [spelling or b"" for spelling in vocabulary.bytes_of]
