@@ -191,6 +191,45 @@ def test_tokens_that_end_a_rule_within_another(rules):
         walk(constraint, texts, chance.choice)
 
 
+@st.composite
+def recursive_grammars(draw):
+    """Random rules that may refer to each other and to the root. The first alternative of each refers to none."""
+    plain = st.one_of(
+        st.sampled_from(LITERALS[1:]).map(lambda text: json.dumps(text, ensure_ascii=False)),
+        st.sampled_from(["[ab]", "[^a]", "[0-9]+", "[é-€]", "[^b0]*", "[ab]{1,3}"]),
+    )
+    names = ["root", "x", "y"][: draw(st.integers(1, 3))]
+    reference = st.tuples(st.sampled_from(names), st.sampled_from(["{}", "({})*", "{}?", '({} | "0")']))
+    part = st.one_of(plain, reference.map(lambda drawn: drawn[1].format(drawn[0])))
+    rules = []
+    for name in names:
+        first = " ".join(draw(st.lists(plain, min_size=1, max_size=3)))
+        others = draw(st.lists(st.lists(part, min_size=1, max_size=3).map(" ".join), max_size=2))
+        rules.append(f"{name} ::= {' | '.join([first, *others])}")
+    return "\n".join(rules)
+
+
+@settings(max_examples=80, deadline=None)
+@given(recursive_grammars(), vocabularies(), st.data())
+def test_masks_agree_with_what_is_accepted(rules, vocabulary, data):
+    constraint = GrammarConstraint(vocabulary, Grammar.ebnf(rules))
+    state = constraint.start({})
+    for _ in range(8):
+        if state.finished:
+            break
+        allowed = np.flatnonzero(unpack(state.mask(), constraint.vocab_size)).tolist()
+        assert allowed == [token for token in range(vocabulary.size) if is_accepted(state.fork(), token)], rules
+        state.accept(data.draw(st.sampled_from(allowed)))
+
+
+def is_accepted(state, token):
+    try:
+        state.accept(token)
+    except ValueError:
+        return False
+    return True
+
+
 def test_regular_expression_allows_what_python_matches():
     pattern = r"(1?[0-9]|20)x[24](,-?1)?"
     texts = {
