@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
-from .blocks import options, recipes
+from trl_grpo_tasks.registry import TASKS
 
-TASKS = ("brick", "theory", "machine", "infill", "prompts")
+from .blocks import options, recipes
 
 
 def blocks_of(task: str) -> dict[str, Callable[[], str]]:

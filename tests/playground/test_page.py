@@ -97,6 +97,8 @@ def test_the_revision_of_the_initial_model(tmp_path, monkeypatch):
     for revision, expected in (("v1", str(snapshot)), ("v2", None), ("main", "org/model")):
         (run / "settings.json").write_text(json.dumps({"model": {"name": "org/model", "revision": revision}}))
         assert initial_model(str(run)) == expected
+    (run / "settings.json").write_text(json.dumps({"model": {"name": "./gone.gguf", "revision": "v1"}}))
+    assert initial_model(str(run)) == "./gone.gguf", "loading it says that the file is not there"
 
 
 # ---- a player

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.solver import Solver
-from ..files import model_file_in
+from ..files import looks_local, model_file_in
 from ..models.loading import TINY
 from ..report.run_folder import settings_of
 from ..task import Task
@@ -26,7 +26,7 @@ def initial_model(model: str) -> str | None:
     name, revision = used.get("name"), used.get("revision") or "main"
     if name in (None, TINY):
         return None
-    if revision == "main" or Path(name).exists():
+    if revision == "main" or looks_local(name) or Path(name).exists():
         return str(name)
     from huggingface_hub import snapshot_download
 
