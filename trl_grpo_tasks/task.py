@@ -152,7 +152,8 @@ class Task:
         self.options = self.Options() if options is None else options
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Return `size` rows of the split "train" or "test", or all rows if `size` is None.
+        """Return `size` rows of the split "train" or "test" (fewer if there are not so many), or all rows if `size`
+        is None.
 
         Each row has a `prompt`: a list of chat messages, or text that the model continues. Rows must be serialisable
         as JSON. The same seed gives the same rows, and the two splits share no row. Nothing may be downloaded unless
@@ -312,11 +313,18 @@ class Task:
         return Score(dict(components), total, valid, success, reason, dict(info or {}))
 
 
-def rows_of(task: Task, split: str, size: int | None, seed: int, given: Any = None) -> list[dict[str, Any]]:
-    """Return the rows of a split, or the rows `given` instead; ValueError if there are none."""
+def rows_of(
+    task: Task, split: str, size: int | None, seed: int, given: Any = None, say: Callable[[str], Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of a split, or the rows `given` instead; ValueError if there are none.
+
+    If the task has fewer than `size`, `say` is called with a line for people to read.
+    """
     rows = task.dataset(split, size, seed) if given is None else list(given)
     if not rows:
         raise ValueError(f"task {task.name!r} has no rows in its {split!r} split")
+    if say is not None and given is None and size is not None and len(rows) < size:
+        say(f"The {split} split has {len(rows)} rows with these options, not the {size} asked for: all are used.")
     return rows
 
 

@@ -41,12 +41,13 @@ def levels() -> str:
     rows = []
     for name, level in LEVELS.items():
         requests = list(level.requests())
-        held_out = sum(request.is_held_out for request in requests)
+        captions = [request for request, _ in choices(name)]
         carries = "yes" if level.grams else "no"
-        rows.append((code(name), f"{level.world}", len(level.grids), carries, f"{len(requests):,}", f"{held_out:,}",
-                     f"{len(choices(name)):,}"))  # fmt: skip
-    header = ["level", "side of the world", "categories", "weights to carry", "requests", "of these held out"]
-    return table([*header, "captions"], rows)
+        counts = [(len(few), sum(request.is_held_out for request in few)) for few in (requests, captions)]
+        split = [f"{total - held_out:,} / {held_out:,}" for total, held_out in counts]
+        rows.append((code(name), level.world, len(level.grids), carries, *split))
+    header = ["level", "side of the world", "categories", "weights to carry", "structures: training / held out"]
+    return table([*header, "captions: training / held out"], rows)
 
 
 def categories() -> str:

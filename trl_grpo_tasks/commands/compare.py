@@ -65,7 +65,8 @@ class Comparison:
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
         for candidate in found:
             check_local_path(candidate.given, "--models" if run.models else "--model")
-        rows = rows_of(task, "test", args.eval_rows, args.seed)
+        say = print if PartialState().is_main_process else None
+        rows = rows_of(task, "test", args.eval_rows, args.seed, say=say)
         names = [candidate.name for candidate in found]
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):

@@ -44,12 +44,12 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     _check_folder(args)
     _check_fixed_options(task, args)
     _check_options(task, run, args, model_args)
-    rows = rows_of(task, "train", args.train_rows, args.seed)
     state = PartialState()
+    say = print if state.is_main_process else lambda *_: None
+    rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
-    test_rows = rows_of(task, "test", args.eval_rows, args.seed) if run.eval_before_and_after else []
-    say = print if state.is_main_process else lambda *_: None
+    test_rows = rows_of(task, "test", args.eval_rows, args.seed, say=say) if run.eval_before_and_after else []
     choosing_rows = None if args.best_by is None or not test_rows else _choosing_rows(task, args, test_rows, say)
     with state.main_process_first():
         task.prepare(args.seed, say)

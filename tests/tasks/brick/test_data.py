@@ -50,7 +50,7 @@ def few(level: str, category: str) -> list[Request]:
 
 @pytest.mark.parametrize(("level", "category"), [(name, c) for name, level in LEVELS.items() for c in level.grids])
 def test_gold_answers_fill_the_target_and_are_buildable_and_stable(level, category):
-    fewest, most = {"stack": (4, 7), "small": (3, 14), "carry": (3, 14), "furniture": (28, 137)}.get(level, (4, 80))
+    fewest, most = {"stack": (3, 8), "small": (3, 14), "carry": (3, 14), "furniture": (28, 137)}.get(level, (4, 80))
     for request in few(level, category):
         made = design(request, LEVELS[level].world)
         assert fills(made.gold, made.voxels)
@@ -296,13 +296,41 @@ def test_size_none_gives_every_row_once():
     assert len(train) + len(test) == len(choices("stack"))
     prompts = {row["prompt"][0]["content"] for row in train + test}
     assert len(prompts) == len(train) + len(test)
-    again = make_rows("test", 2 * len(test), 3, levels=["stack"])
-    assert again == test + test
+    assert make_rows("test", 2 * len(test), 3, levels=["stack"]) == test
+
+
+def request_of(row):
+    return json.dumps(
+        {name: value for name, value in row.items() if name not in ("gold", "bad", "bad_label", "level")}
+    )
+
+
+@pytest.mark.parametrize("split", data.SPLITS)
+def test_rows_are_different_requests_and_another_level_provides_what_one_lacks(split, monkeypatch):
+    monkeypatch.setattr(data, "choices", lambda level, sharing: choices(level)[: 60 if level == "stack" else 300])
+    supply = {level: len(make_rows(split, None, 0, levels=[level], workers=1)) for level in ("stack", "small")}
+    rows = make_rows(split, 2 * supply["stack"] + 8, 0, levels=["stack", "small"], workers=1)
+    assert Counter(row["level"] for row in rows) == {"stack": supply["stack"], "small": supply["stack"] + 8}
+    assert len(set(map(request_of, rows))) == len(rows)
+    assert [row["level"] for row in rows[:4]] == ["stack", "small"] * 2
+    assert len(make_rows(split, 5000, 0, levels=["stack", "small"], workers=1)) == sum(supply.values())
 
 
 def test_no_seed_mixes_the_splits():
     taken = {json.dumps(row["prompt"]) for row in make_rows("train", None, 0, levels=["stack", "carry"], workers=1)}
     assert not any(json.dumps(row["prompt"]) in taken for row in make_rows("test", 300, 1, levels=["stack", "carry"]))
+
+
+def test_in_one_world_a_caption_means_one_thing_and_is_in_one_split():
+    """Otherwise "a small table" is another table in each level, which only the size of the world tells."""
+    sharing = tuple(ALL)
+    meanings = defaultdict(set)
+    for level in ALL:
+        assert set(choices(level, sharing)) < set(choices(level)) or level == "stack"
+        for request, detail in choices(level, sharing):
+            meanings[caption(level, request, detail, None)].add((level, request))
+    assert all(len(found) == 1 for found in meanings.values())
+    assert len(meanings) > 0.85 * sum(len(choices(level)) for level in ALL)
 
 
 @pytest.mark.parametrize("level", ALL)

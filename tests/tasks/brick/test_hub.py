@@ -42,6 +42,14 @@ def test_files_in_the_published_format_become_rows():
     assert from_hub(FIXTURE, "train", 1, prompt_style="short")[0]["prompt"][0]["content"] == train[0]["caption"]
 
 
+def test_two_layouts_of_one_shape_with_one_caption_are_one_request(tmp_path):
+    plain = {"captions": ["a plate"], "bricks": "2x4 (0,0,0)\n"}
+    layouts = [plain, {**plain, "bricks": "2x2 (0,2,0)\n2x2 (0,0,0)\n"}, {**plain, "captions": ["a slab"]}]
+    (tmp_path / "train.json").write_text(json.dumps(layouts), encoding="utf-8")
+    for seed in range(8):
+        assert sorted(row["caption"] for row in from_hub(str(tmp_path), "train", 2, seed)) == ["a plate", "a slab"]
+
+
 def test_loading_a_hub_id_skips_unneeded_columns(monkeypatch):
     datasets = pytest.importorskip("datasets")
     scores = np.zeros((20, 20, 20)).tolist()

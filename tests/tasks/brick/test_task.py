@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.task import rows_of
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, balance, reward
 from trl_grpo_tasks.tasks.brick.data import ALL
 from trl_grpo_tasks.tasks.brick.designs import encode_voxels
@@ -241,6 +242,8 @@ def test_cheating_does_not_pay(hack):
         task, rows = task_and_rows(level)
         for row in rows:
             gold, cheat = task.score(row, task.gold(row)), task.score(row, HACKS[hack](row))
+            if HACKS[hack](row) == task.gold(row):  # a stack of 1x1 bricks was asked for
+                continue
             assert gold.success and not cheat.success
             assert cheat.total < 0.5 * gold.total, (row["caption"], cheat)
 
@@ -287,3 +290,10 @@ def test_without_a_solver_connectivity_decides(monkeypatch):
         score = BrickTask().score(ROW, ROW["gold"])
     assert score.success and score.components["stability"] == 1 and score.info["load_factor"] is None
     assert not BrickTask().score(ROW, "2x2 (0,0,0)\n2x2 (0,0,2)\n").info["stable"]
+
+
+def test_a_line_says_that_there_are_fewer_rows_than_asked_for():
+    task, said = BrickTask(BrickOptions(brick_levels=["stack"])), []
+    rows = rows_of(task, "test", 500, 0, say=said.append)
+    assert said == [f"The test split has {len(rows)} rows with these options, not the 500 asked for: all are used."]
+    assert len(rows) < 500 and rows_of(task, "test", len(rows), 0, say=said.append) == rows and len(said) == 1

@@ -83,8 +83,22 @@ _INSTRUCTION = (
 
 
 @functools.cache
-def choices(level: str) -> list[tuple[Request, int]]:
-    """Return every request of a level with every level of detail at which its caption is unambiguous."""
+def choices(level: str, sharing: tuple[str, ...] = ()) -> list[tuple[Request, int]]:
+    """Return every request of a level with every level of detail at which its caption is unambiguous.
+
+    `sharing` are the levels whose worlds have one size (--world_dim), so that prompts do not tell the level: captions
+    that mean different things in two of them are left out, and a request of two levels belongs to the first.
+    """
+    if sharing:
+        meanings: dict[str, dict[Request, str]] = {}  # caption -> request -> its first level
+        for name in sharing:
+            for request, detail in choices(name):
+                meanings.setdefault(caption(name, request, detail, None), {}).setdefault(request, name)
+        return [
+            (request, detail)
+            for request, detail in choices(level)
+            if meanings[caption(level, request, detail, None)] == {request: level}
+        ]
     found = []
     usual = set()
     for request in LEVELS[level].requests():

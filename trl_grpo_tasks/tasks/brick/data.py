@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -48,14 +48,16 @@ def make_rows(
     levels: Sequence[str] = ALL,
     prompt_style: str = "short",
     kit: Kit = KIT,
+    one_world: bool = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Generate `size` rows of a split, alternating between levels (`size=None`: every row once).
+    """Generate `size` different rows of a split, alternating between levels (`size=None`: all rows).
 
-    Requests that have no stable answer with the kit are left out. A level that runs out of rows starts again from its
-    first. The rows depend on all arguments but `workers`, the number of processes (None: chosen from the number of
-    rows), and `progress`.
+    Where a level runs out, the others provide the rest; there are fewer rows if all of them run out. Requests that
+    have no stable answer with the kit are left out, and with `one_world`, where all levels have a world of one size,
+    captions that mean different things in two levels. The rows depend on all arguments but `workers`, the number of
+    processes (None: chosen from the number of rows), and `progress`.
 
     Columns: `prompt` (chat messages), `caption`, `category`, `level`, `world`, `detail`, `voxels` (the target; read it
     with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and `bad_label` (a failing
@@ -69,32 +71,28 @@ def make_rows(
         raise ValueError(f"no level was given; levels are: {', '.join(LEVELS)}")
     if prompt_style not in PROMPT_STYLES:
         raise ValueError(f"unknown prompt style {prompt_style!r}; styles are: {', '.join(PROMPT_STYLES)}")
-    todo = {level: _shuffled(level, split, seed) for level in levels}
-    wanted = dict.fromkeys(levels, 0)
-    for index, level in enumerate(levels):
-        wanted[level] += len(todo[level]) if size is None else len(range(index, size, len(levels)))
-    wanted = {level: min(count, len(todo[level])) for level, count in wanted.items()}
+    sharing = tuple(levels) if one_world else ()
+    todo = {level: _shuffled(choices(level, sharing), f"{seed}-{split}-{level}", split) for level in levels}
     rows: dict[str, list[dict[str, Any]]] = {level: [] for level in levels}
-    with _progress_bar(sum(wanted.values()), progress) as bar:
-        # A request without an answer is replaced by the next of its level, in another round.
+    with _progress_bar(_shares(todo, size).total(), progress) as bar:
+        # A request without an answer is replaced by the next of its level, or of another level, in another round.
         while plan := [
-            (level, *choice) for level in rows for choice in todo[level][: wanted[level] - len(rows[level])]
+            (level, *choice)
+            for level, share in _shares({level: rows[level] + todo[level] for level in levels}, size).items()
+            for choice in todo[level][: max(0, share - len(rows[level]))]
         ]:
             processes = min(usable_cores(), 8, len(plan) // MIN_ROWS_PER_WORKER) if workers is None else workers
             for (level, *_), row in zip(plan, _rows_of(plan, processes, prompt_style, kit, bar), strict=True):
                 todo[level] = todo[level][1:]
                 if row is not None:
                     rows[level].append(row)
-    if empty := [level for level in levels if wanted[level] and not rows[level]]:
+    if empty := [level for level in levels if not rows[level] and not todo[level]]:
         raise ValueError(
             f"nothing of level {empty[0]!r} can be built with these bricks at gravity {kit.gravity:g} and a stud "
             f"strength of {kit.stud_strength_N:g} N; choose other --brick_levels, --brick_library, --gravity or "
             "--stud_strength"
         )
-    if size is None:
-        return [row for turn in itertools.zip_longest(*rows.values()) for row in turn if row is not None]
-    turns = [itertools.cycle(rows[level]) for level in levels]
-    return [dict(next(turns[index % len(turns)])) for index in range(size)]
+    return _alternating(rows.values())[:size]
 
 
 def make_row(level: str, request: Request, detail: int, prompt_style: str = "short", kit: Kit = KIT) -> dict[str, Any]:
@@ -120,15 +118,25 @@ def make_row(level: str, request: Request, detail: int, prompt_style: str = "sho
     }
 
 
-def _shuffled(level: str, split: str, seed: int) -> list[tuple[Request, int]]:
-    """Return the choices of a level in random order, without repeats.
+def _alternating(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    """Take an item of each list in turn until all are used up."""
+    return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
+
+
+def _shares(supply: Mapping[str, Sequence[Any]], size: int | None) -> Counter[str]:
+    """Return how many of `size` rows each level provides, given what it has."""
+    return Counter(_alternating([level] * len(items) for level, items in supply.items())[:size])
+
+
+def _shuffled(found: Sequence[tuple[Request, int]], seed: str, split: str) -> list[tuple[Request, int]]:
+    """Return the choices that belong to a split in random order.
 
     Each (category, detail) pair is equally likely at every position, however many choices it has: sorting by
     exponential arrival times, with rates inverse to the group's size, draws without replacement in that way.
     """
-    found = [choice for choice in choices(level) if choice[0].is_held_out == (split == "test")]
+    found = [choice for choice in found if choice[0].is_held_out == (split == "test")]
     crowd = Counter((request.category, detail) for request, detail in found)
-    rng = random.Random(f"{seed}-{split}-{level}")
+    rng = random.Random(seed)
     arrival = [rng.expovariate(1 / crowd[request.category, detail]) for request, detail in found]
     return [found[index] for index in sorted(range(len(found)), key=arrival.__getitem__)]
 

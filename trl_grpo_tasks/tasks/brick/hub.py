@@ -45,6 +45,8 @@ def from_hub(
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
+    Of structures with one shape and one caption, which differ in their layout only, the first is taken.
+
     `source` is a Hub id, a folder with files whose names begin with "train" and "test", or one .jsonl, .json or
     .parquet file, of which a tenth of the objects form the test split. The columns are those of `make_rows`, without
     weights; `detail` is the number of the caption.
@@ -67,16 +69,14 @@ def from_hub(
         entries = _download(source, split)
     order = list(range(len(entries)))
     random.Random(f"{seed}-{split}").shuffle(order)
-    return [
-        _row(
-            entries[index],
-            f"{source} {split}, row {index + 1}",
-            random.Random(f"{seed}-{split}-{index}"),
-            prompt_style,
-            kit,
-        )
-        for index in order[:size]
-    ]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for index in order:
+        if len(rows) == size:
+            break
+        rng = random.Random(f"{seed}-{split}-{index}")
+        row = _row(entries[index], f"{source} {split}, row {index + 1}", rng, prompt_style, kit)
+        rows.setdefault((row["caption"], row["voxels"]), row)
+    return list(rows.values())
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:

@@ -23,9 +23,9 @@ LEVELS: dict[str, Level] = {
             "stack": {
                 "length": (1, 2, 4, 6, 8),
                 "width": (1, 2, 4, 6, 8),
-                "height": (4, 5, 6, 7),
+                "height": (3, 4, 5, 6, 7, 8),
                 "lean": ("straight", "crossed", "leaning right", "leaning back", "zigzag right", "zigzag back"),
-                "shift": (0, 1, 2),
+                "shift": (0, 1, 2, 3),
             }
         },
     ),

@@ -30,7 +30,7 @@ class _Target:
 
 
 def rows_like(
-    structure: Structure, row: Row, levels: Sequence[str], least_iou: float, prompt_style: str
+    structure: Structure, row: Row, levels: Sequence[str], least_iou: float, prompt_style: str, one_world: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Generate training rows of these levels whose target has at least this IoU with the structure, the best first,
     and the category of `row` first among equals.
@@ -49,7 +49,9 @@ def rows_like(
         target = targets[index]
         for request in sorted(target.requests, key=lambda request: (request.grams != asked, request.grams)):
             if _has_design(request, target, structure.kit):
-                details = _details(target.level)[request]
+                details = _details(target.level, tuple(levels) if one_world else ()).get(request)
+                if not details:
+                    continue
                 detail = row["detail"] if row["detail"] in details else max(details)
                 made = make_row(target.level, request, detail, prompt_style, structure.kit)
                 if (made["gold"], made["loads"]) != (row["gold"], row["loads"]):
@@ -88,9 +90,9 @@ def _targets(levels: tuple[str, ...], world: int) -> tuple[list[_Target], np.nda
 
 
 @functools.cache
-def _details(level: str) -> dict[Request, set[int]]:
+def _details(level: str, sharing: tuple[str, ...]) -> dict[Request, set[int]]:
     """Return the levels of detail at which the caption of each request is unambiguous."""
     details: dict[Request, set[int]] = {}
-    for request, detail in choices(level):
+    for request, detail in choices(level, sharing):
         details.setdefault(request, set()).add(detail)
     return details

@@ -87,7 +87,15 @@ class BrickTask(Task):
         if given.brick_data:
             rows = hub.from_hub(given.brick_data, split, size, seed, given.prompt_style, self.kit)
         else:
-            rows = make_rows(split, size, seed, levels=self.levels, prompt_style=given.prompt_style, kit=self.kit)
+            rows = make_rows(
+                split,
+                size,
+                seed,
+                levels=self.levels,
+                prompt_style=given.prompt_style,
+                kit=self.kit,
+                one_world=given.world_dim is not None,
+            )
         return rows if given.world_dim is None else [self._in_world(row, given.world_dim) for row in rows]
 
     def _in_world(self, row: dict[str, Any], world: int) -> dict[str, Any]:
@@ -232,7 +240,10 @@ class BrickTask(Task):
             for level in self.levels
             if level in LEVELS and row["world"] == (given.world_dim or LEVELS[level].world)
         ]
-        made = next(rows_like(reading.structure, row, levels, given.success_iou, given.prompt_style), None)
+        like = rows_like(
+            reading.structure, row, levels, given.success_iou, given.prompt_style, given.world_dim is not None
+        )
+        made = next(like, None)
         return made if made is None or given.world_dim is None else self._in_world(made, given.world_dim)
 
     def constraint(self, tokenizer: Any) -> Constraint:
