@@ -63,7 +63,8 @@ def test_replay_vectors():
 
 
 def stored(step, priority=1.0):
-    return StoredGroup("{}", torch.tensor([1]), [torch.tensor([2])], [torch.zeros(1)], torch.zeros(1), priority, step)
+    logps = {"old_per_token_logps": [torch.zeros(1)]}
+    return StoredGroup("{}", torch.tensor([1]), [torch.tensor([2])], logps, torch.zeros(1), priority, step)
 
 
 def test_replay_drops_the_old_and_draws_without_repetition():

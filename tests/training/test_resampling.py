@@ -1,35 +1,40 @@
-"""Groups without signal are sampled again: the batch is the one that would have been sampled with the new prompts."""
+"""Groups without signal are sampled again or replayed: the batch is that of the new prompts, or of the stored groups."""
 
 import json
 
 import pytest
 import torch
 
+from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.training.layers.group import _paired
 
 MIXED, EQUAL = ["a", "ab", "abc", "bb"], ["dd", "dd", "dd", "dd"]
+CUT_OFF = ["a-", "ab-", "abc-", "bb-"]
 
 
 class ScriptedTrainer(TaskGRPOTrainer):
-    """Its completions are given, in the order of the rollouts; they are sampled under the constraint's masks."""
+    """Its completions are given, in the order of the rollouts; they are sampled under the constraint's masks. Those
+    that end with "-" are cut off. The sampler's log-probs depend on the token and its place only."""
 
     script: list = []
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         texts, self.script = self.script[: len(prompt_ids)], self.script[len(prompt_ids) :]
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
+        ids = [one[:-2] if text.endswith("-") else one for one, text in zip(ids, texts, strict=True)]
+        logps = [[-2.0 - 0.1 * token - 0.2 * place for place, token in enumerate(one)] for one in ids]
         if self._constraint is None:
-            return ids, None
+            return ids, logps
         from trl_grpo_tasks.constraints.replayed import replay_all
         from trl_grpo_tasks.constraints.table import pad_mask_numbers
 
         table = self._tables.start("train", self._output_size())
         masks = replay_all(self._constraint, self.latest_rollout.rows, ids, table)
         self.latest_rollout.mask_numbers_B_T = pad_mask_numbers(masks)
-        return ids, None
+        return ids, logps
 
 
 def make(tiny_path, folder, script, task=None, steps=1, **options):
@@ -39,8 +44,13 @@ def make(tiny_path, folder, script, task=None, steps=1, **options):
     return trainer
 
 
-@pytest.mark.parametrize("options", [{}, {"constrain": True, "beta": 0.1, "advantage_estimator": "mean"}],
-                         ids=["free", "constrained"])  # fmt: skip
+CONSTRAINED = {"constrain": True, "beta": 0.1, "advantage_estimator": "mean"}
+CORRECTED = {"importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_truncate"}
+PER_SEQUENCE = CORRECTED | {"vllm_importance_sampling_mode": "sequence_truncate"}
+
+
+@pytest.mark.parametrize("options", [{}, CONSTRAINED, CORRECTED, PER_SEQUENCE],
+                         ids=["free", "constrained", "corrected", "corrected per sequence"])  # fmt: skip
 def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
     ours = make(tiny_path, tmp_path / "ours", [*MIXED, *EQUAL, *EQUAL, *MIXED[::-1]], resample_rounds=2, **options)
     examples = [ours.train_dataset[0]] * 4 + [ours.train_dataset[1]] * 4
@@ -50,8 +60,13 @@ def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
     expected = plain._generate_and_score_completions([plain.train_dataset[0]] * 4 + [drawn] * 4)
     assert not ours.script, "two rounds were sampled"
     assert output.keys() == expected.keys()
+    mask = expected["completion_mask"].bool()
     for name in output.keys() - {"mask_numbers"}:
-        torch.testing.assert_close(output[name], expected[name], atol=1e-6, rtol=1e-5, msg=name)
+        pair = [batch[name] for batch in (output, expected)]
+        if pair[1].shape == mask.shape:  # padding differs: TRL's ratio is 1 there
+            assert pair[0].shape == mask.shape
+            pair = [values[mask] for values in pair]
+        torch.testing.assert_close(*pair, atol=1e-6, rtol=1e-5, msg=name)
     losses = [trainer._compute_loss(trainer.model, batch) for trainer, batch in ((ours, output), (plain, expected))]
     torch.testing.assert_close(*losses, atol=1e-7, rtol=1e-6)
     metrics = ours._metrics["train"]
@@ -86,6 +101,69 @@ def test_replay_stores_the_new_group_with_its_row(tiny_path, tmp_path):
         scores = [ToyTask().score(json.loads(group["row"]), text) for text in MIXED]
         assert group["mean_reward"] == pytest.approx(sum(score.total for score in scores) / 4)
         assert group["success"] == sum(score.success for score in scores) / 4
+
+
+@pytest.mark.parametrize("options", [CORRECTED, PER_SEQUENCE], ids=["tokens", "sequences"])
+def test_replayed_groups_keep_the_ratio_of_their_sampler(tiny_path, tmp_path, options):
+    trainer = make(tiny_path, tmp_path, [*MIXED, *EQUAL, *EQUAL, *EQUAL], replay_size=4, **options)
+    examples = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4
+    first = trainer._generate_and_score_completions(examples)
+    kept = {name: value.clone() for name, value in first.items()}
+    with torch.no_grad():
+        for p in trainer.model.parameters():  # the policy moves on
+            p.add_(0.05 * torch.randn_like(p))
+    second = trainer._generate_and_score_completions(examples)
+    assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1]
+    assert (kept["importance_sampling_ratio"][:4] != 1).any()
+    for name in ("importance_sampling_ratio", "sampling_per_token_logps", "old_per_token_logps"):
+        lengths = kept["completion_mask"][:4].sum(1).tolist()
+        for j, length in enumerate(lengths):
+            torch.testing.assert_close(second[name][j, :length], kept[name][j, :length], msg=name)
+
+
+# ---- which groups have a signal
+
+
+@pytest.mark.parametrize("options", [{}, {"step_credit": 0.5}], ids=["completions", "steps"])
+def test_groups_without_a_token_in_the_loss_are_replaced_and_not_stored(tiny_path, tmp_path, options):
+    """Rewards differ, but all completions of these groups are cut off, and masked."""
+    script = [*CUT_OFF, *CUT_OFF, *CUT_OFF, "a", "ab-", "abc", "bb"]
+    options |= {"mask_truncated_completions": True, "resample_rounds": 1, "replay_size": 4}
+    trainer = make(tiny_path, tmp_path, script, task=SteppedTask(), **options)
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4)
+    metrics = trainer._metrics["train"]
+    assert metrics["groups_without_signal"] == [1] and metrics["resample/replaced_groups"] == [1]
+    tokens = output["completion_mask"].sum(1).tolist()
+    assert tokens == [2, 0, 4, 3, 0, 0, 0, 0] and output["num_items_in_batch"] == sum(tokens)
+    (group,) = trainer._replay._groups
+    advantages = output["advantages"][:4]
+    used = advantages[output["completion_mask"][:4].bool()] if advantages.ndim == 2 else advantages[[0, 2, 3]]
+    assert group.priority == pytest.approx(used.abs().mean().item() + 0.01)
+    loss = trainer._compute_loss(trainer.model, output)
+    loss.backward()
+    assert loss.isfinite() and any(p.grad.abs().sum() > 0 for p in trainer.model.parameters())
+
+
+class TwoGoals(ToyTask):
+    """The total is 1 whatever the completion is; its two parts are not."""
+
+    weights = {"first": 1.0, "second": 0.5}
+    spec = None
+
+    def score(self, row, completion):
+        first = float(completion.startswith("a"))
+        return self.make_score({"first": first, "second": 2 - 2 * first}, True, False)
+
+
+def test_components_that_differ_are_a_signal_if_they_are_normalised_before_the_sum(tiny_path, tmp_path):
+    options = {"multi_objective_aggregation": "normalize_then_sum", "task": TwoGoals()}
+    trainer = make(tiny_path, tmp_path / "ours", [*MIXED, *EQUAL], **options)
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert trainer.latest_rollout.without_signal_P.tolist() == [False, True]
+    assert (output["advantages"][:4].abs() > 0.1).all() and (output["advantages"][4:].abs() < 1e-6).all()
+    summed = make(tiny_path, tmp_path / "sum", [*MIXED, *EQUAL], task=TwoGoals())
+    summed._generate_and_score_completions([summed.train_dataset[0]] * 8)
+    assert summed.latest_rollout.without_signal_P.tolist() == [True, True]
 
 
 def test_new_rows_follow_the_curriculum(tiny_path, tmp_path):

@@ -448,10 +448,11 @@ def test_options_are_checked_before_anything_slow(tmp_path, options, message):
         config(tmp_path, **options)
 
 
-def test_replay_needs_whole_groups_on_each_process(tmp_path):
-    args = config(tmp_path, replay_size=8)
+@pytest.mark.parametrize("name", ["replay_size", "resample_rounds"])
+def test_groups_that_are_replaced_must_lie_on_one_process(tmp_path, name):
+    args = config(tmp_path, **{name: 2})
     args.per_device_train_batch_size = 6  # as with two processes and a batch of 12, which TRL accepts
-    with pytest.raises(ValueError, match=r"\(6\) must be a multiple of num_generations \(4\)"):
+    with pytest.raises(ValueError, match=rf"{name} needs whole .*\(6\) must be a multiple of num_generations \(4\)"):
         args._check_replay()
 
 

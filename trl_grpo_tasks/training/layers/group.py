@@ -1,6 +1,6 @@
 """GroupLayer: groups without a learning signal are replaced by new groups of other prompts, and by stored groups.
 
-A group whose rewards are all equal teaches nothing. `resample_rounds` samples new groups in its place, `replay_size`
+A group whose rewards are all equal, or without a token in the loss, teaches nothing. `resample_rounds` samples new groups in its place, `replay_size`
 keeps groups of earlier rollouts.
 """
 
@@ -158,15 +158,15 @@ class GroupLayer(ImitationLayer):
         assert self.latest_rollout.without_signal_P is not None
         is_empty_P = self.latest_rollout.without_signal_P.tolist()
         is_empty = is_empty_P[first : first + groups]
+        if "old_per_token_logps" not in output:
+            # TRL leaves them out where they equal the current ones, which those of a stored group do not.
+            output["old_per_token_logps"] = self._score(output, of_reference=False)
         buffer.drop_older(step)
-        buffer.drop_unlike(per_token=output["advantages"].ndim == 2)
+        buffer.drop_unlike(output)
         allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), self.args.replay_fraction)
         mine = sorted(group - first for group in allotted if first <= group < first + groups)
         drawn = buffer.sample(len(mine))
         chosen = [(group, stored, weight) for group, (stored, weight) in zip(mine, drawn, strict=True)]
-        if "old_per_token_logps" not in output:
-            # TRL leaves them out where they equal the current ones, which those of a stored group do not.
-            output["old_per_token_logps"] = self._score(output, of_reference=False)
         kept = [group for group in range(groups) if not is_empty[group]]
         new = groups_of(output, rows, kept, size, step, self._tables_of(output))
         for number, group in zip(kept, new, strict=True):
@@ -195,9 +195,11 @@ class GroupLayer(ImitationLayer):
     ) -> None:
         """Write stored groups into a rollout and compute their reference log-probs with the present reference, which
         scores this number of rows: where they are more than those replaced, the rest is not used."""
-        replaced = put_groups(
-            output, chosen, self.num_generations, self._tokenizer.pad_token_id, self._tables_of(output)
-        )
+        replaced: list[int] = []
+        if chosen:
+            replaced = put_groups(
+                output, chosen, self.num_generations, self._tokenizer.pad_token_id, self._tables_of(output)
+            )
         if "ref_per_token_logps" in output:
             scored = replaced + [0] * (scored_rows - len(replaced))
             part = {

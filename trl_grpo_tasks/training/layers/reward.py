@@ -163,13 +163,17 @@ class RewardLayer(ScoringLayer):
             clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
             metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
             advantages_N = clipped
-        without_signal_P = without_signal(totals_P_G, advantages_N.view(-1, size))
+        is_in_loss_N = gather(self._loss_mask(output).any(1))  # not if mask_truncated_completions leaves it out
+        compared_P_G = totals_P_G
+        if args.multi_objective_aggregation == "normalize_then_sum":  # components may differ where totals are equal
+            compared_P_G = gather(output["advantages"]).view(-1, size).masked_fill(totals_P_G.isnan(), torch.nan)
+        without_signal_P = without_signal(compared_P_G, (advantages_N * is_in_loss_N).view(-1, size))
         credits_N: list[list[float]] = []
         if args.step_credit and self.model.training:  # in evaluation only the loss would show it
             scores_N = gather_object([outcome.prefix_scores for outcome in self.latest_rollout.outcomes])
             credits_N = step_credits(scores_N, size, args.gamma)
             has_credit_N = torch.tensor([any(credits) for credits in credits_N], device=without_signal_P.device)
-            without_signal_P &= ~has_credit_N.view(-1, size).any(1)
+            without_signal_P &= ~(has_credit_N & is_in_loss_N).view(-1, size).any(1)
             metrics["step_credit/steps"].append(sum(map(len, credits_N)) / len(credits_N))
             metrics["step_credit/unscored"].append(scores_N.count(None) / len(scores_N))
         self.latest_rollout.without_signal_P = without_signal_P

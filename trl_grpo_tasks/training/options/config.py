@@ -322,15 +322,16 @@ class TaskGRPOConfig(GRPOConfig):
             )
 
     def _check_replay(self) -> None:
+        local_batch = self.per_device_train_batch_size * self.steps_per_generation
         for name in ("replay_size", "resample_rounds"):
             if getattr(self, name) and self.use_vllm:
                 raise ValueError(f"{name} does not work with use_vllm; set one of them to 0 or False")
-        local_batch = self.per_device_train_batch_size * self.steps_per_generation
-        if self.replay_size and local_batch % self.num_generations:
-            raise ValueError(
-                f"replay keeps whole groups on each process: per_device_train_batch_size * steps_per_generation "
-                f"({local_batch}) must be a multiple of num_generations ({self.num_generations})"
-            )
+            if getattr(self, name) and local_batch % self.num_generations:
+                raise ValueError(
+                    f"{name} needs whole groups on each process: per_device_train_batch_size * steps_per_generation "
+                    f"({local_batch}) must be a multiple of num_generations ({self.num_generations}); change one of "
+                    f"them, or set {name}=0"
+                )
 
     @property
     def device(self) -> torch.device:

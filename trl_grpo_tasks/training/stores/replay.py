@@ -15,26 +15,21 @@ from trl.trainer.utils import pad
 
 from ...constraints.table import MaskTable
 
-# Per-token entries of a rollout. One value per row have: advantages without step_credit; the last in sequence mode.
-PER_TOKEN = (
-    "advantages",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "mask_numbers",
-    "importance_sampling_ratio",
-)
+# Entries of a rollout that belong to the policy that sampled it: its log-probs in training and at sampling time, and
+# the ratio of the two that importance_sampling_correction applies, which is one per completion in sequence mode.
+OF_SAMPLER = ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+PER_TOKEN = (*OF_SAMPLER, "advantages", "ref_per_token_logps", "mask_numbers")  # advantages only with step_credit
 
 
 @dataclass
 class StoredGroup:
-    """The completions of one prompt, as unpadded tensors on the CPU. `behaviour_logps` come from the policy that
-    sampled them, so the importance ratio of a replayed group refers to that policy."""
+    """The completions of one prompt, as unpadded tensors on the CPU. A completion that `mask_truncated_completions`
+    left out of the loss has no tokens."""
 
     row: str
     prompt_ids: torch.Tensor
     completion_ids: list[torch.Tensor]
-    behaviour_logps: list[torch.Tensor]
+    of_sampler: dict[str, list[torch.Tensor]]  # the entries OF_SAMPLER that the rollout had, of each completion
     advantages: torch.Tensor  # one value per completion, or with step_credit one per token, padded with 0
     priority: float
     step: int
@@ -42,7 +37,7 @@ class StoredGroup:
     # mask.
     masks: list[torch.Tensor] = field(default_factory=list)
     mask_of_token: list[torch.Tensor] = field(default_factory=list)
-    # Of the completions when they were sampled; NaN in checkpoints from before these were stored.
+    # Of the completions when they were sampled; NaN if none could be scored.
     mean_reward: float = math.nan
     success: float = math.nan
 
@@ -69,10 +64,16 @@ class ReplayBuffer:
         while self._groups and step - self._groups[0].step > self._max_age:
             self._groups.popleft()
 
-    def drop_unlike(self, per_token: bool) -> None:
-        """Drop groups with advantages per completion if they are per token now, and the other way round: the run was
-        resumed with another `step_credit`."""
-        kept = [group for group in self._groups if (group.advantages.ndim == 2) == per_token]
+    def drop_unlike(self, rollout: dict[str, Any]) -> None:
+        """Drop groups that do not fit into `rollout`: the run was resumed with another `step_credit`, constraint or
+        `importance_sampling_correction`."""
+        kept = [
+            group
+            for group in self._groups
+            if group.advantages.ndim == rollout["advantages"].ndim
+            and group.of_sampler.keys() == set(OF_SAMPLER) & rollout.keys()
+            and bool(group.mask_of_token) == ("mask_numbers" in rollout)
+        ]
         self._groups = deque(kept, self._groups.maxlen)
 
     def sample(self, count: int) -> list[tuple[StoredGroup, float]]:
@@ -157,20 +158,20 @@ def groups_of(
     step: int,
     table: MaskTable | None = None,
 ) -> list[StoredGroup]:
-    """The given groups of a rollout, ready to be stored. The rollout's log-probs must be those of the policy that
-    sampled it; it may have none if the groups are used at once. `table` is the table of its `mask_numbers`, where it
-    has them."""
+    """The given groups of a rollout, ready to be stored; each must have a token in the loss. The rollout's log-probs
+    must be those of the policy that sampled it; it may have none if the groups are used at once. `table` is the table
+    of its `mask_numbers`, where it has them."""
     prompts, completions = unpadded(rollout)
     stored = []
     for group in groups:
         members = range(group * group_size, (group + 1) * group_size)
         advantages = rollout["advantages"][list(members)].cpu()
-        used = advantages
+        lengths = [len(completions[i]) for i in members]
         if advantages.ndim == 2:
-            lengths = [len(completions[i]) for i in members]
             advantages = advantages[:, : max(lengths)]
             used = torch.cat([row[:length] for row, length in zip(advantages, lengths, strict=True)])
-        logps = rollout.get("old_per_token_logps", rollout.get("sampling_per_token_logps"))
+        else:
+            used = advantages[torch.tensor(lengths) > 0]
         numbers: list[list[int]] = []
         if table is not None:
             numbers = [rollout["mask_numbers"][i, : len(completions[i])].tolist() for i in members]
@@ -180,9 +181,11 @@ def groups_of(
                 row=rows[members[0]],
                 prompt_ids=prompts[members[0]].cpu(),
                 completion_ids=[completions[i].cpu() for i in members],
-                behaviour_logps=[]
-                if logps is None
-                else [logps[i, : len(completions[i])].to("cpu", copy=True) for i in members],
+                of_sampler={
+                    name: [rollout[name][i, : len(completions[i])].to("cpu", copy=True) for i in members]
+                    for name in OF_SAMPLER
+                    if name in rollout
+                },
                 advantages=advantages,
                 priority=used.abs().mean().item() + 0.01,
                 step=step,
@@ -220,12 +223,12 @@ def put_groups(
             completions[i] = stored.completion_ids[j].to(device)
             for name, values in per_token.items():
                 values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
-            for name in {"old_per_token_logps", "sampling_per_token_logps"} & set(per_token):
-                per_token[name][i] = stored.behaviour_logps[j].to(device)
-            if "importance_sampling_ratio" in rollout:  # the loss already has the ratio to these log-probs
-                rollout["importance_sampling_ratio"][i] = 1.0
-                if "importance_sampling_ratio" in per_token:
-                    per_token["importance_sampling_ratio"][i] = torch.ones(len(completions[i]), device=device)
+            for name, of_completions in stored.of_sampler.items():
+                of_tokens = of_completions[j].to(device)
+                if name in per_token:  # if all completions had one token, a ratio per completion looks the same
+                    per_token[name][i] = of_tokens.expand(len(completions[i]))
+                else:
+                    rollout[name][i, : len(of_tokens)] = of_tokens
             if table is not None:
                 renumbered = [numbers[index] for index in stored.mask_of_token[j].tolist()]
                 per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
