@@ -8,10 +8,10 @@ TRAINING = {
     "reward.",
     "distinct_answers": "Number of different valid answers to a prompt, divided by its completions. Logged in "
     "evaluations during training only.",
-    "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal, all advantages are 0, or "
-    "`mask_truncated_completions` masks all completions. A group with step credit has a signal, and with "
-    "`normalize_then_sum` one whose components differ. At 1 nothing is learned: use easier prompts, more generations, a "
-    "cold start, or graded rewards.",
+    "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal, all advantages are "
+    "0, or `mask_truncated_completions` masks all completions. A group with step credit has a signal, and with "
+    "`normalize_then_sum` one whose components differ. At 1 nothing is learned: use easier prompts, more generations, "
+    "a cold start, or graded rewards.",
     "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
     "pass_k": "Current k of the estimator. Logged if `pass_k_final` is set, towards which it moves.",

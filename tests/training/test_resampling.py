@@ -1,4 +1,5 @@
-"""Groups without signal are sampled again or replayed: the batch is that of the new prompts, or of the stored groups."""
+"""Groups without signal are sampled again: the batch is the one that would have been sampled with the new prompts.
+Which groups have a signal, and what replayed groups keep."""
 
 import json
 

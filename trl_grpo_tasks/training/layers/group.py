@@ -1,7 +1,7 @@
 """GroupLayer: groups without a learning signal are replaced by new groups of other prompts, and by stored groups.
 
-A group whose rewards are all equal, or without a token in the loss, teaches nothing. `resample_rounds` samples new groups in its place, `replay_size`
-keeps groups of earlier rollouts.
+A group whose rewards are all equal, or without a token in the loss, teaches nothing. `resample_rounds` samples new
+groups in its place, `replay_size` keeps groups of earlier rollouts.
 """
 
 from __future__ import annotations
