@@ -1,8 +1,10 @@
-"""Atomic file writes; YAML files of users; detection of model folders and of misspelt local paths."""
+"""Atomic file writes, never through a link; YAML files of users; detection of model folders and misspelt paths."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,24 @@ MOST_VALUES = 10_000  # of a YAML file
 FILE_SUFFIXES = (*DATA_SUFFIXES, ".gguf", ".safetensors", ".bin", ".pt")
 
 
-def write_atomically(path: Path, text: str, errors: str = "strict") -> None:
-    """Write `text` to `path` through a temporary file, so that readers and resumed runs never see a partial file."""
-    temporary = path.with_suffix(".tmp")
+def write_atomically(path: Path, content: str | bytes, errors: str = "strict") -> None:
+    """Write `content` to `path` through a temporary file of its own, so that readers, resumed runs and other writers
+    never see a partial file. A link at `path` is replaced; what it points to stays as it is."""
+    written = content.encode("utf-8", errors) if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", errors=errors)
+        with open(temporary, "xb") as file:  # "x" does not follow a link either
+            file.write(written)
         temporary.replace(path)
-    except OSError:  # most likely the disk is full
+    except BaseException:  # most likely the disk is full
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def not_through_a_link(path: str, flags: int) -> int:
+    """An `opener` for `open`: OSError if `path` is a link, which a downloaded folder can point to any file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def read_yaml(path: str | Path, option: str) -> Any:

@@ -148,3 +148,15 @@ def _model(folder):
 
     save_tiny(MyTask().tiny(), folder / "model")
     return folder / "model"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_lock_is_not_taken_through_a_link(tmp_path, is_there):
+    victim = tmp_path / "victim"
+    if is_there:
+        victim.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".train.lock").symlink_to(victim)
+    with pytest.raises(ValueError, match=r"\.train\.lock is a link.*delete it"), locked(tmp_path / "run", "train"):
+        pass
+    assert victim.read_text() == "mine" if is_there else not victim.exists()

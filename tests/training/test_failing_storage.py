@@ -51,7 +51,7 @@ class Broken(TrainerCallback):
             else:
                 subprocess.run(["mount", "-o", "remount,ro", self.disk], check=True)
         if state.global_step + 1 == self.last:
-            self.newest = checkpoints.newest_complete(self.disk / "run")
+            self.newest = checkpoints.newest_intact(self.disk / "run")
             self.repair()
 
     def fill(self):
@@ -86,7 +86,7 @@ def test_training_survives_a_broken_disk_and_saves_again_when_it_is_repaired(
     trainer.add_callback(broken)
     trainer.train()
     said = capsys.readouterr()
-    assert broken.newest == (disk / "run" / "checkpoint-2", []), "no incomplete checkpoint takes up space"
+    assert broken.newest == (disk / "run" / "checkpoint-2", {}), "no incomplete checkpoint takes up space"
     assert said.out.count("could not be saved") == 1 and said.out.count("samples could not be logged") == 1
     reason = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
     (line,) = [line for line in said.out.splitlines() if "could not be saved" in line]
@@ -121,7 +121,7 @@ def test_a_run_that_ends_on_a_full_disk_fails_and_resumes_from_its_last_checkpoi
     assert said.out.count("could not be saved") == 1
     (line,) = said.err.splitlines()
     assert line.startswith("error: no space left on the device") and "--resume_from_checkpoint" in line
-    assert checkpoints.newest_complete(disk / "run")[0].name == "checkpoint-2"
+    assert checkpoints.newest_complete(disk / "run").name == "checkpoint-2"
     broken.repair()
     assert run.main([*words(disk / "run", **SHORT), "--resume_from_checkpoint", "auto"]) == 0
     assert "resuming from" in capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_a_run_that_is_stopped_on_a_full_disk_does_not_claim_to_be_saved(disk, m
     assert run.main(words(disk / "run", **SHORT)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: no space left on the device")
-    assert checkpoints.newest_complete(disk / "run")[0].name == "checkpoint-2"
+    assert checkpoints.newest_complete(disk / "run").name == "checkpoint-2"
 
 
 def test_a_read_only_folder_is_refused_before_anything_slow(disk, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
     # killed three times: after some logging, while a checkpoint is being written, and later again
     killed = tmp_path / "killed"
     run(tiny_path, killed, options, peft=peft, kill_at=lines_written(killed, 2))
-    if checkpoints.newest_complete(killed)[0] is None:
+    if checkpoints.newest_complete(killed) is None:
         run(tiny_path, killed, options, peft=peft, kill_at=lambda: (killed / "checkpoint-6").is_dir())
     run(tiny_path, killed, options, True, peft, kill_at=lambda: (killed / "checkpoint-9").is_dir())
     run(tiny_path, killed, options, True, peft, kill_at=lines_written(killed, 6))
@@ -157,12 +157,12 @@ def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
     assert [path.name for path in checkpoints.checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
     (tmp_path / "checkpoint-3" / "complete").unlink()
     (tmp_path / "checkpoint-10").mkdir()
-    found, skipped = checkpoints.newest_complete(tmp_path)
+    found, skipped = checkpoints.newest_intact(tmp_path)
     assert found.name == "checkpoint-2" and [p.name for p in skipped] == ["checkpoint-10", "checkpoint-3"]
     again = toy_trainer(tiny_path, tmp_path, **options)
     again.train(resume_from_checkpoint=True)
     said = capsys.readouterr().out
-    assert "skipping" in said and "checkpoint-10" in said and "it is incomplete" in said
+    assert f"skipping {tmp_path / 'checkpoint-10'}: it was not written completely" in said
     with pytest.raises(ValueError, match="no complete checkpoint"):
         toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
 
@@ -175,8 +175,9 @@ def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_pa
     slower.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert f"{tmp_path / 'checkpoint-3'} is kept" in capsys.readouterr().out
     assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
-    found, skipped = checkpoints.newest_complete(tmp_path)
+    found, skipped = checkpoints.newest_intact(tmp_path)
     assert found.name == "checkpoint-2" and [path.name for path in skipped] == ["checkpoint-3"]
+    assert checkpoints.damage(tmp_path / "checkpoint-3") is None, "it can still be resumed by name"
     weights = load_file(found / "model.safetensors")
     assert all(p.equal(weights[name]) for name, p in parameters(slower).items())
 

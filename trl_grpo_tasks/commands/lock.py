@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -34,11 +35,13 @@ def locked(folder: str | Path, kind: str) -> Iterator[None]:
         _remove_empty(made)
         raise
     ended = threading.Event()
-    threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
+    beat = threading.Thread(target=_beat, args=(descriptor, ended), daemon=True)
+    beat.start()
     try:
         yield
     finally:
         ended.set()
+        beat.join()  # it uses the descriptor
         if _is_file(path, descriptor):
             path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -57,7 +60,12 @@ def running_process(folder: str | Path, kind: str) -> str | None:
 
 def _acquired(path: Path, folder: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise ValueError(f"{path} is a link, which no run makes; delete it, or choose another folder") from error
         try:
             is_ours = _flock(descriptor)
             holder = _read(path)
@@ -108,10 +116,10 @@ def _is_beating(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
     return _touched_at(path) not in (seen, None)
 
 
-def _beat(path: Path, ended: threading.Event) -> None:
+def _beat(descriptor: int, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
-        with suppress(OSError):  # the folder may be deleted, or its file server may not answer
-            os.utime(path)
+        with suppress(OSError):  # the file server may not answer
+            os.utime(descriptor)
 
 
 def _touched_at(path: Path) -> int | None:
@@ -137,7 +145,7 @@ def _describe(holder: dict[str, Any]) -> str:
 def _is_file(path: Path, descriptor: int) -> bool:
     """Whether the file at `path` is the open one."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 

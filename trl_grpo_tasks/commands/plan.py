@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, model_file_in
-from ..models.checkpoints import belongs_to, is_checkpoint, newest_complete
+from ..models.checkpoints import belongs_to, damage, is_checkpoint, newest_complete, newest_intact
 from ..report.run_folder import settings_of
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
@@ -198,19 +198,28 @@ def _check_folder(args: Any) -> None:
     from accelerate.utils import broadcast_object_list
 
     check_writable(args.output_dir)
-    # All processes must agree, even if a shared file system shows them a new file at different times.
-    earlier = broadcast_object_list([newest_complete(args.output_dir)[0]])[0]
-    if args.resume_from_checkpoint == AUTO:
-        args.resume_from_checkpoint = NEWEST if earlier else None
-        if not earlier and PartialState().is_main_process:
-            print(f"no complete checkpoint in {args.output_dir} to resume from: this run starts from the beginning")
-    if args.resume_from_checkpoint not in (None, NEWEST) and not Path(args.resume_from_checkpoint).is_dir():
-        raise ValueError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: this folder does not exist")
-    if args.resume_from_checkpoint not in (None, NEWEST) and not is_checkpoint(args.resume_from_checkpoint):
+    asked = args.resume_from_checkpoint
+    is_path = asked not in (None, NEWEST, AUTO)
+    if is_path and not Path(asked).is_dir():
+        raise ValueError(f"--resume_from_checkpoint {asked}: this folder does not exist")
+    if is_path and not is_checkpoint(asked):
         raise ValueError(
-            f"--resume_from_checkpoint {args.resume_from_checkpoint} is not a checkpoint: give a folder checkpoint-N "
-            "of a run, auto, or no value for the newest in --output_dir"
+            f"--resume_from_checkpoint {asked} is not a checkpoint: give a folder checkpoint-N of a run, auto, or no "
+            "value for the newest in --output_dir"
         )
+    # The main process looks for all: files are read once, and a shared file system may show others a new file later.
+    is_main = PartialState().is_main_process
+    found = _find_checkpoints(args.output_dir, asked) if is_main else None
+    earlier, problem = broadcast_object_list([found])[0]
+    if problem is not None:
+        raise ValueError(
+            f"--resume_from_checkpoint: {problem}; restore the files, resume another checkpoint, or start again with "
+            "another --output_dir"
+        )
+    if asked == AUTO:
+        args.resume_from_checkpoint = NEWEST if earlier else None
+        if not earlier and is_main:
+            print(f"no complete checkpoint in {args.output_dir} to resume from: this run starts from the beginning")
     if earlier and not _resumes_output_dir(args):
         raise ValueError(
             f"{args.output_dir} holds an earlier run ({earlier.name}): resume it with --resume_from_checkpoint, "
@@ -227,6 +236,19 @@ def _check_folder(args: Any) -> None:
             f"--resume_from_checkpoint: there is no complete checkpoint in {args.output_dir}; leave the option out, "
             "or give it the value auto, which starts a new run then (a finished cold start is not repeated)"
         )
+
+
+def _find_checkpoints(output_dir: str, asked: str | None) -> tuple[Path | None, str | None]:
+    """The newest complete checkpoint in `output_dir`, and why the run cannot resume as it is asked to."""
+    earlier, problem = newest_complete(output_dir), None
+    if asked in (NEWEST, AUTO):
+        intact, skipped = newest_intact(output_dir)
+        if earlier is not None and intact is None:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped.items())
+            problem = f"no checkpoint in {output_dir} is intact ({reasons})"
+    elif asked and (reason := damage(asked)) is not None:
+        problem = f"{asked} cannot be resumed: {reason}"
+    return earlier, problem
 
 
 def _check_fixed_options(task: Task, args: Any) -> None:

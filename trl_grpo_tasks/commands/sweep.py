@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import MODEL_FILES, write_atomically
+from ..files import MODEL_FILES, not_through_a_link, write_atomically
 from ..models.checkpoints import newest_complete
 from ..redact import redacted, redacted_words
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
@@ -107,7 +107,7 @@ class _Sweep:
         folder = self._folder / f"trial-{number:03d}"
         folder.mkdir(exist_ok=True)
         words = [*self._rest, *_flags(params), "--output_dir", str(folder)]
-        if newest_complete(folder)[0]:
+        if newest_complete(folder):
             words.append("--resume_from_checkpoint")
         else:  # it starts again, even if it was stopped after its model was saved
             for name in MODEL_FILES:
@@ -241,7 +241,7 @@ def _run(command: Sequence[str], console: Path) -> int:
     """Run a trial and return its exit status. Ctrl-C reaches it as well, SIGTERM is passed on; then it saves a
     checkpoint, which is waited for."""
     asked: list[int] = []
-    with open(console, "a", encoding="utf-8") as said:
+    with open(console, "a", encoding="utf-8", opener=not_through_a_link) as said:
         running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ)
 
         def pass_on(number: int, _: Any) -> None:

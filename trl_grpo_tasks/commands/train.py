@@ -314,7 +314,7 @@ def _outline(run: RunArguments, args: Any, held_out: int) -> str:
 def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt) -> str:
     if run.eval_only:
         return "stopped; the same command resumes the evaluation"
-    checkpoint, _ = newest_complete(args.output_dir)
+    checkpoint = newest_complete(args.output_dir)
     if checkpoint is None:
         return "stopped before the first checkpoint; the same command starts again"
     return (

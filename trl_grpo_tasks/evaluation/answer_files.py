@@ -36,7 +36,7 @@ def write_files(
             problems.append(printable(f"answer {number}: no files ({type(error).__name__}: {first_line(error)})"))
         for name, content in files.items():
             file = Path(folder) / f"{Path(name).stem}_{number}{Path(name).suffix}"
-            file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+            write_atomically(file, content, errors="replace")
             answer.get("files", []).append(file.name)
     return problems
 

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.sharding import is_sharded
-from ..files import write_atomically
+from ..files import not_through_a_link, write_atomically
 from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
@@ -194,7 +194,7 @@ class KeptSamples:
         """Append the samples of a round."""
         entries = [asdict(sample) for sample in samples]
         entries[-1]["after"] = {"settings": self._settings, "seconds": seconds}
-        with open(self._path, "a", encoding="utf-8") as file:
+        with open(self._path, "a", encoding="utf-8", opener=not_through_a_link) as file:
             # ASCII output: a completion may contain lone surrogates, which UTF-8 cannot encode.
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
 

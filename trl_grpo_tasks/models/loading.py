@@ -81,7 +81,7 @@ def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
     Raises DifferentStartError if it was built from something else and the checkpoints beside it depend on it.
     """
     found, wanted = origin_of(folder), json.loads(json.dumps(origin))
-    if found not in (None, wanted) and newest_complete(Path(folder).parent)[0]:
+    if found not in (None, wanted) and newest_complete(Path(folder).parent):
         changed = [name for name in wanted if found.get(name) != wanted[name]]
         raise DifferentStartError(
             f"the run in {Path(folder).parent} started from {folder}, which was built with a different "

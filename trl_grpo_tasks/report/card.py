@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from ..models.loading import MERGED_FOLDER
 from ..task import Task
 from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
@@ -73,7 +74,7 @@ def write_card(
     ]
     card = ModelCard("\n".join(part for part in parts if part))
     path = out / CARD_FILE
-    path.write_text(card.content, encoding="utf-8", errors="replace")
+    write_atomically(path, card.content, errors="replace")
     return path
 
 
@@ -235,7 +236,8 @@ def _sheet(drawn: Sequence[Sequence[Any]], path: Path) -> bool:
         for x, picture in enumerate(line):
             image = ImageOps.contain(Image.open(io.BytesIO(picture)).convert("RGB"), (SIDE, SIDE))
             page.paste(image, (SIDE * x + (SIDE - image.width) // 2, SIDE * y + (SIDE - image.height) // 2))
-    page.save(path)
+    page.save(png := io.BytesIO(), "PNG")
+    write_atomically(path, png.getvalue())
     return True
 
 

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from ..failures import FailureNotice, first_line
-from ..files import write_atomically
+from ..files import not_through_a_link, write_atomically
 from ..report.gallery import Pictures
 from ..report.page import write_report
 from ..report.run_folder import METRICS_FILE, OUTCOME_FILE, PERFORMANCE_FILE, duration
@@ -45,9 +45,9 @@ class MetricsFile(TrainerCallback):
         (Path(args.output_dir) / OUTCOME_FILE).unlink(missing_ok=True)  # of an earlier end, after which it is resumed
         for name in (METRICS_FILE, PERFORMANCE_FILE):
             path = Path(args.output_dir) / name
-            if path.is_file():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
-                write_atomically(path, "".join(f"{line}\n" for line in kept) if state.global_step else "")
+            if os.path.lexists(path):  # a link is replaced, also one that leads nowhere
+                lines = path.read_text().splitlines() if path.is_file() and state.global_step else []
+                write_atomically(path, "".join(f"{line}\n" for line in lines if _step_of(line) <= state.global_step))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
@@ -75,7 +75,7 @@ class MetricsFile(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             size = path.stat().st_size if path.is_file() else 0
             try:
-                with open(path, "a") as file:
+                with open(path, "a", opener=not_through_a_link) as file:
                     file.write(self._unwritten[path])
             except OSError:
                 with suppress(OSError):  # remove what was written of these lines

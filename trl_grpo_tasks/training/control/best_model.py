@@ -72,7 +72,8 @@ class BestModel(TrainerCallback):
         step, value = self._best
         if not state.is_world_process_zero or not step:
             return
-        is_kept = checkpoints.is_complete(Path(args.output_dir) / f"checkpoint-{step}")
+        best = Path(args.output_dir) / f"checkpoint-{step}"
+        is_kept = checkpoints.is_complete(best) and checkpoints.damage(best) is None
         reason = self.reason_to_stop if state.global_step < state.max_steps else None
         if reason is not None:
             self._say(reason)
@@ -83,7 +84,7 @@ class BestModel(TrainerCallback):
         else:
             self._say(
                 f"the final model is that of step {state.global_step}, because the checkpoint of step {step} "
-                f"({evaluated}) could not be saved"
+                f"({evaluated}) could not be saved or loaded"
             )
         outcome = {
             "best_by": self._name,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, send_to_device
+from accelerate.utils import broadcast_object_list, is_peft_model, send_to_device
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
@@ -55,10 +55,13 @@ class CheckpointLayer(GRPOTrainer):
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as TRL does. `resume_from_checkpoint=True` resumes from the newest complete checkpoint and prints
-        which ones it skips. If that checkpoint is the end of the run, its weights are loaded and no step is taken."""
+        """Train as TRL does. `resume_from_checkpoint=True` resumes from the newest checkpoint whose files are as they
+        were written, and prints which ones it skips. If that checkpoint is the end of the run, its weights are loaded
+        and no step is taken. CheckpointError if a checkpoint that is named is incomplete or damaged."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self._newest_checkpoint()
+        elif resume_from_checkpoint and (damage := self._damage(resume_from_checkpoint)) is not None:
+            raise checkpoints.CheckpointError(f"{resume_from_checkpoint} cannot be resumed: {damage}")
         step = checkpoints.step_of(resume_from_checkpoint) if resume_from_checkpoint else 0
         end = self._end_of_run(resume_from_checkpoint, step) if resume_from_checkpoint else None
         if end is not None and self.is_deepspeed_enabled:
@@ -73,7 +76,7 @@ class CheckpointLayer(GRPOTrainer):
         if resume_from_checkpoint and self.is_deepspeed_enabled:
             self._prepare_deepspeed(resume_from_checkpoint)
         if resume_from_checkpoint:
-            self._invalidate_later(Path(resume_from_checkpoint), step)
+            self._supersede_later(Path(resume_from_checkpoint), step)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _end_of_run(self, checkpoint: str, step: int) -> str | None:
@@ -83,7 +86,8 @@ class CheckpointLayer(GRPOTrainer):
     def _final_checkpoint(self, last: str) -> str:
         """The checkpoint with the final model of a run that ended at `last`: the best one, if that is asked for."""
         best = Path(last).parent / f"checkpoint-{checkpoints.state_of(last).get('best_global_step')}"
-        return str(best) if self.args.load_best_model_at_end and checkpoints.is_complete(best) else last
+        is_wanted = self.args.load_best_model_at_end and checkpoints.is_complete(best)
+        return str(best) if is_wanted and self._damage(best) is None else last
 
     def _prepare_deepspeed(self, checkpoint: str) -> None:
         """Convert a checkpoint that another number of processes wrote, which DeepSpeed could not load. Raise
@@ -115,24 +119,29 @@ class CheckpointLayer(GRPOTrainer):
         if self.accelerator.is_main_process:
             universal.remove(checkpoint)
 
+    def _damage(self, checkpoint: str | Path) -> str | None:
+        """What is wrong with a checkpoint, as the main process sees it; None if nothing is."""
+        return broadcast_object_list([checkpoints.damage(checkpoint) if self.accelerator.is_main_process else None])[0]
+
     def _newest_checkpoint(self) -> str:
-        found, skipped = checkpoints.newest_complete(self.args.output_dir)
-        for path in skipped:
-            self.accelerator.print(
-                f"skipping {path}: it is incomplete, or the run resumed from an earlier checkpoint since"
-            )
+        is_main = self.accelerator.is_main_process
+        found, skipped = broadcast_object_list(
+            [checkpoints.newest_intact(self.args.output_dir) if is_main else (None, {})]
+        )[0]
+        for path, reason in skipped.items():
+            self.accelerator.print(f"skipping {path}: {reason}")
         if found is None:
             raise ValueError(f"no complete checkpoint in {self.args.output_dir}; start without resuming")
         self.accelerator.print(f"resuming from {found}")
         return str(found)
 
-    def _invalidate_later(self, resumed: Path, step: int) -> None:
-        """Mark checkpoints after the resumed one as incomplete: they stay, but a later resume does not choose them."""
+    def _supersede_later(self, resumed: Path, step: int) -> None:
+        """Mark checkpoints after the resumed one: they stay, but a later resume does not choose them."""
         if not checkpoints.belongs_to(resumed, self.args.output_dir) or not self.args.should_save:
             return
         for path in checkpoints.checkpoint_folders(resumed.parent):
-            if checkpoints.is_complete(path) and checkpoints.step_of(path) > step:
-                checkpoints.mark_incomplete(path)
+            if checkpoints.is_complete(path) and int(path.name.partition("-")[2]) > step:
+                checkpoints.mark_superseded(path)
                 self.accelerator.print(f"{path} is kept, but --resume_from_checkpoint no longer chooses it")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -155,7 +164,7 @@ class CheckpointLayer(GRPOTrainer):
         elif self.args.should_save:
             if not checkpoints.is_complete(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-            newest, _ = checkpoints.newest_complete(folder.parent)
+            newest = checkpoints.newest_complete(folder.parent)
             self._checkpoint_notice.failed(
                 f"{folder} could not be saved ({first_line(failure)}); training continues, and the next save tries "
                 f"again; {'there is no checkpoint yet' if newest is None else f'{newest.name} is complete'}"
@@ -225,6 +234,12 @@ class CheckpointLayer(GRPOTrainer):
         model = self.model if model is None else model
         if is_peft_model(model) and len(model.peft_config) > 1 and not self._is_sharded:
             model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        if (damage := self._damage(best)) is None:
+            return super()._load_best_model()
+        self.accelerator.print(f"{best} cannot be loaded: {damage}; the model of the last step is kept")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
