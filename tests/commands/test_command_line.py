@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.arguments import parse, read_command_line
+from trl_grpo_tasks.commands.arguments import AUTO, NEWEST, parse, read_command_line
 from trl_grpo_tasks.commands.recipes import describe_recipe, find_recipe, recipe_names
 from trl_grpo_tasks.files import check_local_path, looks_local
 from trl_grpo_tasks.registry import TASKS, find_task_class
@@ -86,8 +86,10 @@ def test_short_names_of_options(my_task, capsys):
     assert (model.model_name_or_path, args.learning_rate) == ("tiny", 1e-3)
     assert (args.per_device_train_batch_size, args.max_steps) == (32, 7)
     assert parsed("my_task.py", "--batch-size", "64")[2].per_device_train_batch_size == 64
-    code, _, err = said(capsys, "train", "my_task.py", "--lr", "1", "--learning_rate", "2")
-    assert code == 2 and "--lr and --learning_rate are the same option" in err
+    for one, other in (("--lr", "--learning_rate"), ("--lr", "--learning-rate"), ("--max-steps", "--steps")):
+        code, _, err = said(capsys, "train", "my_task.py", one, "1", f"{other}=2")
+        assert code == 2 and f"{one} and {other} are the same option; give one of them" in err
+    assert parsed("my_task.py", "--lr", "1", "--lr", "2")[2].learning_rate == 2  # the last counts, as in all shells
     code, _, err = said(capsys, "train", "my_task.py", "--steps", "many")
     assert code == 2 and "--max_steps 'many' must be a whole number" in err
     Path("recipe.yaml").write_text("lr: 0.1")
@@ -106,7 +108,7 @@ def test_short_names_of_options(my_task, capsys):
         ("--step", "--steps"),
         ("--batchsize", "--batch_size"),
         ("--modl", "--model"),
-        ("--word-lenght", "--word_length"),
+        ("--word_lenght", "--word_length"),
         ("--replay", "--replay_size"),
     ],
 )
@@ -124,12 +126,43 @@ def test_settings_for_the_tiny_model_are_for_no_other(my_task):
     assert settings() == settings("--model", "tiny") == settings("--model_name_or_path=tiny") == tiny
     other = settings("--model", "owner/name")
     assert other == settings("--model_name_or_path", "owner/name") == settings("--model=owner/name")
+    assert other == settings("--model-name-or-path=owner/name") == settings("--model", "tiny", "--model", "owner/name")
+    assert settings("--model", "owner/name", "--model", "tiny") == tiny
     assert other[0] == 0 and other[1] < 0 and other[2] == 1e-6 and other[3] == 12
     Path("recipe.yaml").write_text("model_name_or_path: owner/name")
     assert settings("--config", "recipe.yaml") == other
     assert settings("--config", "recipe.yaml", "--model", "tiny") == tiny
     Path("recipe.yaml").write_text("learning_rate: 0.1")
     assert settings("--config", "recipe.yaml", "--steps", "3") == (150, 3, 0.1, 12)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ([], None),
+        (["--resume_from_checkpoint"], NEWEST),
+        (["--resume-from-checkpoint"], NEWEST),
+        (["--resume-from-checkpoint", "--steps", "3"], NEWEST),
+        (["--resume-from-checkpoint=auto"], AUTO),
+        (["--resume_from_checkpoint", "false"], None),
+        (["--resume_from_checkpoint", "a/checkpoint-3"], "a/checkpoint-3"),
+        ("false", None),
+        ("true", NEWEST),
+        ("null", None),
+        ("auto", AUTO),
+    ],
+)
+def test_what_to_resume_from_on_the_command_line_and_in_a_recipe(my_task, words, meant):
+    if isinstance(words, str):
+        Path("recipe.yaml").write_text(f"resume_from_checkpoint: {words}")
+        words = ["--config", "recipe.yaml"]
+    assert parsed("my_task.py", *words)[2].resume_from_checkpoint == meant
+
+
+def test_yes_no_options_decide_on_the_defaults_however_they_are_written(my_task):
+    for words in (["--use_cpu"], ["--use-cpu"], ["--use-cpu=yes"], ["--use_cpu", "True"]):
+        args = parse(["my_task.py", *words])[2]
+        assert args.use_cpu and not args.bf16 and not args.gradient_checkpointing
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -306,6 +339,12 @@ GENERATE = ["generate", "brick", "--model", "tiny", "--text", "a table"]
         (["train", "brick", "--lr=-1e-3"], "--learning_rate -0.001 must be at least 0"),
         (["train", "--config", "brick/tiny_cpu", "--batch-size", "0"], "--per_device_train_batch_size 0 must be at"),
         (["train", "--config", "wrong.yaml"], "--curriculum_advance 1.5 must be at most 1"),
+        (["train", "brick", "--steps", "-5"], "--max_steps -5 must be at least 1, or -1"),
+        (["train", "brick", "--steps", "0"], "--max_steps 0 must be at least 1, or -1"),
+        (["train", "brick", "--lr", "inf"], "--learning_rate inf must be finite"),
+        (["train", "brick", "--seed", str(2**70)], f"--seed {2**70} must be at most 4294967295"),
+        (["train", "brick", "--seed=-1"], "--seed -1 must be at least 0"),
+        (["train", "brick", "--num_train_epochs", "0"], "--num_train_epochs 0 must be above 0"),
         (["eval", "brick", "--models", "tiny", "--num-samples=0"], "--num_samples 0 must be at least 1"),
     ],
 )

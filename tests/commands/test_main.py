@@ -380,7 +380,7 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--beta"], "--beta needs a value"),
         (["--config", "none.yaml"], "--config none.yaml: this file does not exist"),
         (["--config"], "--config needs a value"),
-        (["--task", "prompts"], "--task is given 2 times; give it once"),
+        (["--task", "prompts"], "--task is given twice; give it once"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
         (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),

@@ -219,8 +219,9 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(monkeypatch):
     args = SimpleNamespace(world_size=2)
     asked = "accelerate launch train.py --task 'my task' --hub_token=... --resume_from_checkpoint"
     assert run.typed_command(args, resuming=True) == asked
-    monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", "--resume_from_checkpoint", "--task", "a"])
-    assert run.typed_command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
+    for flag in ("--resume_from_checkpoint", "--resume-from-checkpoint", "--resume-from-checkpoint=auto"):
+        monkeypatch.setattr(sys, "argv", ["bin/trl-grpo-tasks", "train", flag, "--task", "a"])
+        assert run.typed_command(args, resuming=True) == "trl-grpo-tasks train --task a --resume_from_checkpoint"
     monkeypatch.setattr(sys, "argv", [main.__file__, "train", "--task", "a"])  # python -m trl_grpo_tasks.commands.main
     asked = "-m trl_grpo_tasks.commands.main train --task a"
     assert run.typed_command(args) == f"accelerate launch {asked}"

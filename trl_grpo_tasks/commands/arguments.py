@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..task import Task
 from ..training.options.ranges import check_ranges
 from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
 from .hub import take_token
+from .old_names import OLD_NAMES
 from .recipes import check_recipe_value, find_recipe, read_recipe
 
 # Values of --resume_from_checkpoint besides a path.
@@ -90,22 +91,21 @@ class RunArguments:
 class CommandLine:
     """The words of a command, with the task and the recipe that they name."""
 
-    words: list[str]  # the task, if it is given, as --task TASK
+    words: list[str]  # options under their full names; the task, if it is given, as --task TASK
     task: str
     recipe: dict[str, Any]
+    given: dict[str, Any]  # option -> value, of the recipe and the flags, which override it
 
 
 def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLine:
     """Find the task and the recipe. For -h this prints a help screen and exits. ValueError where neither is given, or
     where a number is out of its range. Nothing slow is imported."""
-    words = _with_separate_values(with_task_option(argv), "--task", "--config", *ALIASES, *ALIASES.values())
+    words = _with_full_names(with_task_option(argv))
+    flags = _flags(words)
     if asks_for_help(words) and HELP_ALL not in words:
-        print(command_screen(command, _value_of(words, "--task")))
+        print(command_screen(command, flags.get("task")))
         raise SystemExit(0)
-    for alias, name in ALIASES.items():
-        if alias in words and name in words:
-            raise ValueError(f"{alias} and {name} are the same option; give one of them")
-    recipe_name = _value_of(words, "--config")
+    recipe_name = flags.get("config")
     recipe: dict[str, Any] = {}
     if recipe_name is not None:
         path = str(find_recipe(recipe_name))
@@ -114,11 +114,11 @@ def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLin
         for alias, name in ALIASES.items():
             if alias[2:] in recipe:
                 raise ValueError(f"--config {recipe_name}: write {name[2:]}; {alias[2:]} is for the command line only")
-    task = _value_of(words, "--task") or recipe.get("task")
+    task = flags.get("task") or recipe.get("task")
     if task is None and HELP_ALL not in words:
         raise ValueError(_what_to_pass(command, recipe_name))
-    line = CommandLine(words, str(task or ""), recipe)
-    check_ranges(_numbers(line), as_flags=True)
+    line = CommandLine(words, str(task or ""), recipe, recipe | flags)
+    check_ranges(_numbers(line.given), as_flags=True)
     return line
 
 
@@ -152,12 +152,13 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
     _add_aliases(parser)
-    half = None if _given(line, "use_cpu") else fast_half_precision()
-    on_accelerator = half is not None or (torch.cuda.is_available() and not _given(line, "use_cpu"))
+    on_cpu = _is_true(line, "use_cpu")
+    half = None if on_cpu else fast_half_precision()
+    on_accelerator = half is not None or (torch.cuda.is_available() and not on_cpu)
     # Precedence, from low to high: these, the task's, the task's for the tiny model, the recipe, flags.
     defaults = {
         "bf16": half == "bf16",
-        "fp16": half == "fp16" and _given(line, "bf16") is None and "bf16" not in task_class.defaults,
+        "fp16": half == "fp16" and _is_true(line, "bf16") is None and "bf16" not in task_class.defaults,
         "lora_dropout": 0.0,  # with dropout, rollouts and training would compute different log-probs
         "gradient_checkpointing": on_accelerator,
         "dataloader_pin_memory": on_accelerator,
@@ -193,9 +194,9 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     refuse_unknown([*from_file, *from_flags], parser, *_our_options(task_class, TaskGRPOConfig))
     run, args, model, options = parsed
     run.task = line.task
-    run.is_eval_batch_size_given = _given(line, "per_device_eval_batch_size") is not None
-    if args.resume_from_checkpoint in ("true", "True", True):
-        args.resume_from_checkpoint = NEWEST
+    run.is_eval_batch_size_given = "per_device_eval_batch_size" in line.given
+    if (resume := args.resume_from_checkpoint) is not None:  # a recipe can hold a bool
+        args.resume_from_checkpoint = {"true": NEWEST, "false": None}.get(str(resume).lower(), resume)
     args.run_name = args.run_name or Path(args.output_dir).absolute().name
     args.model_init_kwargs = init_kwargs(model) | dict(args.model_init_kwargs or {})
     for given in (run, args, model, options):
@@ -232,12 +233,17 @@ def option_names(parser: Any) -> list[str]:
 
 def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str, also: Sequence[str] = ()) -> None:
     """Raise ValueError for the first of the words that no option took; suggest the nearest option of the parser or of
-    `also`, preferably one of `ours`."""
+    `also`, preferably one of `ours`, or the option that a name of another script stands for."""
     for text in left_over:
         if not text.startswith("--"):
             raise ValueError(f"{text!r} does not belong to any option; a task is the first word of the command")
         name = text.split("=")[0]
-        near = _nearest_option(name, [*option_names(parser), *also], ours)
+        known = [*option_names(parser), *also]
+        new = f"--{OLD_NAMES.get(name[2:].replace('-', '_').lower())}"
+        if new in known:
+            short = next((alias for alias, option in ALIASES.items() if option == new and alias in known), new)
+            raise ValueError(f"unknown option {name}; here it is {short}")
+        near = _nearest_option(name, known, ours)
         raise ValueError(f"unknown option {name}; " + (f"did you mean {near}?" if near else f"{HELP_ALL} lists all"))
 
 
@@ -247,13 +253,10 @@ def with_task_option(argv: Sequence[str]) -> list[str]:
     if not words or words[0].startswith("-"):
         return words
     task, *rest = words
-    words = _with_separate_values(rest, "--task")
-    named = _value_of(words, "--task")
-    if named is None:
-        return ["--task", task, *rest]
+    named = _flags(_with_full_names(rest)).get("task", task)
     if named != task:
         raise ValueError(f"the task is given twice, as {task!r} and as --task {named!r}; give it once")
-    return words
+    return rest if "task" in _flags(rest) else ["--task", task, *rest]
 
 
 def _nearest_option(name: str, known: Sequence[str], ours: Sequence[str]) -> str | None:
@@ -302,28 +305,19 @@ def _print_all_options(parser: Any, task_class: type[Task], command: str) -> Non
 
 def _is_tiny(line: CommandLine) -> bool:
     """Whether the embedded tiny model is trained: it is named, or no model is."""
-    names = ("--model", "--model_name_or_path", "--model-name-or-path")
-    given = next((value for name in names if (value := _value_of(line.words, name))), None)
-    return (given or line.recipe.get("model_name_or_path") or "tiny") == "tiny"
+    return (line.given.get("model_name_or_path") or "tiny") == "tiny"
 
 
-def _given(line: CommandLine, option: str) -> bool | None:
+def _is_true(line: CommandLine, option: str) -> bool | None:
     """The value that a flag or the recipe gives to a yes-no option; None if neither does."""
-    for word, after in zip(line.words, [*line.words[1:], ""], strict=True):
-        name, _, value = word.replace("-", "_").partition("=")
-        if name in (f"__{option}", f"__no_{option}"):
-            return name == f"__{option}" and (value or after).lower() not in ("false", "no", "0", "f", "n")
-    return line.recipe.get(option)
+    if f"no_{option}" in line.given:
+        return False
+    value = line.given.get(option)
+    return None if value is None else str(value).lower() not in ("false", "no", "0", "f", "n")
 
 
-def _numbers(line: CommandLine) -> dict[str, float]:
-    """The numbers that flags and the recipe give, by option. Of other values, the parser says what is wrong."""
-    given = dict(line.recipe)
-    for word, after in zip(line.words, [*line.words[1:], ""], strict=True):
-        flag, _, value = word.partition("=")
-        flag = flag.replace("-", "_").replace("__", "--", 1)
-        if flag.startswith("--"):
-            given[ALIASES.get(flag, flag)[2:]] = value or after
+def _numbers(given: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among the values of options. Of other values, the parser says what is wrong."""
     numbers: dict[str, float] = {}
     for name, value in given.items():
         for kind in (float, int):  # text without a decimal point is shown as a whole number
@@ -332,28 +326,39 @@ def _numbers(line: CommandLine) -> dict[str, float]:
     return numbers
 
 
-def _with_separate_values(argv: Sequence[str], *names: str) -> list[str]:
-    """`--name=value` as two words, because TRL's parser looks for a recipe in that form; and a value for
-    --resume_from_checkpoint if it has none."""
-    words = [part for text in argv for part in (text.split("=", 1) if text.split("=")[0] in names else [text])]
-    for name in names:
-        if words and words[-1] == name:
-            raise ValueError(f"{name} needs a value")
-        if words.count(name) > 1 and name in ("--task", "--config"):
-            raise ValueError(f"{name} is given {words.count(name)} times; give it once")
-    return _with_resume_value(words)
-
-
-def _with_resume_value(words: list[str]) -> list[str]:
-    """`--resume_from_checkpoint` without a value means the newest complete checkpoint."""
-    flag = "--resume_from_checkpoint"
-    if flag in words:
-        after = words.index(flag) + 1
-        if after == len(words) or words[after].startswith("--"):
-            words.insert(after, NEWEST)
+def _with_full_names(argv: Sequence[str]) -> list[str]:
+    """The words with every option under its full name, with underscores. TRL's parser looks for `--config FILE` in two
+    words. `--resume_from_checkpoint` alone means the newest complete checkpoint."""
+    words: list[str] = []
+    typed: dict[str, str] = {}
+    for text, after in zip(argv, [*argv[1:], "--"], strict=False):
+        match = re.fullmatch(r"(--[a-zA-Z][\w-]*)(?:=(.*))?", text, re.DOTALL)
+        if match is None or text == HELP_ALL:
+            words.append(text)
+            continue
+        name = f"--{match[1][2:].replace('-', '_')}"
+        name = ALIASES.get(name, name)
+        if typed.setdefault(name, match[1]) != match[1]:
+            raise ValueError(f"{typed[name]} and {match[1]} are the same option; give one of them")
+        needs_value = match[2] is None and after.startswith("--")
+        if name in ("--task", "--config"):
+            if needs_value:
+                raise ValueError(f"{name} needs a value")
+            if name in words:
+                raise ValueError(f"{name} is given twice; give it once")
+            words += [name] if match[2] is None else [name, match[2]]
+        elif name == "--resume_from_checkpoint" and needs_value:
+            words += [name, NEWEST]
+        else:
+            words.append(name if match[2] is None else f"{name}={match[2]}")
     return words
 
 
-def _value_of(words: Sequence[str], name: str) -> str | None:
-    at = words.index(name) + 1 if name in words else len(words)
-    return words[at] if at < len(words) else None
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """Option -> value, of words with full names; a flag alone is true, and the last of several values counts."""
+    flags: dict[str, str] = {}
+    for word, after in zip(words, [*words[1:], "--"], strict=False):
+        if word.startswith("--"):
+            name, is_joined, value = word[2:].partition("=")
+            flags[name] = value if is_joined else "true" if after.startswith("--") else after
+    return flags

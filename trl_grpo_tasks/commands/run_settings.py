@@ -48,12 +48,15 @@ def write_settings(
 
 def typed_command(args: Any, resuming: bool = False) -> str:
     """The command that was typed, without secrets; or the command that resumes the run from its newest checkpoint."""
-    typed = list(sys.argv[1:])
-    if resuming and "--resume_from_checkpoint" in typed:
-        at = typed.index("--resume_from_checkpoint")
-        has_value = at + 1 < len(typed) and not typed[at + 1].startswith("--")
-        del typed[at : at + 1 + has_value]
-    words = shlex.join([*redacted_words(typed), *["--resume_from_checkpoint"] * resuming])
+    flag = "--resume_from_checkpoint"
+    typed: list[str] = []
+    is_value = False  # of the flag, which is left out
+    for word in sys.argv[1:]:
+        is_flag = word.partition("=")[0].replace("-", "_") == flag.replace("-", "_")
+        if not resuming or not (is_flag or (is_value and not word.startswith("--"))):
+            typed.append(word)
+        is_value = is_flag and "=" not in word
+    words = shlex.join([*redacted_words(typed), *[flag] * resuming])
     program = os.path.basename(sys.argv[0])
     if Path(sys.argv[0]).absolute() == Path(__file__).with_name("main.py"):
         program = f"-m {__package__}.main"

@@ -23,6 +23,7 @@ from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, judge_usage, load_for_evaluation
 from .hub import PushError, push
 from .lock import locked
+from .old_names import meaning_hints
 from .plan import Plan, check_writable, prepare
 from .run_settings import precision, typed_command, write_settings
 
@@ -125,6 +126,8 @@ def run_training(
     how = f"{precision(args)} on {args.device.type}{slow}"
     say(f"task {task.name} {task.version}, model {name}, {how}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
+    for hint in meaning_hints(args):
+        say(f"hint: {hint}")
     if name == TINY and args.learning_rate == type(args).learning_rate:
         say(
             f"hint: the learning rate {args.learning_rate:g}, TRL's default, suits pretrained models and is too small "

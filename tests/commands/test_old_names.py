@@ -1,0 +1,68 @@
+"""Options under the names that other GRPO scripts give them: refused with the name here; docs/migration.md agrees."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.paths import ROOT
+from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.commands.old_names import OLD_NAMES, OTHER_MEANINGS, meaning_hints
+
+# The flags in the scripts of the documents that this package implements; the others are options here too.
+DOCUMENTS = {
+    "--group_size": "--num_generations",
+    "--num_episodes": "--steps",
+    "--save_interval": "--save_steps",
+    "--log_interval": "--logging_steps",
+    "--kl_coef": "--beta",
+    "--kl_beta": "--beta",
+    "--checkpoint": "--model",
+    "--resume": "--resume_from_checkpoint",
+    "--model_path": "--model",
+    "--use_priority_buffer": "--replay_size",
+    "--use_curriculum": "--curriculum",
+    "--eval_episodes": "--eval_rows",
+    "--clip_range": "--epsilon",
+    "--clip-range": "--epsilon",
+}
+
+
+@pytest.mark.parametrize("given", DOCUMENTS)
+def test_flags_of_the_documents_are_refused_with_the_name_here(my_task, given):
+    with pytest.raises(ValueError, match=f"; here it is {DOCUMENTS[given]}$"):
+        parse(["my_task.py", given, "3", "--use_cpu", "true"])
+
+
+def test_old_names_in_recipes_tasks_and_other_commands(my_task, capsys):
+    (my_task.parent / "old.yaml").write_text("group_size: 8\n")
+    assert main(["train", "my_task.py", "--config", "old.yaml"]) == 2
+    assert capsys.readouterr().err == "error: unknown option --group_size; here it is --num_generations\n"
+    assert main(["train", "prompts", "--dataset_path", "x.json"]) == 2
+    assert capsys.readouterr().err == "error: unknown option --dataset_path; here it is --prompts_file\n"
+    assert main(["generate", "my_task.py", "--model", "tiny", "--text", "abc", "--max_new_tokens", "3"]) == 2
+    assert capsys.readouterr().err == "error: unknown option --max_new_tokens; here it is --max_completion_length\n"
+    # Task my_task has no prompts_file.
+    assert main(["train", "my_task.py", "--dataset_path", "x.json"]) == 2
+    assert "here it is" not in capsys.readouterr().err
+
+
+def test_the_page_on_migration_lists_the_same_names():
+    text = (ROOT / "docs/migration.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \| `(\w+)`.* \|$", text.partition("## Concepts")[0], re.MULTILINE)
+    listed = {old.lower(): new for names, new in rows for old in re.findall(r"`(\w+)`", names)}
+    assert listed == OLD_NAMES | OTHER_MEANINGS
+
+
+def hints(**values):
+    given = {"num_iterations": 1, "rollout_batch_size": None, "generation_batch_size": 64, "num_generations": 8}
+    return meaning_hints(SimpleNamespace(**given | {"world_size": 2} | values))
+
+
+def test_values_that_only_make_sense_in_the_old_meaning():
+    assert hints() == hints(num_iterations=4, rollout_batch_size=31) == []
+    (line,) = hints(num_iterations=1000)
+    assert line.startswith("--num_iterations 1000 makes 1000 passes") and line.endswith("give --steps 1000 instead")
+    (line,) = hints(rollout_batch_size=32)
+    assert "a rollout has only 32 per process" in line and line.endswith("give --generation_batch_size 256 instead")
