@@ -8,8 +8,9 @@ A grid names a recipe, options for all runs, seeds, settings (options of train),
 level, for a table by its values (`by`). Each seed has one cold start, from which all settings train with this seed. A
 setting for which the cold start does not fit, for example because it writes text in another form, is listed under
 `own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all models of a
-seed are evaluated on the same held-out rows. Settings are chosen on a random half of these rows (--rows choose) and
-reported on the others (--rows report, the default). If no setting was chosen, all rows may be reported (--rows all).
+seed are evaluated on the same held-out rows. Settings are chosen on a random half of their requests (--rows choose)
+and reported on the others (--rows report, the default). If no setting was chosen, all rows may be reported (--rows
+all).
 
 Settings run in the order of the grid, each with all seeds, so that a grid that was stopped has whole settings. The
 same command resumes it, and finished runs are not repeated. A setting of which a run failed or, with --finished, is
@@ -17,8 +18,8 @@ not there is left out. --parallel runs that many processes at a time; on one GPU
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. Distinct answers are counted per row,
 distinct successes over all rows; both are shares of the samples. `gain` is the difference to the baseline, with its
-95% interval from a paired bootstrap over seeds and, within a seed, over rows. Writes learning.json and learning.md to
---output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
+95% interval from a paired bootstrap over seeds and, within a seed, over requests. Writes learning.json and learning.md
+to --output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ import numpy as np
 import yaml
 from harness import flags, table_line
 
-from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.evaluation.samples import Sample, request_numbers
 from trl_grpo_tasks.files import write_atomically
 from trl_grpo_tasks.report.run_folder import SETTINGS_FILE
+from trl_grpo_tasks.task import describe_rows
 from trl_grpo_tasks.training.advantages import expected_best
 
 KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start", "by"}
@@ -86,27 +88,34 @@ def main() -> None:
     names = [*starts_of(grid), *grid["settings"]]
     if missing & {grid["baseline"], *names}:
         raise SystemExit("the table needs the cold starts and the baseline with all seeds")
-    places = places_of(grid["rows"], options.rows)
+    requests = request_numbers(samples[names[0], grid["seeds"][0]])  # the rows of all evaluations are the same
+    places = places_of(requests, options.rows)
     reported = {name: [[samples[name, seed][i] for i in places] for seed in grid["seeds"]] for name in names}
     rows = {name: [values_of(one, grid["components"]) for one in seeds] for name, seeds in reported.items()}
     by = {name: [values_by(one, grid["by"]) for one in seeds] for name, seeds in reported.items()}
+    some = reported[grid["baseline"]][0]
     minutes = {name: [finished(folder, name, seed)["minutes"] for seed in grid["seeds"]] for name in grid["settings"]}
     content = {"grid": grid, "rows": options.rows, "values": rows, "minutes": minutes}
     write_atomically(folder / "learning.json", json.dumps(content))
-    tables = table(rows, grid["baseline"], minutes)
+    tables = table(rows, grid["baseline"], minutes, dict.fromkeys(rows[grid["baseline"]][0], request_numbers(some)))
     if grid["by"]:
-        tables += f"\n\nBy {grid['by']}:\n\n{table(by, grid['baseline'], {})}"
-    text = page(options.grid, grid, options.rows, tables, machine_of(folder, grid))
+        tables += f"\n\nBy {grid['by']}:\n\n{table(by, grid['baseline'], {}, requests_by(some, grid['by']))}"
+    counted = describe_rows(len(places), len({requests[place] for place in places}))
+    text = page(options.grid, grid, options.rows, counted, tables, machine_of(folder, grid))
     write_atomically(folder / "learning.md", text)
     if options.publish:
         write_atomically(PAGES / f"{options.grid.stem}.md", text)
     print(f"\n{text}")
 
 
-def places_of(rows: int, which: str) -> list[int]:
-    """Return the places of the wanted ones of 2 x `rows` held-out rows. Halves are random: levels may take turns."""
-    chosen = set(random.Random(EVALUATION_SEED).sample(range(2 * rows), rows))
-    return [place for place in range(2 * rows) if which == "all" or (place in chosen) == (which == "choose")]
+def places_of(requests: Sequence[int], which: str) -> list[int]:
+    """Return the places of the wanted rows, given the number of each row's request. A random half of the requests is
+    for choosing: levels may take turns."""
+    count = max(requests) + 1
+    chosen = set(random.Random(EVALUATION_SEED).sample(range(count), count // 2))
+    return [
+        place for place, number in enumerate(requests) if which == "all" or (number in chosen) == (which == "choose")
+    ]
 
 
 def collect(grid: dict[str, Any], folder: Path, options: Any) -> dict[tuple[str, int], Any]:
@@ -121,14 +130,14 @@ def collect(grid: dict[str, Any], folder: Path, options: Any) -> dict[tuple[str,
         return dict(zip(runs, found, strict=True))
 
 
-def page(path: Path, grid: dict[str, Any], rows: str, text: str, machine: str) -> str:
+def page(path: Path, grid: dict[str, Any], rows: str, counted: str, text: str, machine: str) -> str:
     """Return the page of a grid in Markdown: what was run, on what, and the table."""
     comment = next((line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")), path.stem)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=PAGES.parent)
     return (
         f"# {path.stem.replace('_', ' ')}\n\n{comment}\n\n"
         f"Recipe `{grid['recipe']}`; seeds {', '.join(map(str, grid['seeds']))}; "
-        f"{len(places_of(grid['rows'], rows))} held-out rows ({ROWS[rows]}), {grid['samples']} samples each; "
+        f"{counted}, {ROWS[rows]}, {grid['samples']} samples each; "
         f"{machine}; commit {commit.stdout.strip() or 'unknown'}.\n\n"
         f"```text\npython benchmarks/learning.py benchmarks/grids/{path.name} --rows {rows}\n```\n\n"
         "Each cell is the mean over seeds, with the smallest and the largest in brackets; *gain* is the 95% interval "
@@ -291,9 +300,24 @@ def values_by(rows: Sequence[Sequence[Sample]], field: str | None) -> dict[str, 
     return found
 
 
-def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes: dict[str, list[float]]) -> str:
-    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}. A metric that equals one
-    before it everywhere, as rewards of 0 and 1 equal success, has no column."""
+def requests_by(rows: Sequence[Sequence[Sample]], field: str) -> dict[str, list[int]]:
+    """Return the number of each row's request for each metric of `values_by`."""
+    found: dict[str, list[int]] = {}
+    for value in sorted({str(row[0].row[field]) for row in rows}):
+        numbers = request_numbers([row for row in rows if str(row[0].row[field]) == value])
+        found |= {f"{value}: {metric}": numbers for metric in ("success", "reward")}
+    return found
+
+
+def table(
+    rows: dict[str, list[dict[str, list[float]]]],
+    baseline: str,
+    minutes: dict[str, list[float]],
+    requests: dict[str, list[int]],
+) -> str:
+    """Return the Markdown table of {setting: [{metric: value of each row} of each seed]}; `requests` has the number of
+    each row's request by metric. A metric that equals one before it everywhere, as rewards of 0 and 1 equal success,
+    has no column."""
     columns = {metric: [seed[metric] for seeds in rows.values() for seed in seeds] for metric in rows[baseline][0]}
     metrics = [m for i, m in enumerate(columns) if columns[m] not in [columns[k] for k in list(columns)[:i]]]
     heads = ["setting", *metrics, *(["minutes"] if minutes else [])]
@@ -302,7 +326,8 @@ def table(rows: dict[str, list[dict[str, list[float]]]], baseline: str, minutes:
         cells = [spread([statistics.fmean(seed[metric]) for seed in seeds]) for metric in metrics]
         if name != baseline and not name.startswith(START):
             pairs = [
-                gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]]) for metric in metrics
+                gain([seed[metric] for seed in seeds], [seed[metric] for seed in rows[baseline]], requests[metric])
+                for metric in metrics
             ]
             cells = [f"{cell}; gain {low:+.3f} to {high:+.3f}" for cell, (low, high) in zip(cells, pairs, strict=True)]
         taken = [spread(minutes[name], 1) if name in minutes else ""] if minutes else []
@@ -315,14 +340,16 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean} ({low}-{high})"
 
 
-def gain(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The 95% interval of the mean difference, from a bootstrap over seeds and, within a seed, over rows."""
+def gain(
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], requests: Sequence[int]
+) -> tuple[float, float]:
+    """The 95% interval of the mean difference, from a bootstrap over seeds and, within a seed, over requests."""
     differences = [np.subtract(a, b) for a, b in zip(ours, theirs, strict=True)]
-    generator, seeds = np.random.default_rng(0), len(differences)
+    generator, seeds, rows = np.random.default_rng(0), len(differences), np.bincount(requests)
 
     def resampled(values: np.ndarray) -> np.ndarray:
-        rows = len(values)
-        return generator.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES) @ values / rows
+        drawn = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=RESAMPLES)
+        return drawn @ np.bincount(requests, values) / (drawn @ rows)
 
     drawn = [
         np.choose(generator.integers(seeds, size=RESAMPLES), list(map(resampled, differences))) for _ in range(seeds)

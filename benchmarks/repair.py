@@ -4,7 +4,7 @@
 
 Attempts are made until one succeeds or the budget of tokens is spent. An attempt is one answer, or a conversation of
 up to k turns, whose feedback counts as tokens. Prints a Markdown table with the share of held-out rows that are
-solved within a budget, and writes benchmarks/results/repair.json. Brackets: 95% bootstrap intervals over rows.
+solved within a budget, and writes benchmarks/results/repair.json. Brackets: 95% bootstrap intervals over requests.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import one_per_request
 from trl_grpo_tasks.training.repair import MOST_TURNS, RepairTask
 
 ORDERS = 200  # random orders of the attempts of a row
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     task = get_task(options.task, options.options)
-    rows = task.dataset("test", options.rows, options.seed)
+    rows = one_per_request(task, task.dataset("test", options.rows, options.seed))
     tokenizer = load_tokenizer(options.model)
     model = load_model(options.model, dtype="float32").to("cuda" if torch.cuda.is_available() else "cpu")
     attempts: dict[int, list[list[Attempt]]] = {}
@@ -85,7 +86,7 @@ def main() -> None:
     answer = np.mean([tokens for row in attempts[1] for _, tokens in row])
     most = min(map(most_budget, attempts.values()))
     budgets = [round(factor * answer) for factor in (1, 2, 4, 8, 16) if factor * answer <= most]
-    print(f"{options.rows} held-out rows of task {task.name} {task.version}, {options.samples} attempts each, seed "
+    print(f"{len(rows)} held-out rows of task {task.name} {task.version}, {options.samples} attempts each, seed "
           f"{options.seed}; an answer has {answer:.1f} tokens on average\n")  # fmt: skip
     print("| attempt | success | tokens | " + " | ".join(f"solved in {budget} tokens" for budget in budgets) + " |")
     print("|---" * (3 + len(budgets)) + "|")

@@ -21,6 +21,7 @@ from trl_grpo_tasks import Solver
 from trl_grpo_tasks.commands.train import quiet_third_party_logging
 from trl_grpo_tasks.report.page import task_of
 from trl_grpo_tasks.report.run_folder import RunFolder
+from trl_grpo_tasks.task import one_per_request
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     quiet_third_party_logging()
     task = task_of(options.run)
-    rows = task.dataset("test", options.rows, options.seed)
+    rows = one_per_request(task, task.dataset("test", options.rows, options.seed))
     models = options.models or [f"cold start={options.run}/cold_start", f"GRPO={options.run}"]
     budgets = [(f"{n} sample{'s' * (n != 1)}", {"samples": n}) for n in options.samples]
     budgets += [(f"{limit:g} s", {"seconds": limit}) for limit in options.seconds]

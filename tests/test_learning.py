@@ -48,10 +48,18 @@ def test_values_of_rows():
 
 
 def test_the_rows_for_choosing_and_for_reporting():
-    choose, report = learning.places_of(60, "choose"), learning.places_of(60, "report")
-    assert sorted(choose + report) == learning.places_of(60, "all") == list(range(120))
+    requests = range(120)
+    choose, report = learning.places_of(requests, "choose"), learning.places_of(requests, "report")
+    assert sorted(choose + report) == learning.places_of(requests, "all") == list(range(120))
+    assert len(choose) == len(report) == 60
     for levels in (2, 3, 4):  # which take turns: both halves have rows of each
         assert {i % levels for i in choose} == {i % levels for i in report} == set(range(levels))
+
+
+def test_no_request_is_used_for_choosing_and_for_reporting():
+    requests = [place % 12 for place in range(80)]
+    choose, report = ({requests[i] for i in learning.places_of(requests, which)} for which in ("choose", "report"))
+    assert len(choose) == len(report) == 6 and not choose & report
 
 
 def test_tables_by_a_field_of_the_rows():
@@ -62,7 +70,9 @@ def test_tables_by_a_field_of_the_rows():
     found = learning.values_by(rows, "level")
     assert found == {"a: success": [1], "a: reward": [1], "b: success": [0.5], "b: reward": [0.5]}
     assert learning.values_by(rows, None) == {}
-    printed = learning.table({"cold start": [found], "grpo": [found]}, "grpo", {})
+    requests = learning.requests_by(rows, "level")
+    assert requests == {metric: [0] for metric in found}
+    printed = learning.table({"cold start": [found], "grpo": [found]}, "grpo", {}, requests)
     assert printed.splitlines()[0] == "| setting | a: success | b: success |", "rewards equal successes: no columns"
 
 
@@ -74,11 +84,20 @@ def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
         seeds = random.normal(0.1, 0.05, size=3)
         ours = [random.normal(0.5 + effect, 0.2, size=60) for effect in seeds]
         theirs = [random.normal(0.5, 0.2, size=60) for _ in seeds]
-        low, high = learning.gain(ours, theirs)
+        low, high = learning.gain(ours, theirs, range(60))
         covered += low <= 0.1 <= high
     assert 45 <= covered <= 60
     shifted = [list(np.arange(20.0) + seed) for seed in range(3)]
-    assert learning.gain([[x + 0.25 for x in row] for row in shifted], shifted) == pytest.approx((0.25, 0.25))
+    assert learning.gain([[x + 0.25 for x in row] for row in shifted], shifted, range(20)) == pytest.approx(
+        (0.25, 0.25)
+    )
+
+
+def test_a_gain_on_one_request_is_not_taken_for_one_on_many_rows():
+    """Eight of ten rows are one request, which alone has the gain: resampled requests often lack it."""
+    ours, theirs, requests = [[1.0] * 8 + [0.0] * 2], [[0.0] * 10], [0] * 8 + [1, 2]
+    assert learning.gain(ours, theirs, requests) == pytest.approx((0, 1))
+    assert learning.gain(ours, theirs, range(10))[0] > 0.4, "as if each row were a request"
 
 
 def grid_file(folder, **changes):
@@ -107,7 +126,7 @@ def test_grids_with_mistakes_are_refused(tmp_path):
 def test_the_cold_start_can_be_the_baseline(tmp_path):
     grid = learning.read_grid(grid_file(tmp_path, baseline="cold start"), None, None)
     rows = {"cold start": [{"success": [0.25, 0.5]}], "grpo": [{"success": [0.5, 0.75]}]}
-    printed = learning.table(rows, grid["baseline"], {})
+    printed = learning.table(rows, grid["baseline"], {}, {"success": [0, 1]})
     assert printed.splitlines()[2:] == [
         "| cold start | 0.375 (0.375-0.375) |",
         "| grpo | 0.625 (0.625-0.625); gain +0.250 to +0.250 |",
@@ -158,12 +177,12 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "| cold start |" in printed and "| grpo |" in printed
     page = (tmp_path / "out/grid/learning.md").read_text()
-    assert page.strip() in printed and "2 held-out rows (not used to choose settings), 4 samples each; cpu" in page
+    assert page.strip() in printed and "2 held-out rows, not used to choose settings, 4 samples each; cpu" in page
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
     evaluated = json.loads((tmp_path / "out/grid/evaluation_grpo-1/evaluation.json").read_text())["evaluations"]
     samples = evaluated[0]["samples"]
     successes = [
-        one["score"]["success"] for i in learning.places_of(2, "report") for one in samples[4 * i : 4 * i + 4]
+        one["score"]["success"] for i in learning.places_of(range(4), "report") for one in samples[4 * i : 4 * i + 4]
     ]
     assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(np.mean(successes))
     finished = tmp_path / "out/grid/grpo-1/finished.json"

@@ -6,6 +6,7 @@ A task is a domain whose answers a program can check: it provides prompts, and i
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -156,8 +157,8 @@ class Task:
         is None.
 
         Each row has a `prompt`: a list of chat messages, or text that the model continues. Rows must be serialisable
-        as JSON. The same seed gives the same rows, and the two splits share no row. Nothing may be downloaded unless
-        the user named a dataset on the Hub.
+        as JSON. The same seed gives the same rows, and the two splits share no request. Nothing may be downloaded
+        unless the user named a dataset on the Hub.
         """
         raise UnfinishedTaskError(f"task {self.name!r} must define dataset(split, size, seed)")
 
@@ -176,6 +177,15 @@ class Task:
     def bad(self, row: Row) -> str:
         """Return a completion of `row` that does not succeed; NoAnswerError if none is known."""
         raise UnfinishedTaskError(f"task {self.name!r} must define bad(row)")
+
+    def request(self, row: Row) -> str:
+        """Return a key that is equal for rows that ask the same, whatever gold and bad answers they hold.
+
+        Splits share no request, nor do the rows that choose a model and those that are reported. Intervals resample
+        requests, and archives and stores of successes count the answers to a request. The key is the prompt, because a
+        model cannot tell rows with equal prompts apart. Define it for rows that ask for more than the prompt says.
+        """
+        return json.dumps(row["prompt"], ensure_ascii=False, sort_keys=True)
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
         """Return the constraint on completions, compiled for `tokenizer`, or None if the task has none."""
@@ -326,6 +336,19 @@ def rows_of(
     if say is not None and given is None and size is not None and len(rows) < size:
         say(f"The {split} split has {len(rows)} rows with these options, not the {size} asked for: all are used.")
     return rows
+
+
+def one_per_request(task: Task, rows: Iterable[Row]) -> list[Row]:
+    """Return the first row of each request, in the order of the rows."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(task.request(row), row)
+    return list(first.values())
+
+
+def describe_rows(rows: int, requests: int) -> str:
+    """Return "64 held-out rows", with the number of different requests where it differs."""
+    return f"{rows} held-out rows" + (f" ({requests} different requests)" if requests != rows else "")
 
 
 class EditorError(ValueError):

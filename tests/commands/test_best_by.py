@@ -48,11 +48,14 @@ def test_models_are_compared_on_other_rows_than_those_reported(tmp_path, capsys)
     task, options, args, model = parse(words(tmp_path, best_by="success"))
     plan = prepare(task, options, args, model)
     assert len(plan.test_rows) == len(plan.choosing_rows) == SMALL["eval_rows"]
-    assert not any(row in plan.test_rows for row in plan.choosing_rows)
+    reported, compared = ({str(row["prompt"]) for row in rows} for rows in (plan.test_rows, plan.choosing_rows))
+    assert not reported & compared
     assert plan.test_rows == task.dataset("test", SMALL["eval_rows"], args.seed), "those of a run without --best_by"
-    task.dataset = lambda split, size, seed: plan.test_rows if split == "test" else plan.rows
-    assert prepare(task, options, args, model).choosing_rows == plan.test_rows
-    assert "because the task has no other held-out rows" in capsys.readouterr().out
+    golds = [row | {"gold": n} for n in range(9) for row in plan.test_rows]  # the same requests with other answers
+    task.dataset = lambda split, size, seed: golds[:size] if split == "test" else plan.rows
+    again = prepare(task, options, args, model)
+    assert again.choosing_rows == again.test_rows == golds[: SMALL["eval_rows"]]
+    assert "because the task has no other held-out requests" in capsys.readouterr().out
     options.eval_before_and_after = False
     assert prepare(task, options, args, model).choosing_rows is None
     assert prepare(*parse(words(tmp_path))).choosing_rows is None

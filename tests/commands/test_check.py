@@ -105,7 +105,7 @@ BROKEN = {
     "returned other rows": {
         "dataset": lambda self, split, size, seed: Echo.dataset(self, split, size, random.random())
     },
-    "share a row": {"dataset": lambda self, split, size, seed: Echo.dataset(self, "train", size, seed)},
+    "share a request": {"dataset": lambda self, split, size, seed: Echo.dataset(self, "train", size, seed)},
     "level is": {"dataset": row_with(level="strange")},
     "there is no row of level odd": {"dataset": row_with(level="even")},
     "is not valid": {"score": scored(valid=False)},

@@ -104,6 +104,30 @@ def test_intervals_agree_with_scipys_bootstrap():
     assert width > 1.3 * 3.92 * alone, "samples were resampled instead of whole rows"
 
 
+@pytest.mark.parametrize(("is_known", "least", "most"), [(True, 0.9, 0.99), (False, 0.0, 0.8)])
+def test_intervals_cover_the_truth_if_requests_are_resampled_and_not_if_rows_are(is_known, least, most):
+    """Simulated evaluations of 50 requests with 1 to 8 rows each, which differ in their gold answer only: requests
+    differ in difficulty, and success is 50% over all possible requests."""
+    rng, covered, evaluations = np.random.default_rng(0), 0, 150
+    for _ in range(evaluations):
+        samples = []
+        for request, chance in enumerate(rng.beta(0.5, 0.5, size=50)):
+            for _ in range(rng.integers(1, 9)):
+                samples.append(sample(bool(rng.random() < chance)))
+                samples[-1].request = str(request) if is_known else ""
+        low, high = summarise(samples, 1, 8)[1]["success"]
+        covered += low <= 0.5 <= high
+    assert least <= covered / evaluations <= most
+
+
+def test_rows_of_a_single_request_are_resampled():
+    samples = [sample(bool(i % 2)) for i in range(40)]
+    unknown = summarise(samples, 1, 8)[1]["success"]
+    for one in samples:
+        one.request = "the same"
+    assert summarise(samples, 1, 8)[1]["success"] == unknown and unknown[0] < 0.4 < 0.6 < unknown[1]
+
+
 def test_distinct_answers_are_counted_by_the_tasks_normal_form():
     texts = [("a b c d", "1"), ("a b c d", "2"), (" a  b c d", "1"), ("e", "3")]
     samples = [sample(True) for _ in texts]

@@ -88,7 +88,7 @@ def test_stored_answers_are_the_best_and_counts_stay_exact():
     archive, seen, order = Archive(5), Counter(), []
     for step in range(40):
         texts = [str(generator.randrange(60)) for _ in range(4)]
-        archive.add([Answer("{}", text, text, float(int(text) % 10)) for text in texts], step)
+        archive.add([Answer("{}", "", text, text, float(int(text) % 10)) for text in texts], step)
         order += [text for i, text in enumerate(texts) if not seen[text] and text not in texts[:i]]
         seen.update(texts)
         best = sorted(order, key=lambda text: (-(int(text) % 10), order.index(text)))[:5]
@@ -107,18 +107,20 @@ def test_stored_answers_are_the_best_and_counts_stay_exact():
 def test_the_number_of_counted_answers_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MOST_COUNTED", 3)
     archive = Archive(10)
-    archive.add([Answer("{}", text, text, 1.0) for text in "abcdea"], 1)
+    archive.add([Answer("{}", "", text, text, 1.0) for text in "abcdea"], 1)
     assert archive.distinct == 3 and [(a["canonical"], a["seen"]) for a in archive.ranked()] == [
         ("a", 2), ("b", 1), ("c", 1)
     ]  # fmt: skip
 
 
-def test_rows_are_told_apart():
+def test_requests_are_told_apart_and_rows_of_one_request_are_not():
     archive = Archive(10)
-    archive.add([Answer('"ab"', "c", "c", 1.0), Answer('"a"', "bc", "bc", 1.0), Answer('"ab"', "d", "c", 0.0)], 1)
+    answers = [("1", "ab", "c", "c"), ("2", "a", "bc", "bc"), ("3", "ab", "d", "c")]  # row, request, completion, form
+    archive.add([Answer(*answer, 1.0) for answer in answers], 1)
     assert [(answer["row"], answer["completion"], answer["seen"]) for answer in archive.ranked()] == [
-        ("ab", "c", 2), ("a", "bc", 1)
+        (1, "c", 2), (2, "bc", 1)
     ]  # fmt: skip
+    assert archive.distinct == 2
 
 
 class FaultyTask(ToyTask):

@@ -12,7 +12,7 @@ from tests.support.toy import LETTERS, ToyTask
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_resampling import EQUAL, MIXED, make
 from tests.training.test_resume import ALL_ON
-from trl_grpo_tasks.training.stores.own_successes import MOST_PER_ROW, Success, SuccessStore
+from trl_grpo_tasks.training.stores.own_successes import MOST_PER_REQUEST, Success, SuccessStore
 
 ON = {"own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 0.3}
 
@@ -26,52 +26,55 @@ class RelabelTask(ToyTask):
         return {"prompt": f"{letter}1x", "letter": letter, "level": "1"} if letter else None
 
 
-def success(row, answer, total, step=0):
-    return Success(row, answer, [1], [2, 3], total, step)
+def success(request, answer, total, step=0, row="row"):
+    return Success(row, request, answer, [1], [2, 3], total, step)
 
 
 def stored(store):
-    return [Success(**item) for kept in store.state_dict()["rows"] for item in kept]
+    return [Success(**item) for kept in store.state_dict()["requests"] for item in kept]
 
 
 # ---- the store
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_store_is_bounded_and_keeps_the_best_of_each_row_and_rare_rows(seed):
+def test_the_store_is_bounded_and_keeps_the_best_of_each_request_and_rare_requests(seed):
     rng = random.Random(seed)
-    capacity, rows = rng.randint(1, 12), [f"row {i}" for i in range(rng.randint(1, 10))]
+    capacity, requests = rng.randint(1, 12), [f"request {i}" for i in range(rng.randint(1, 10))]
     store, seen = SuccessStore(capacity), defaultdict(dict)
     for step in range(20):
-        batch = [success(rng.choice(rows), rng.choice("abcdefg"), rng.choice((1.0, 2.0, 3.0)), step) for _ in range(6)]
+        batch = [
+            success(rng.choice(requests), rng.choice("abcdefg"), rng.choice((1.0, 2.0, 3.0)), step, rng.choice("rst"))
+            for _ in range(6)
+        ]
         for s in batch:
-            seen[s.row][s.answer] = max(s.total, seen[s.row].get(s.answer, 0.0))
+            seen[s.request][s.answer] = max(s.total, seen[s.request].get(s.answer, 0.0))
         store.update(batch)
         kept = stored(store)
         assert len(kept) == len(store) <= capacity
-        assert len({(s.row, s.answer) for s in kept}) == len(kept), "answers of a row are distinct"
-        by_row = defaultdict(list)
+        assert len({(s.request, s.answer) for s in kept}) == len(kept), "answers of a request are distinct"
+        totals_of = defaultdict(list)
         for s in kept:
-            by_row[s.row].append(s.total)
-        assert all(len(totals) <= MOST_PER_ROW for totals in by_row.values())
-        if capacity >= len(rows):
-            assert by_row.keys() == seen.keys(), "no row that was ever solved is lost while rows fit"
-        if capacity >= len(rows) * MOST_PER_ROW:
-            for row, answers in seen.items():
-                assert sorted(by_row[row]) == sorted(answers.values())[-MOST_PER_ROW:], "the best are kept"
+            totals_of[s.request].append(s.total)
+        assert all(len(totals) <= MOST_PER_REQUEST for totals in totals_of.values())
+        if capacity >= len(requests):
+            assert totals_of.keys() == seen.keys(), "no request that was ever solved is lost while requests fit"
+        if capacity >= len(requests) * MOST_PER_REQUEST:
+            for request, answers in seen.items():
+                assert sorted(totals_of[request]) == sorted(answers.values())[-MOST_PER_REQUEST:], "the best are kept"
 
 
-def test_rows_that_are_often_solved_leave_first():
+def test_requests_that_are_often_solved_leave_first():
     store = SuccessStore(2)
     store.update([success("rare", "a", 1.0), *(success("common", "a", 1.0) for _ in range(5))])
     store.update([success("new", "a", 0.5)])
-    assert {s.row for s in stored(store)} == {"rare", "new"}
+    assert {s.request for s in stored(store)} == {"rare", "new"}
 
 
-def test_draws_cover_all_rows_before_they_repeat_and_survive_a_checkpoint():
+def test_draws_cover_all_requests_before_they_repeat_and_survive_a_checkpoint():
     store = SuccessStore(10)
     store.update(
-        [success(row, answer, 1.0) for row, answers in (("r", "abc"), ("s", "a"), ("t", "ab")) for answer in answers]
+        [success(one, answer, 1.0) for one, answers in (("r", "abc"), ("s", "a"), ("t", "ab")) for answer in answers]
     )
     again = SuccessStore(10)
     again.load_state_dict(json.loads(json.dumps(store.state_dict())))
@@ -79,9 +82,9 @@ def test_draws_cover_all_rows_before_they_repeat_and_survive_a_checkpoint():
     for seed in range(20):
         drawn = store.draw(14, random.Random(seed))
         assert drawn == again.draw(14, random.Random(seed))
-        assert {s.row for s in drawn[:3]} == {"r", "s", "t"}
-        assert len({(s.row, s.answer) for s in drawn[:6]}) == 6
-        orders.add(tuple((s.row, s.answer) for s in drawn))
+        assert {s.request for s in drawn[:3]} == {"r", "s", "t"}
+        assert len({(s.request, s.answer) for s in drawn[:6]}) == 6
+        orders.add(tuple((s.request, s.answer) for s in drawn))
     assert len(orders) > 5
     assert SuccessStore(3).draw(4, random.Random(0)) == []
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..rewards.worker import check_prefix_scores
-from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error
+from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
 # Texts that an untrained model may write.
 GARBAGE: tuple[str, ...] = (
@@ -69,7 +69,7 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
     many = f"({len(labelled)} rows)"
     yield "ok", f"rows have prompts, survive JSON and are the same when made again {many}"
     compared = _check_splits(task, seed)
-    yield "ok", f"train and test share no row ({compared} rows)"
+    yield "ok", f"train and test share no request ({compared})"
     if task.levels:
         seen = _check_levels(task, seed, labelled)
         yield "ok", f"every row has a level, and every level has rows: {', '.join(task.levels)} ({seen} rows)"
@@ -191,11 +191,18 @@ def _check_prompt(prompt: Any, label: str) -> None:
     )
 
 
-def _check_splits(task: Task, seed: int) -> int:
-    train, test = ([_text_of(row) for row in task.dataset(split, COMPARED, seed)] for split in ("train", "test"))
-    shared = [text for text in train if text in set(test)]
-    _require(not shared, f"train and test share a row: {shared[0][:200] if shared else ''}")
-    return len(train) + len(test)
+def _check_splits(task: Task, seed: int) -> str:
+    """Compare the requests of both splits, and return how many there are."""
+    train, test = (task.dataset(split, COMPARED, seed) for split in ("train", "test"))
+    tested = {task.request(row): row for row in test}
+    shared = [(row, tested[task.request(row)]) for row in train if task.request(row) in tested]
+    _require(
+        not shared,
+        "train and test share a request, which is the prompt unless the task defines request(row): "
+        + " and ".join(_text_of(row)[:200] for row in (shared[0] if shared else ())),
+    )
+    rows, requests = len(train) + len(test), len(one_per_request(task, train)) + len(tested)
+    return f"{rows} rows" + (f", {requests} different requests" if requests != rows else "")
 
 
 def _check_levels(task: Task, seed: int, rows: Sequence[LabelledRow]) -> int:

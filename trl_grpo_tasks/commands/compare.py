@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import check_local_path, write_atomically
 from ..redact import redacted
 from ..report.run_folder import EVAL_ONLY_FILE
-from ..task import Row, Task, check_editor, rows_of
+from ..task import Row, Task, check_editor, describe_rows, one_per_request, rows_of
 from .arguments import RunArguments
 from .plan import check_turns, check_writable
 
@@ -111,7 +111,8 @@ class Comparison:
         }
         if args.repair_turns > 1:
             how |= {"repair_turns": args.repair_turns, "repair_discount": args.repair_discount}
-        results = {"task": self.task.name, "version": self.task.version, "settings": {"rows": len(self.rows)} | how}
+        counts = {"rows": len(self.rows), "requests": len(one_per_request(self.task, self.rows))}
+        results = {"task": self.task.name, "version": self.task.version, "settings": counts | how}
         if is_main:
             self._keep_earlier(folder, results)
         done: list[Any] = []
@@ -322,8 +323,8 @@ def _sentence(results: dict[str, Any]) -> str:
         *([f"up to {how['repair_turns']} turns"] if "repair_turns" in how else []),
     ]
     return (
-        f"{how['rows']} held-out rows of task {results['task']} {results['version']}, {how['num_samples']} samples "
-        f"each, {', '.join(sampling)}; in brackets: 95% bootstrap intervals"
+        f"{describe_rows(how['rows'], how['requests'])} of task {results['task']} {results['version']}, "
+        f"{how['num_samples']} samples each, {', '.join(sampling)}; in brackets: 95% bootstrap intervals"
     )
 
 

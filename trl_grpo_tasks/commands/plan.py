@@ -96,13 +96,15 @@ def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completi
 
 
 def _choosing_rows(task: Task, args: Any, reported: list[dict[str, Any]], say: Any) -> list[dict[str, Any]]:
-    """The held-out rows on which --best_by compares models: others than those of the evaluation that is reported."""
+    """The held-out rows on which --best_by compares models: other requests than those of the reported evaluation."""
     more = [] if args.eval_rows is None else rows_of(task, "test", 2 * args.eval_rows, args.seed)
-    rows = [row for row in more if row not in reported][: args.eval_rows]
+    taken = {task.request(row) for row in reported}
+    rows = [row for row in more if task.request(row) not in taken][: args.eval_rows]
     if not rows:
         say(
             "--best_by compares models on the rows of the final evaluation, because the task has no other held-out "
-            "rows; the final result is therefore slightly too high (a smaller --eval_rows leaves rows to compare on)"
+            "requests; the final result is therefore slightly too high (a smaller --eval_rows leaves some to compare "
+            "on)"
         )
     return rows or reported
 

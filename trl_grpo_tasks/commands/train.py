@@ -18,7 +18,7 @@ from ..models.checkpoints import CheckpointError, DifferentStartError, newest_co
 from ..report.page import write_report
 from ..report.run_folder import JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duration
 from ..serving import ServerError
-from ..task import EditorError, Task
+from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, judge_usage, load_for_evaluation
 from .hub import PushError, push
@@ -259,8 +259,10 @@ class _Evaluations:
         if self._state.is_main_process:
             from ..evaluation.summary import table
 
+            rows = self._plan.test_rows
             print(
-                f"\n{len(self._plan.test_rows)} held-out rows, {self._run.num_samples} samples each, "
+                f"\n{describe_rows(len(rows), len(one_per_request(self._task, rows)))}, "
+                f"{self._run.num_samples} samples each, "
                 f"with 95% intervals:\n{table(self._done)}\n"
             )
 

@@ -154,8 +154,11 @@ def scored_samples(
             for name, values in judged.items():
                 score["components"][name] = values[i]
                 score["total"] += task.weights[name] * values[i]
-        form = hashlib.sha256(task.canonical(row, text).encode(errors="replace")).hexdigest()[:16]
-        samples.append(Sample(dict(row), text, tokens, score, reason, counts[i] if counts else {}, form))
+        form, request = (
+            hashlib.sha256(part.encode(errors="replace")).hexdigest()[:16]
+            for part in (task.canonical(row, text), task.request(row))
+        )
+        samples.append(Sample(dict(row), text, tokens, score, reason, counts[i] if counts else {}, form, request))
     return samples
 
 

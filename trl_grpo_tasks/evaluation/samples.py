@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ class Sample:
         reason: Why the completion failed or could not be scored.
         counts: Counters of the editor during decoding, by name.
         form: A hash of the task's normal form; equal for completions that the task considers the same answer.
+        request: A hash of `Task.request`, equal for rows that ask the same; "" if unknown.
     """
 
     row: dict[str, Any]
@@ -27,6 +29,7 @@ class Sample:
     reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     form: str = ""
+    request: str = ""
 
 
 @dataclass
@@ -48,3 +51,11 @@ class Evaluation:
     def from_dict(cls, values: dict[str, Any]) -> Evaluation:
         samples = [Sample(**sample) for sample in values["samples"]]
         return cls(values["name"], values["metrics"], samples, values.get("intervals", {}))
+
+
+def request_numbers(rows_P: Sequence[Sequence[Sample]]) -> list[int]:
+    """Return the number of each row's request, given the samples of each row. A row whose request is unknown has a
+    request of its own."""
+    requests = [row[0].request or place for place, row in enumerate(rows_P)]
+    numbers = {request: number for number, request in enumerate(dict.fromkeys(requests))}
+    return [numbers[request] for request in requests]

@@ -11,7 +11,7 @@ import torch
 
 from ..report.run_folder import shown_metrics
 from ..training.advantages import doublings, expected_best
-from .samples import Evaluation, Sample
+from .samples import Evaluation, Sample, request_numbers
 
 FLAGS = ("success", "valid")
 NGRAM = 3  # words
@@ -32,13 +32,13 @@ def summarise(
     - pass@k and max@k are unbiased estimates, for k = 1, 2, 4, ... and `num_samples`.
     - `distinct_answers` is the number of different valid answers to a row divided by its number of samples.
     - `distinct_ngrams` is the share of distinct word trigrams among all word trigrams of a row.
-    - Intervals come from a bootstrap over rows, because samples of the same row are not independent.
+    - Intervals come from a bootstrap over requests, because samples of the same request are not independent.
     """
     rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
     measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples))
     sums_M_P, counts_M_P = np.array([list(zip(*rows, strict=True)) for rows in measured.values()]).transpose(1, 0, 2)
     metrics = dict(zip(measured, _ratio(sums_M_P.sum(1), counts_M_P.sum(1)).tolist(), strict=True))
-    intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P), strict=True))
+    intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P, request_numbers(rows_P)), strict=True))
     for name in samples[0].counts:
         metrics[f"{name}_median"] = float(statistics.median(sample.counts[name] for sample in samples))
     return metrics, intervals
@@ -123,10 +123,14 @@ def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
-def _intervals(sums_M_P: np.ndarray, counts_M_P: np.ndarray) -> list[list[float]]:
-    """Percentile bootstrap over rows. All metrics, and all models with equally many rows, share the resamples."""
-    rows = sums_M_P.shape[1]
-    weights_R_P = np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES).astype(float)
+def _intervals(sums_M_P: np.ndarray, counts_M_P: np.ndarray, requests_P: Sequence[int]) -> list[list[float]]:
+    """Percentile bootstrap over requests, or over rows if all are one request. All metrics, and all models with
+    equally many requests, share the resamples."""
+    units_P = requests_P if max(requests_P) > 0 else range(len(requests_P))
+    units = max(units_P) + 1
+    is_of_P_Q = np.eye(units)[list(units_P)]
+    weights_R_Q = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=RESAMPLES).astype(float)
+    weights_R_P = weights_R_Q @ is_of_P_Q.T
     values_R_M = _ratio(weights_R_P @ sums_M_P.T, weights_R_P @ counts_M_P.T)
     ends = []
     for values in values_R_M.T:

@@ -12,7 +12,7 @@ from typing import Any
 from ..files import write_atomically
 from ..models.loading import MERGED_FOLDER
 from ..task import Task
-from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, rows_of, spread, typical_samples
+from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, requests_of, spread, typical_samples
 from .run_folder import RunFolder, duration, is_number, shown_metrics
 from .usage import Published, changed_options, usage
 
@@ -121,14 +121,14 @@ def _results(run: RunFolder) -> str:
         values = (_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
         lines.append(f"| {name} | {' | '.join(values)} |")
     latest = run.evaluations[-1]
-    rows, made = len(rows_of(latest)), len(latest["samples"])
+    requests, made = len(requests_of(latest)), len(latest["samples"])
     constrained = run.settings.get("training", {}).get("constrain")
     how = "under the task's constraint" if constrained else "without a constraint"
     if editor := run.settings.get("run", {}).get("editor"):
         how += f", with `--editor {editor}`"
     columns = f" Columns: {run.evaluation_names}." if run.evaluation_names else ""
     return (
-        f"## Results\n\n{made} samples of {rows} held-out prompts, sampled {how}; results of one training run. "
+        f"## Results\n\n{made} samples of {requests} held-out prompts, sampled {how}; results of one training run. "
         f"Brackets: 95% confidence intervals (bootstrap over prompts).{columns}\n\n" + "\n".join(lines) + "\n"
     )
 

@@ -26,7 +26,7 @@ Sample = dict[str, Any]
 
 @dataclass
 class Pair:
-    """A held-out row before and after training: its median sample by reward, and means over all its samples."""
+    """A held-out request before and after training: its median sample by reward, and means over all its samples."""
 
     before: Sample
     after: Sample
@@ -42,8 +42,8 @@ class Pair:
 
 
 def pairs(before: dict[str, Any], after: dict[str, Any]) -> list[Pair]:
-    """Pair the samples of the rows that both evaluations contain."""
-    first, second = rows_of(before), rows_of(after)
+    """Pair the samples of the requests that both evaluations contain."""
+    first, second = requests_of(before), requests_of(after)
     return [
         Pair(_typical(old), _typical(new), (_mean(old, "success"), _mean(new, "success")),
              (_mean(old, "total"), _mean(new, "total")))
@@ -70,30 +70,30 @@ def choose(found: Sequence[Pair], count: int) -> list[Pair]:
 
 
 def typical_samples(evaluation: dict[str, Any], count: int) -> list[Sample]:
-    """Return the median sample by reward of `count` evenly spaced rows."""
-    return spread([_typical(samples) for samples in rows_of(evaluation).values()], count)
+    """Return the median sample by reward of `count` evenly spaced requests."""
+    return spread([_typical(samples) for samples in requests_of(evaluation).values()], count)
 
 
 def best_and_worst(evaluation: dict[str, Any], count: int, shown: set[str]) -> tuple[list[Sample], list[Sample]]:
-    """Return `count` samples each with the highest and the lowest rewards, at most one per row, none in `shown`."""
+    """Return `count` samples each with the highest and the lowest rewards, one per request, none in `shown`."""
     scored = [s for s in evaluation["samples"] if s["score"] is not None and key_of(s) not in shown]
     order = sorted(scored, key=rank_of, reverse=True)
-    best = _one_per_row(order, count)
+    best = _one_of_each(order, count)
     taken = {key_of(sample) for sample in best}
-    return best, _one_per_row([s for s in reversed(order) if key_of(s) not in taken], count)
+    return best, _one_of_each([s for s in reversed(order) if key_of(s) not in taken], count)
 
 
-def rows_of(evaluation: dict[str, Any]) -> dict[str, list[Sample]]:
-    """Group the samples of an evaluation by row."""
-    rows: dict[str, list[Sample]] = {}
+def requests_of(evaluation: dict[str, Any]) -> dict[str, list[Sample]]:
+    """Group the samples of an evaluation by request."""
+    requests: dict[str, list[Sample]] = {}
     for sample in evaluation["samples"]:
-        rows.setdefault(_row_key(sample), []).append(sample)
-    return rows
+        requests.setdefault(_request_key(sample), []).append(sample)
+    return requests
 
 
 def key_of(sample: Sample) -> str:
     """Return a key that is equal for samples with the same picture (same row and completion)."""
-    return _row_key(sample) + sample["completion"]
+    return json.dumps(sample["row"], sort_keys=True) + sample["completion"]
 
 
 def prompt_of(sample: Sample, longest: int = 160) -> str:
@@ -208,11 +208,11 @@ def _typical(samples: Sequence[Sample]) -> Sample:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _one_per_row(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Return the first `count` samples of different rows; if more are tied with the first, evenly spaced ones."""
+def _one_of_each(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Return the first `count` samples of different requests; if more are tied with the first, evenly spaced ones."""
     chosen: dict[str, Sample] = {}
     for sample in samples:
-        chosen.setdefault(_row_key(sample), sample)
+        chosen.setdefault(_request_key(sample), sample)
     tied = [sample for sample in chosen.values() if rank_of(sample) == rank_of(samples[0])]
     return spread(tied, count) if len(tied) > count else list(chosen.values())[:count]
 
@@ -226,5 +226,5 @@ def _mean(samples: Sequence[Sample], name: str) -> float:
     return sum(float(s["score"][name]) for s in samples if s["score"] is not None) / len(samples)
 
 
-def _row_key(sample: Sample) -> str:
-    return json.dumps(sample["row"], sort_keys=True)
+def _request_key(sample: Sample) -> str:
+    return sample.get("request") or json.dumps(sample["row"], sort_keys=True)

@@ -266,6 +266,9 @@ class RepairTask(Task):
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         return self.inner.dataset(split, size, seed)
 
+    def request(self, row: Row) -> str:
+        return self.inner.request(row)
+
     def gold(self, row: Row) -> str:
         return self.inner.gold(row)
 

@@ -37,11 +37,15 @@ class ArchiveLayer(RewardLayer):
 
     def _successful_answers(self) -> list[Answer]:
         """The successful completions of this process in the latest rollout."""
-        assert self._forms is not None
+        assert self._forms is not None and self.task is not None
         record = self.latest_rollout
         return [
-            Answer(example["row"], text, self._forms.of(example["row"], text), outcome.score.total)
-            for example, text, outcome in zip(record.examples, record.completions, record.outcomes, strict=True)
+            Answer(
+                example["row"], self.task.request(row), text, self._forms.of(example["row"], text), outcome.score.total
+            )
+            for example, row, text, outcome in zip(
+                record.examples, record.rows, record.completions, record.outcomes, strict=True
+            )
             if outcome.score is not None and outcome.score.success
         ]
 

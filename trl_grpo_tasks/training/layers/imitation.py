@@ -92,13 +92,14 @@ class ImitationLayer(ArchiveLayer):
 
     def _success(self, row: str, prompt_ids: Any, i: int, total: float, is_relabelled: bool = False) -> Success:
         """Completion `i` of the latest rollout as an answer to `row`."""
-        assert self._forms is not None
+        assert self._forms is not None and self.task is not None
         record = self.latest_rollout
         answer = self._forms.of(row, record.completions[i])
         # Failed turns are not imitated. The last one has the masks of a first turn, because it begins anew.
         start, step = record.last_turns[i], self.state.global_step
         prompt_ids, ids = [*prompt_ids, *record.completion_ids[i][:start]], record.completion_ids[i][start:]
-        return Success(row, answer, prompt_ids, list(ids), total, step, is_relabelled)
+        request = self.task.request(json.loads(row))
+        return Success(row, request, answer, prompt_ids, list(ids), total, step, is_relabelled)
 
     # ---- the loss
 

@@ -1,6 +1,6 @@
 """Archive: the distinct successful answers of a run, and how often each was seen.
 
-Answers are equal if they belong to the same row and have the same `Task.canonical`. All processes hold the same
+Answers are equal if they belong to the same request and have the same `Task.canonical`. All processes hold the same
 archive, because each adds the gathered successes of a rollout in the same order.
 """
 
@@ -32,9 +32,10 @@ def check_archive(args: Any) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """A successful completion. `row` is the row as JSON; `total` is the task's score."""
+    """A successful completion. `row` is the row as JSON, `request` its `Task.request`, `total` the task's score."""
 
     row: str
+    request: str
     completion: str
     canonical: str
     total: float
@@ -42,7 +43,7 @@ class Answer:
     @property
     def key(self) -> bytes:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
-        for part in (self.row, self.canonical):
+        for part in (self.request, self.canonical):
             text = part.encode("utf-8", "surrogatepass")
             digest.update(len(text).to_bytes(8, "big") + text)
         return digest.digest()
@@ -83,9 +84,10 @@ class Archive:
         """The stored answers, best first, as archive.jsonl has them."""
         order = sorted(self._stored.items(), key=lambda item: -item[1][0].total)  # stable: earlier answers first
         return [
-            asdict(answer) | {"row": json.loads(answer.row), "first_step": step, "seen": self._seen[key]}
+            {"row": json.loads(answer.row), "completion": answer.completion, "canonical": answer.canonical,
+             "total": answer.total, "first_step": step, "seen": self._seen[key]}
             for key, (answer, step) in order
-        ]
+        ]  # fmt: skip
 
     def write(self, folder: str | Path) -> None:
         """Write archive.jsonl into the folder of the run."""
