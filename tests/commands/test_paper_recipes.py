@@ -171,6 +171,7 @@ def test_brick_texts_are_pivots_and_offsets_in_the_documents_world():
     task, *_ = parsed("brick")
     (row,) = task.dataset("train", 1, 0)
     assert row["world"] == 20 and len(SIZES) == 14
+    assert "`hxw @n (x,y,z)`" in row["prompt"][-1]["content"] and "at most 5" in row["prompt"][-1]["content"]
     lines = task.gold(row).splitlines()
     assert all(re.fullmatch(r"\d+x\d+ @\d+ \(-?[0-5],-?[0-5],-?[0-5]\)", line) for line in lines)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from trl_grpo_tasks.tasks.brick import data, designs
-from trl_grpo_tasks.tasks.brick.captions import CAPTION_WORDS, caption, choices, prompt
+from trl_grpo_tasks.tasks.brick.captions import CAPTION_WORDS, caption, choices
 from trl_grpo_tasks.tasks.brick.catalogue import CATEGORIES, Request
 from trl_grpo_tasks.tasks.brick.data import ALL, decode_voxels, loads_on, make_rows, negatives
 from trl_grpo_tasks.tasks.brick.designs import design, encode_voxels, load_factor
@@ -227,16 +227,6 @@ def test_caption_examples():
     )
 
 
-def test_prompts_are_short_or_explain_everything():
-    assert prompt("a table", 20, "short") == [{"role": "user", "content": "a table"}]
-    assert prompt("a table", 8, "short") == [{"role": "user", "content": "a table, world 8"}]
-    system, user = prompt("a table", 12, "full")
-    assert system["role"] == "system" and user["role"] == "user"
-    assert user["content"].endswith("\n\n### Input:\na table")
-    assert all(f"{h}x{w}" in user["content"] for h, w in SIZES)
-    assert "from 0 to 11 in a world of 12x12x12" in user["content"]
-
-
 # ---- rows
 
 
@@ -249,7 +239,7 @@ def test_columns_of_rows(rows):
     assert Counter(row["level"] for row in rows) == dict.fromkeys(ALL, 20)
     assert len({row["category"] for row in rows}) >= 16
     assert {row["detail"] for row in rows} == {1, 2, 3}
-    assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
+    assert len({(row["caption"], row["world"]) for row in rows}) == len(rows)
     for row in rows:
         assert json.loads(json.dumps(row)) == row and len(json.dumps(row)) < 6_000
         world = LEVELS[row["level"]].world
@@ -258,8 +248,7 @@ def test_columns_of_rows(rows):
         assert (reading.structure.occupied == decode_voxels(row["voxels"], world)).all()
         assert bool(row["loads"]) == (row["level"] in LOADED) == (" g " in row["caption"])
         assert all(f"{load['grams']} g" in row["caption"] for load in row["loads"])
-        tokens = re.findall(r"\w+|\S", row["prompt"][0]["content"])
-        assert set(tokens) <= set(CAPTION_WORDS)
+        assert set(re.findall(r"\w+|\S", f"{row['caption']}, world {world}")) <= set(CAPTION_WORDS)
 
 
 def test_bad_answers_are_labelled_and_bad(rows):
@@ -286,16 +275,12 @@ def test_rows_depend_on_seed_and_split_only(rows):
     assert make_rows("train", 50, 0, workers=1) == rows[:50]
     assert make_rows("train", 50, 1, workers=1) != rows[:50]
     assert make_rows("train", 24, 0, workers=2, progress=False) == rows[:24]
-    full = make_rows("train", 12, 0, prompt_style="full")
-    assert [row["gold"] for row in full] == [row["gold"] for row in rows[:12]]
-    assert all(len(row["prompt"]) == 2 and len(json.dumps(row)) < 6_000 for row in full)
 
 
 def test_size_none_gives_every_row_once():
     train, test = (make_rows(split, None, 3, levels=["stack"]) for split in ("train", "test"))
     assert len(train) + len(test) == len(choices("stack"))
-    prompts = {row["prompt"][0]["content"] for row in train + test}
-    assert len(prompts) == len(train) + len(test)
+    assert len({row["caption"] for row in train + test}) == len(train) + len(test)
     assert make_rows("test", 2 * len(test), 3, levels=["stack"]) == test
 
 
@@ -317,8 +302,8 @@ def test_rows_are_different_requests_and_another_level_provides_what_one_lacks(s
 
 
 def test_no_seed_mixes_the_splits():
-    taken = {json.dumps(row["prompt"]) for row in make_rows("train", None, 0, levels=["stack", "carry"], workers=1)}
-    assert not any(json.dumps(row["prompt"]) in taken for row in make_rows("test", 300, 1, levels=["stack", "carry"]))
+    taken = {row["caption"] for row in make_rows("train", None, 0, levels=["stack", "carry"], workers=1)}
+    assert not any(row["caption"] in taken for row in make_rows("test", 300, 1, levels=["stack", "carry"]))
 
 
 def test_in_one_world_a_caption_means_one_thing_and_is_in_one_split():
@@ -352,8 +337,6 @@ def test_invalid_arguments_are_reported():
         make_rows("train", 1, 0, levels=["stack", "huge"])
     with pytest.raises(ValueError, match="no level was given"):
         make_rows("train", 1, 0, levels=[])
-    with pytest.raises(ValueError, match="unknown prompt style 'long'; styles are: short, full"):
-        make_rows("train", 1, 0, prompt_style="long")
 
 
 def test_a_crashed_worker_is_reported(monkeypatch):

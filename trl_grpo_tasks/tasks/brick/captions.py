@@ -1,4 +1,4 @@
-"""Captions at three levels of detail, their vocabulary, and the prompts around them.
+"""Captions at three levels of detail, and their vocabulary.
 
 A caption consists of lower-case words separated by single spaces, with commas after words. Within a level, captions
 are unique. Detail 1 describes the smallest, middle and largest values of the level in words ("small", "low"). Detail 2
@@ -13,12 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .catalogue import CATEGORIES, Request
-from .kit import KIT, Kit
 from .levels import LEVELS
-from .structure import WORLD
 
 DETAILS = (1, 2, 3)
-PROMPT_STYLES = ("short", "full")
 SIZE_WORDS = ("small", "medium", "large")
 TALL_WORDS = ("low", "", "tall")
 
@@ -51,35 +48,6 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
         places = zip(request.grams, (category.place, "on the back"), strict=False)
         parts.append("with " + " and ".join(f"{grams} g {place}" for grams, place in places))
     return ", ".join(parts)
-
-
-def prompt(text: str, world: int, style: str, kit: Kit = KIT) -> list[dict[str, str]]:
-    """Make chat messages that ask for `text`: "short" is little more than the caption, "full" explains the task."""
-    if style == "short":
-        return [{"role": "user", "content": text if world == WORLD else f"{text}, world {world}"}]
-    if style != "full":
-        raise ValueError(f"unknown prompt style {style!r}; styles are: {', '.join(PROMPT_STYLES)}")
-    return [
-        {"role": "system", "content": "You design toy-brick structures that can be built and that stand."},
-        {"role": "user", "content": f"{_instruction(world, kit)}\n\n### Input:\n{text}"},
-    ]
-
-
-def _instruction(world: int, kit: Kit) -> str:
-    grip = "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
-    gravity = "" if kit.gravity == KIT.gravity else f" Gravity is {kit.gravity:g} m/s2."
-    return _INSTRUCTION.format(world=world, last=world - 1, sizes=kit.written_sizes, grip=grip) + gravity
-
-
-_INSTRUCTION = (
-    "Build what the input describes. Write one brick a line, as `hxw (x,y,z)`: h cells along x, w cells along y, one "
-    "high, with its lowest corner at (x,y,z). Sizes: {sizes}. "
-    "Coordinates go from 0 to {last} in a world of {world}x{world}x{world}; z=0 is the ground. Go up layer by layer; "
-    "within a layer x falls, then y. Bricks must not overlap, and each must stand on the ground or on studs of a "
-    "brick below. Lengths and reaches run along x, widths and depths along y; the structure stands in the corner "
-    "where x and y are 0, and what overhangs points towards x=0. It must carry the weights that the input names, with "
-    "the thinnest support that holds: a stud grips with about {grip} N."
-)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...constraints.workers import usable_cores
-from .captions import PROMPT_STYLES, caption, choices, prompt
+from .captions import caption, choices
 from .catalogue import Request
 from .designs import NoDesignError, decode_voxels, design, encode_voxels, loads_on, negatives
 from .hub import from_hub
@@ -46,7 +46,6 @@ def make_rows(
     seed: int,
     *,
     levels: Sequence[str] = ALL,
-    prompt_style: str = "short",
     kit: Kit = KIT,
     one_world: bool = False,
     workers: int | None = None,
@@ -59,9 +58,9 @@ def make_rows(
     captions that mean different things in two levels. The rows depend on all arguments but `workers`, the number of
     processes (None: chosen from the number of rows), and `progress`.
 
-    Columns: `prompt` (chat messages), `caption`, `category`, `level`, `world`, `detail`, `voxels` (the target; read it
-    with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and `bad_label` (a failing
-    answer and the kind of failure).
+    Columns, to which the task adds the prompt: `caption`, `category`, `level`, `world`, `detail`, `voxels` (the
+    target; read it with `decode_voxels`), `gold` (text in canonical order), `loads` (see `loads_on`), `bad` and
+    `bad_label` (a failing answer and the kind of failure).
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; splits are: {', '.join(SPLITS)}")
@@ -69,8 +68,6 @@ def make_rows(
         raise ValueError(f"unknown level {unknown[0]!r}; levels are: {', '.join(LEVELS)}")
     if not levels:
         raise ValueError(f"no level was given; levels are: {', '.join(LEVELS)}")
-    if prompt_style not in PROMPT_STYLES:
-        raise ValueError(f"unknown prompt style {prompt_style!r}; styles are: {', '.join(PROMPT_STYLES)}")
     sharing = tuple(levels) if one_world else ()
     todo = {level: _shuffled(choices(level, sharing), f"{seed}-{split}-{level}", split) for level in levels}
     rows: dict[str, list[dict[str, Any]]] = {level: [] for level in levels}
@@ -82,7 +79,7 @@ def make_rows(
             for choice in todo[level][: max(0, share - len(rows[level]))]
         ]:
             processes = min(usable_cores(), 8, len(plan) // MIN_ROWS_PER_WORKER) if workers is None else workers
-            for (level, *_), row in zip(plan, _rows_of(plan, processes, prompt_style, kit, bar), strict=True):
+            for (level, *_), row in zip(plan, _rows_of(plan, processes, kit, bar), strict=True):
                 todo[level] = todo[level][1:]
                 if row is not None:
                     rows[level].append(row)
@@ -95,17 +92,15 @@ def make_rows(
     return _alternating(rows.values())[:size]
 
 
-def make_row(level: str, request: Request, detail: int, prompt_style: str = "short", kit: Kit = KIT) -> dict[str, Any]:
+def make_row(level: str, request: Request, detail: int, kit: Kit = KIT) -> dict[str, Any]:
     """Generate the row for one request, with a caption at the given level of detail (1 to 3).
 
     Raises NoDesignError if the request has no stable answer with the kit.
     """
     world = LEVELS[level].world
     made = design(request, world, kit)
-    text = caption(level, request, detail, made.support)
     return {
-        "prompt": prompt(text, world, prompt_style, kit),
-        "caption": text,
+        "caption": caption(level, request, detail, made.support),
         "category": request.category,
         "level": level,
         "world": world,
@@ -148,9 +143,7 @@ def _progress_bar(total: int, wanted: bool) -> Any:
     return tqdm(total=total, desc="making brick rows", unit="row", disable=not shown)
 
 
-def _rows_of(
-    plan: list[tuple[str, Request, int]], workers: int, prompt_style: str, kit: Kit, bar: Any
-) -> list[dict[str, Any] | None]:
+def _rows_of(plan: list[tuple[str, Request, int]], workers: int, kit: Kit, bar: Any) -> list[dict[str, Any] | None]:
     """Generate the rows of a plan, in worker processes if there are several, and return them in order.
 
     A request without an answer gives None. The plan is split by category as far as possible, because each worker
@@ -159,28 +152,26 @@ def _rows_of(
     if workers <= 1:
         made = []
         for entry in plan:
-            made.append(_row_or_none(*entry, prompt_style, kit))
+            made.append(_row_or_none(*entry, kit))
             bar.update()
         return made
     order = sorted(range(len(plan)), key=lambda index: plan[index][1].category)
     step = -(-len(plan) // workers)
     parts = [[plan[index] for index in order[start : start + step]] for start in range(0, len(plan), step)]
     with ThreadPoolExecutor(workers) as threads:
-        results = threads.map(lambda part: _run_worker(part, prompt_style, kit, bar), parts)
+        results = threads.map(lambda part: _run_worker(part, kit, bar), parts)
         rows = dict(zip(order, itertools.chain.from_iterable(results), strict=True))
     return [rows[index] for index in range(len(plan))]
 
 
-def _row_or_none(level: str, request: Request, detail: int, prompt_style: str, kit: Kit) -> dict[str, Any] | None:
+def _row_or_none(level: str, request: Request, detail: int, kit: Kit) -> dict[str, Any] | None:
     try:
-        return make_row(level, request, detail, prompt_style, kit)
+        return make_row(level, request, detail, kit)
     except NoDesignError:
         return None
 
 
-def _run_worker(
-    part: list[tuple[str, Request, int]], prompt_style: str, kit: Kit, bar: Any
-) -> list[dict[str, Any] | None]:
+def _run_worker(part: list[tuple[str, Request, int]], kit: Kit, bar: Any) -> list[dict[str, Any] | None]:
     """Generate rows in a new process, updating the progress bar for each."""
     entries = [(level, request.category, request.params, request.grams, detail) for level, request, detail in part]
     rows = []
@@ -190,7 +181,7 @@ def _run_worker(
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8", env=one_thread) as process:
         assert process.stdin is not None and process.stdout is not None  # both are pipes
         with contextlib.suppress(BrokenPipeError):  # the process died; its exit status is checked below
-            process.stdin.write(json.dumps([prompt_style, (kit.parts, kit.gravity, kit.stud_strength_N), entries]))
+            process.stdin.write(json.dumps([(kit.parts, kit.gravity, kit.stud_strength_N), entries]))
             process.stdin.close()
         for line in process.stdout:
             rows.append(json.loads(line))
@@ -205,8 +196,8 @@ def _run_worker(
 
 def _worker_main() -> None:
     """Entry point of a worker process: read all requests from stdin and write one row per line to stdout."""
-    prompt_style, (parts, *physics), entries = json.load(sys.stdin)
+    (parts, *physics), entries = json.load(sys.stdin)
     kit = Kit(tuple(Part(*part) for part in parts), *physics)
     for level, category, params, grams, detail in entries:
         request = Request(category, tuple((name, value) for name, value in params), tuple(grams))
-        print(json.dumps(_row_or_none(level, request, detail, prompt_style, kit)), flush=True)
+        print(json.dumps(_row_or_none(level, request, detail, kit)), flush=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ...files import check_local_path
-from .captions import prompt
 from .designs import encode_voxels, negatives
 from .kit import KIT, Kit
 from .structure import WORLD, parse
@@ -40,7 +39,6 @@ def from_hub(
     split: str = "train",
     size: int | None = None,
     seed: int = 0,
-    prompt_style: str = "full",
     kit: Kit = KIT,
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
@@ -74,7 +72,7 @@ def from_hub(
         if len(rows) == size:
             break
         rng = random.Random(f"{seed}-{split}-{index}")
-        row = _row(entries[index], f"{source} {split}, row {index + 1}", rng, prompt_style, kit)
+        row = _row(entries[index], f"{source} {split}, row {index + 1}", rng, kit)
         rows.setdefault((row["caption"], row["voxels"]), row)
     return list(rows.values())
 
@@ -123,7 +121,7 @@ def _object(entry: Mapping[str, Any]) -> str:
     return str(entry.get("object_id") or entry.get("bricks"))
 
 
-def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style: str, kit: Kit) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], place: str, rng: random.Random, kit: Kit) -> dict[str, Any]:
     for column in ("captions", "bricks"):
         if not entry.get(column):
             raise ValueError(f"{place}: column {column!r} is missing or empty; columns are: {', '.join(entry)}")
@@ -136,7 +134,6 @@ def _row(entry: Mapping[str, Any], place: str, rng: random.Random, prompt_style:
     category = str(entry.get("category_id") or "")
     label, bad = rng.choice(sorted(negatives(gold).items()))
     return {
-        "prompt": prompt(captions[number], WORLD, prompt_style, kit),
         "caption": captions[number],
         "category": CATEGORY_IDS.get(category, category),
         "level": LEVEL,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ...task import option
 from . import hub
-from .captions import PROMPT_STYLES
 from .data import ALL
 from .editor import MAX_BRICK_REJECTIONS, MAX_ROLLBACKS
 from .kit import GRAVITY, STUD_STRENGTH_N
 from .library import library_text
+from .prompts import PROMPT_STYLES
 from .solvers import BACKENDS
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT
 
@@ -33,7 +33,11 @@ class BrickOptions:
     brick_library: str | None = option(
         None, "JSON or YAML file that lists bricks of your own, which replace the eight built-in ones."
     )
-    prompt_style: str = option("short", "Prompt: 'short' (caption only) or 'full' (caption and rules, for real LLMs).")
+    prompt_style: str = option(
+        "short",
+        "Prompt: 'short' (caption only), 'full' (caption and rules, for pretrained models), or 'brickgpt' (what the "
+        "published model BrickGPT was trained on; with --brick_data).",
+    )
     world_dim: int | None = option(None, "Edge length of the world in cells. Default: set by the level, 8 to 20.")
     max_bricks: int = option(150, "Maximum number of bricks per structure.")
     text_form: str = option("absolute", "Brick positions: 'absolute', or 'pivot' (offset from an earlier brick).")
@@ -71,6 +75,13 @@ class BrickOptions:
         ):
             if value not in known:
                 raise ValueError(f"unknown --{name} {value!r}; choose one of: {', '.join(known)}")
+        if self.prompt_style == "brickgpt" and not self.brick_data:
+            raise ValueError(f"--prompt_style brickgpt is for published structures; add --brick_data {hub.DATASET}")
+        if self.prompt_style == "brickgpt" and (self.text_form != "absolute" or self.brick_library is not None):
+            raise ValueError(
+                "--prompt_style brickgpt asks for absolute positions of the built-in bricks; leave out --text_form "
+                "and --brick_library, or give --prompt_style full"
+            )
         if not 0 < self.success_iou <= 1:
             raise ValueError(f"--success_iou {self.success_iou} must be above 0 and at most 1")
         for name in ("gravity", "stud_strength", "solver_time_limit"):

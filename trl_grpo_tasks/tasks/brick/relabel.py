@@ -30,7 +30,7 @@ class _Target:
 
 
 def rows_like(
-    structure: Structure, row: Row, levels: Sequence[str], least_iou: float, prompt_style: str, one_world: bool = False
+    structure: Structure, row: Row, levels: Sequence[str], least_iou: float, one_world: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Generate training rows of these levels whose target has at least this IoU with the structure, the best first,
     and the category of `row` first among equals.
@@ -53,7 +53,7 @@ def rows_like(
                 if not details:
                     continue
                 detail = row["detail"] if row["detail"] in details else max(details)
-                made = make_row(target.level, request, detail, prompt_style, structure.kit)
+                made = make_row(target.level, request, detail, structure.kit)
                 if (made["gold"], made["loads"]) != (row["gold"], row["loads"]):
                     yield made
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec
 from . import hub
-from .captions import CAPTION_WORDS, caption, choices, prompt
+from .captions import CAPTION_WORDS, caption, choices
 from .catalogue import CATEGORIES
 from .data import ALL, decode_voxels, loads_on, make_row, make_rows
 from .designs import NoDesignError, encode_voxels
@@ -19,6 +19,7 @@ from .kit import KIT, Kit
 from .levels import LEVELS
 from .library import read_library
 from .options import LARGEST_WORLD, BrickOptions
+from .prompts import prompt
 from .relabel import rows_like
 from .reward import Judgement, facts, judge, verdict
 from .solvers import Solving
@@ -85,27 +86,31 @@ class BrickTask(Task):
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         given = self.options
         if given.brick_data:
-            rows = hub.from_hub(given.brick_data, split, size, seed, given.prompt_style, self.kit)
+            rows = hub.from_hub(given.brick_data, split, size, seed, self.kit)
         else:
-            rows = make_rows(
-                split,
-                size,
-                seed,
-                levels=self.levels,
-                prompt_style=given.prompt_style,
-                kit=self.kit,
-                one_world=given.world_dim is not None,
-            )
-        return rows if given.world_dim is None else [self._in_world(row, given.world_dim) for row in rows]
+            one_world = given.world_dim is not None
+            rows = make_rows(split, size, seed, levels=self.levels, kit=self.kit, one_world=one_world)
+        return [self._asked(row, given.world_dim) for row in rows]
 
-    def _in_world(self, row: dict[str, Any], world: int) -> dict[str, Any]:
-        """Return the row with its target placed in a larger world."""
+    def _asked(self, row: Row, world: int | None) -> dict[str, Any]:
+        """Return the row with its prompt, and in a world of this size if one is given."""
         import numpy as np
 
-        voxels = np.zeros((world,) * 3, dtype=bool)
-        voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
-        messages = prompt(row["caption"], world, self.options.prompt_style, self.kit)
-        return {**row, "prompt": messages, "world": world, "voxels": encode_voxels(voxels)}
+        given = self.options
+        if world not in (None, row["world"]):
+            voxels = np.zeros((world,) * 3, dtype=bool)
+            voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
+            row = {**row, "world": world, "voxels": encode_voxels(voxels)}
+        messages = prompt(
+            row["caption"],
+            row["world"],
+            given.prompt_style,
+            self.kit,
+            form=given.text_form,
+            max_offset=given.max_offset_distance,
+            published=bool(given.brick_data),
+        )
+        return {"prompt": messages, **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
@@ -122,8 +127,7 @@ class BrickTask(Task):
         if not 1 <= world <= LARGEST_WORLD:
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         if self.options.brick_data:
-            messages = prompt(said, world, self.options.prompt_style, self.kit)
-            return {"prompt": messages, "caption": said, "world": world, "voxels": None, "gold": None, "loads": []}
+            return self._asked({"caption": said, "world": world, "voxels": None, "gold": None, "loads": []}, None)
         for level in self.levels:
             if LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
                 return row
@@ -142,8 +146,7 @@ class BrickTask(Task):
             raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
         for level, request, detail in nearest_requests(text, fitting):
             with suppress(NoDesignError):
-                row = make_row(level, request, detail, self.options.prompt_style, self.kit)
-                return row if world in (None, row["world"]) else self._in_world(row, world)
+                return self._asked(make_row(level, request, detail, self.kit), world)
         raise ValueError(f"nothing like {text!r} can be built with these bricks and this gravity; ask for less")
 
     def unverifiable(self, row: Row) -> str:
@@ -158,9 +161,9 @@ class BrickTask(Task):
             supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
             if any(caption(level, request, detail, support) == text for support in supports):
                 with suppress(NoDesignError):
-                    row = make_row(level, request, detail, self.options.prompt_style, self.kit)
+                    row = make_row(level, request, detail, self.kit)
                     if row["caption"] == text:
-                        return row
+                        return self._asked(row, None)
         return None
 
     def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
@@ -240,11 +243,9 @@ class BrickTask(Task):
             for level in self.levels
             if level in LEVELS and row["world"] == (given.world_dim or LEVELS[level].world)
         ]
-        like = rows_like(
-            reading.structure, row, levels, given.success_iou, given.prompt_style, given.world_dim is not None
-        )
+        like = rows_like(reading.structure, row, levels, given.success_iou, given.world_dim is not None)
         made = next(like, None)
-        return made if made is None or given.world_dim is None else self._in_world(made, given.world_dim)
+        return None if made is None else self._asked(made, given.world_dim)
 
     def constraint(self, tokenizer: Any) -> Constraint:
         from ...constraints import OneSpelling
@@ -267,7 +268,7 @@ class BrickTask(Task):
 
         Returns None where prompts contain words outside this vocabulary.
         """
-        if self.options.brick_data or self.options.prompt_style == "full":
+        if self.options.brick_data or self.options.prompt_style != "short":
             return None
         largest = self.options.world_dim or WORLD
         opening = " (" if self.options.text_form == "absolute" else " @"

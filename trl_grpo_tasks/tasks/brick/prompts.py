@@ -1,0 +1,81 @@
+"""Prompts around a caption: the caption alone, an explanation of the task, or the prompt of the published model."""
+
+from __future__ import annotations
+
+from .kit import KIT, Kit
+from .structure import MAX_OFFSET, WORLD
+
+PROMPT_STYLES = ("short", "full", "brickgpt")
+
+
+def prompt(
+    caption: str,
+    world: int,
+    style: str,
+    kit: Kit = KIT,
+    *,
+    form: str = "absolute",
+    max_offset: int = MAX_OFFSET,
+    published: bool = False,
+) -> list[dict[str, str]]:
+    """Make chat messages that ask for `caption`.
+
+    "short" is little more than the caption. "full" explains the task for answers in the text form `form`; `published`
+    structures carry no weights and stand anywhere in the world. "brickgpt" is what BrickGPT was trained on: absolute
+    positions of its own parts.
+    """
+    if style == "short":
+        return [{"role": "user", "content": caption if world == WORLD else f"{caption}, world {world}"}]
+    if style == "brickgpt":
+        system, instruction = "You are a helpful assistant.", _BRICKGPT
+    elif style == "full":
+        system = "You design toy-brick structures that can be built and that stand."
+        instruction = " ".join(
+            [
+                "Build what the input describes.",
+                (_PIVOT if form == "pivot" else _ABSOLUTE).format(max_offset=max_offset),
+                _WORLD.format(sizes=kit.written_sizes, last=world - 1, world=world),
+                _CONNECTED if published else _GENERATED.format(grip=_grip(kit)),
+                *([] if kit.gravity == KIT.gravity else [f"Gravity is {kit.gravity:g} m/s2."]),
+            ]
+        )
+    else:
+        raise ValueError(f"unknown prompt style {style!r}; styles are: {', '.join(PROMPT_STYLES)}")
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"{instruction}\n\n### Input:\n{caption}"},
+    ]
+
+
+def _grip(kit: Kit) -> str:
+    return "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
+
+
+_ABSOLUTE = (
+    "Write one brick a line, as `hxw (x,y,z)`: h cells along x, w cells along y, one high, with its lowest corner at "
+    "(x,y,z)."
+)
+_PIVOT = (
+    "Write one brick a line, as `hxw @n (x,y,z)`: h cells along x, w cells along y, one high. (x,y,z) is the way from "
+    "the lowest corner of the brick in line n, an earlier line, to that of the new brick, at most {max_offset} along "
+    "each axis. Lines are counted from 1. With @0, (x,y,z) is the position of the lowest corner itself."
+)
+_WORLD = (
+    "Sizes: {sizes}. Coordinates go from 0 to {last} in a world of {world}x{world}x{world}; z=0 is the ground. Go up "
+    "layer by layer; within a layer x falls, then y."
+)
+_CONNECTED = "Bricks must not overlap, and studs must connect each to the ground, directly or through other bricks."
+_GENERATED = (
+    "Bricks must not overlap, and each must stand on the ground or on studs of a brick below. Lengths and reaches run "
+    "along x, widths and depths along y; the structure stands in the corner where x and y are 0, and what overhangs "
+    "points towards x=0. It must carry the weights that the input names, with the thinnest support that holds: a stud "
+    "grips with about {grip} N."
+)
+
+# Word for word what the published weights were trained with: they were not tried with any other prompt.
+_BRICKGPT = (
+    "Create a LEGO model of the input. Format your response as a list of bricks: <brick dimensions> <brick position>, "
+    "where the brick position is (x,y,z).\n"
+    "Allowed brick dimensions are 2x4, 4x2, 2x6, 6x2, 1x2, 2x1, 1x4, 4x1, 1x6, 6x1, 1x8, 8x1, 1x1, 2x2.\n"
+    "All bricks are 1 unit tall."
+)
