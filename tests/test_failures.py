@@ -1,11 +1,15 @@
 """Failures that the user can fix are reported in one line without a traceback: damaged files, full disk, pickles."""
 
+import errno
 import os
+import resource
 import shutil
 import unicodedata
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from tests.commands.test_train import train, words
 from tests.support.gguf_file import write_gguf
@@ -13,7 +17,7 @@ from tests.support.prompt_files import make
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.task_template import MyTask
-from trl_grpo_tasks.failures import known_failure
+from trl_grpo_tasks.failures import is_write_failure, known_failure
 from trl_grpo_tasks.models.gguf import convert_gguf
 from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.tasks.brick import render
@@ -85,21 +89,43 @@ def test_a_recipe_that_is_too_much(tmp_path, capsys, kind):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_during_a_run(tmp_path, capsys, monkeypatch):
-    """The metrics are written to a device that is always full."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "training_metrics.jsonl").symlink_to("/dev/full")
-    assert run.main(words(tmp_path / "run", eval_before_and_after=False)) == 1
-    said = only_line(capsys)
-    assert "no space left on the device" in said
-    assert "repeat the command with --resume_from_checkpoint to continue from the last checkpoint" in said
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_is_recognised_in_an_error_of_pytorch():
     with pytest.raises(RuntimeError) as caught:
         torch.save({"a": torch.zeros(100_000)}, "/dev/full")
-    assert "no space left on the device" in known_failure(caught.value)
+    assert "a file could not be read or written" in known_failure(caught.value) and is_write_failure(caught.value)
+
+
+def save_too_large(path):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        save_file({"weights": torch.zeros(10_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
+
+
+def test_a_limit_on_file_sizes_is_recognised_in_an_error_of_safetensors(tmp_path):
+    with pytest.raises(SafetensorError) as caught:
+        save_too_large(tmp_path / "model.safetensors")
+    assert "File too large" in known_failure(caught.value) and is_write_failure(caught.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE])
+def test_failures_of_the_file_system_are_recognised_by_their_number(number):
+    """As Python raises them, and as safetensors does, directly and as the cause of another error."""
+    reason = os.strerror(number)
+    of_safetensors = SafetensorError(f"Error while serializing: I/O error: {reason} (os error {number})")
+    for error in (OSError(number, reason), of_safetensors):
+        wrapped = RuntimeError("the model could not be saved")
+        wrapped.__cause__ = error
+        for one in (error, wrapped):
+            assert is_write_failure(one) and reason in known_failure(one) and "--resume_from" in known_failure(one)
+
+
+def test_errors_of_code_are_no_failures_of_the_file_system():
+    bug = TypeError("unsupported operand")
+    bug.__context__ = FileNotFoundError(errno.ENOENT, "No such file")  # raised where another error was handled
+    damaged = SafetensorError("Error while deserializing header: incomplete metadata")
+    assert not any(is_write_failure(error) or known_failure(error) for error in (bug, damaged, ValueError("os error")))
 
 
 def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,23 +12,27 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-# Messages of the safetensors and PyTorch writers when the disk is full; their errors carry no errno.
-_NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing", "unexpected pos", "iostream error")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM)
+_BROKEN = (errno.EIO, errno.EFBIG, errno.ESTALE)
+# Messages of PyTorch's writer, whose errors carry no number, and mostly no reason.
+_PYTORCH = ("PytorchStreamWriter failed writing", "unexpected pos", "iostream error", "open file failed")
 
 
 def known_failure(error: BaseException) -> str | None:
-    """Describe a full disk, a read-only folder or a rejected pickle file and what to do about it; None for any other
+    """Describe a full, failing or read-only disk or a rejected pickle file and what to do about it; None for any other
     error."""
+    resume = "then repeat the command with --resume_from_checkpoint to continue from the last checkpoint"
     for one in _chain(error):
-        if _is_out_of_space(one):
+        number = _error_number(one)
+        if number in _NO_SPACE:
+            return f"no space left on the device ({first_line(one)}); free some space, {resume}"
+        if number in _NO_ACCESS:
+            return f"no access to a file or folder ({first_line(one)}); make it readable and writable, {resume}"
+        if number in _BROKEN or _is_of_pytorch(one):
             return (
-                f"no space left on the device ({first_line(one)}); free some space, then repeat the command with "
-                "--resume_from_checkpoint to continue from the last checkpoint"
-            )
-        if isinstance(one, OSError) and one.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return (
-                f"no access to a file or folder ({first_line(one)}); make it readable and writable, then repeat the "
-                "command with --resume_from_checkpoint to continue from the last checkpoint"
+                f"a file could not be read or written ({first_line(one)}); check the free space, the limit on file "
+                f"sizes (ulimit -f) and the disk, {resume}"
             )
         if isinstance(one, pickle.UnpicklingError):
             return (
@@ -38,9 +43,11 @@ def known_failure(error: BaseException) -> str | None:
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """Whether an error that was raised while files were written comes from the file system: a full disk, a read-only
-    folder, a file server that does not answer."""
-    return isinstance(error, OSError) or any(map(_is_out_of_space, _chain(error)))
+    """Whether an error that was raised while files were written comes from the file system: a full disk, a quota, a
+    read-only folder, a file server that does not answer."""
+    if isinstance(error, OSError) or _error_number(error) is not None:
+        return True
+    return any(_error_number(one) in _NO_SPACE + _NO_ACCESS + _BROKEN or _is_of_pytorch(one) for one in _chain(error))
 
 
 class FailureNotice:
@@ -59,10 +66,16 @@ class FailureNotice:
         self._is_failing = False
 
 
-def _is_out_of_space(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(words in str(error) for words in _NO_SPACE)
+def _error_number(error: BaseException) -> int | None:
+    """The number that the operating system gave an error; None if it is not one of the operating system."""
+    if isinstance(error, OSError):
+        return error.errno
+    of_rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors raises errors of its own type
+    return int(of_rust[1]) if of_rust else None
+
+
+def _is_of_pytorch(error: BaseException) -> bool:
+    return any(words in str(error) for words in _PYTORCH)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -258,8 +258,9 @@ class Task:
         return {"sample.html" if isinstance(picture, str) else "sample.png": picture}
 
     @classmethod
-    def code_options(cls, options: Mapping[str, Any]) -> list[str]:
-        """Return the names of those `options` whose values name code to run or permit it to run.
+    def user_options(cls, options: Mapping[str, Any]) -> list[str]:
+        """Return the names of those `options` whose values name code to run or permit it to run, name files to write,
+        or name servers to ask.
 
         For safety, such options are only accepted from the user, never from the files of a run folder.
         """

@@ -279,7 +279,11 @@ def test_train_eval_and_report(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli.main(["report", "run"]) != 0
     refused = capsys.readouterr().err
-    for part in ("names code to run (the task)", "--task trl:short_reward:short", "--dataset rows.jsonl"):
+    for part in (
+        "names code to run or files to write (the task)",
+        "--task trl:short_reward:short",
+        "--dataset rows.jsonl",
+    ):
         assert part in refused
     assert cli.main(["report", "run", *words[:6]]) == 0
     assert "short" in (tmp_path / "run" / "report.html").read_text()

@@ -90,7 +90,7 @@ def test_formulas_in_a_csv_do_not_run(toy_run, tmp_path, capsys, text):
 def test_code_that_the_folder_names_is_not_run(toy_run, tmp_path, capsys):
     words = (toy_run, "--out", tmp_path / "out")
     code, _, err = said(capsys, *words)
-    assert code == 2 and "names code to run (the task)" in err and len(err.splitlines()) == 1
+    assert code == 2 and "names code to run or files to write (the task)" in err and len(err.splitlines()) == 1
     assert f"trl-grpo-tasks archive {toy_run} --out {tmp_path / 'out'} --task tests.support.toy" in err
     assert not (tmp_path / "out").exists()
     assert said(capsys, *words, "--task", "tests.support.toy")[0] == 0

@@ -78,7 +78,7 @@ def test_answers_from_a_jsonl_file(tmp_path, capsys, monkeypatch):
 
 def test_code_that_the_folder_names_is_not_run(toy_run, capsys):
     code, _, err = said(capsys, toy_run)
-    assert code == 2 and "names code to run (the task)" in err and len(err.splitlines()) == 1
+    assert code == 2 and "names code to run or files to write (the task)" in err and len(err.splitlines()) == 1
     assert f"trl-grpo-tasks export {toy_run} --task tests.support.toy" in err and not (toy_run / "exports").exists()
 
 

@@ -1,4 +1,5 @@
-"""Code named in a run folder or a data file is not imported unless the user names it on the command line."""
+"""Code named in a run folder or a data file is not imported unless the user names it on the command line, and files
+that a run folder names are not written."""
 
 import json
 import shlex
@@ -11,6 +12,7 @@ from tests.commands.test_main import command
 from tests.support.run_folders import before_and_after, write_run
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.report.page import task_of
+from trl_grpo_tasks.tasks.infill.task import JUDGES
 
 PLANTED = "from pathlib import Path\nPath('it_ran').touch()\ndef reward(row, completion): return 1.0\n"
 
@@ -44,7 +46,7 @@ def test_a_task_named_by_a_run_folder_is_not_imported(folder, capsys, spec, type
     assert cli.main(typed) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not Path("it_ran").exists() and "\x1b" not in line
-    assert "for safety is not imported from a run folder; if you trust it, name it yourself: trl-grpo-tasks " in line
+    assert "for safety is not taken from a run folder; if you trust it, name it yourself: trl-grpo-tasks " in line
     shown = shlex.split(line.split("yourself: trl-grpo-tasks ")[1])
     flags = ["--word_length", "4", "--words", "a", "b c", "--on", "true"]
     assert shown == [*typed, "--task", spec.replace("\x1b", "\\x1b"), *flags]
@@ -79,8 +81,31 @@ def test_code_named_by_options_of_a_built_in_task_is_not_imported(folder, capsys
     run_of(folder, "prompts", options)
     assert cli.main(["report", "run"]) == 2
     said = capsys.readouterr().err
-    assert f"names code to run ({named})" in said and not Path("it_ran").exists()
+    assert f"names code to run or files to write ({named})" in said and not Path("it_ran").exists()
     assert task_of(run_of(folder, "prompts", {"rewards": ["numeric=2"]})).name == "prompts"
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "named"),
+    [
+        ("brick", {"solver_log": "victim"}, "--solver_log"),
+        ("infill", {"judges_folder": "victims"}, "--judges_folder"),
+    ],
+)
+def test_files_named_by_options_of_a_built_in_task_are_not_written(folder, capsys, task, options, named):
+    run_of(folder, task, options)
+    for words in (["report", "run"], ["solve", "run", "--text", "a table"], ["play", "run"]):
+        assert cli.main(words) == 2
+        said = capsys.readouterr().err
+        assert f"names code to run or files to write ({named})" in said and f"{named} victim" in said
+    assert not Path("victim").exists() and not Path("victims").exists()
+
+
+def test_judges_that_are_there_are_read_from_the_folder_that_a_run_names(folder):
+    for name in JUDGES:
+        (folder / "judges" / name).mkdir(parents=True)
+        (folder / "judges" / name / "config.json").write_text("{}")
+    assert task_of(run_of(folder, "infill", {"judges_folder": "judges"})).options.judges_folder == "judges"
 
 
 @pytest.mark.parametrize("rewards", ["planted:reward", ["numeric", "planted.reward"], {"planted.task:reward": 1}])

@@ -1,9 +1,11 @@
-"""A disk that is full, or a folder that is read-only, in the middle of a run: nothing that was saved is lost.
+"""A disk that is full, a folder that is read-only, or a limit on file sizes in the middle of a run: nothing that was
+saved is lost.
 
 The disks are real: small ones in memory, mounted for a test, that are filled or made read-only while a run trains.
 """
 
 import errno
+import resource
 import signal
 import subprocess
 from functools import partial
@@ -38,7 +40,7 @@ def disk(tmp_path):
 
 
 class Broken(TrainerCallback):
-    """Fills a disk, or makes it read-only, before step `first`, and undoes that before step `last`."""
+    """Fills a disk, makes it read-only, or limits the size of files, before step `first`; undoes it before `last`."""
 
     def __init__(self, disk, how, first, last=None):
         self.disk, self.how, self.first, self.last = disk, how, first, last
@@ -48,6 +50,8 @@ class Broken(TrainerCallback):
         if state.global_step + 1 == self.first:
             if self.how == "full":
                 self.fill()
+            elif self.how == "limited":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
             else:
                 subprocess.run(["mount", "-o", "remount,ro", self.disk], check=True)
         if state.global_step + 1 == self.last:
@@ -65,6 +69,9 @@ class Broken(TrainerCallback):
                     size //= 2
 
     def repair(self):
+        if self.how == "limited":
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            return resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         subprocess.run(["mount", "-o", "remount,rw", self.disk], check=True)
         (self.disk / "ballast").unlink(missing_ok=True)
 
@@ -77,10 +84,11 @@ def undisturbed(tiny_path, tmp_path_factory):
     return metrics(folder), parameters(trainer)
 
 
-@pytest.mark.parametrize("how", ["full", "read-only"])
+@pytest.mark.parametrize("how", ["full", "read-only", "limited"])
 def test_training_survives_a_broken_disk_and_saves_again_when_it_is_repaired(
-    tiny_path, disk, how, undisturbed, capsys
+    tiny_path, tmp_path, request, how, undisturbed, capsys
 ):
+    disk = tmp_path if how == "limited" else request.getfixturevalue("disk")
     trainer = toy_trainer(tiny_path, disk / "run", **EVERYTHING)
     broken = Broken(disk, how, first=3, last=5)
     trainer.add_callback(broken)
@@ -88,7 +96,9 @@ def test_training_survives_a_broken_disk_and_saves_again_when_it_is_repaired(
     said = capsys.readouterr()
     assert broken.newest == (disk / "run" / "checkpoint-2", {}), "no incomplete checkpoint takes up space"
     assert said.out.count("could not be saved") == 1 and said.out.count("samples could not be logged") == 1
-    reason = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
+    reason = {"full": "No space left on device", "read-only": "Read-only file system", "limited": "File too large"}[
+        how
+    ]
     (line,) = [line for line in said.out.splitlines() if "could not be saved" in line]
     assert "checkpoint-3 could not be saved" in line and reason in line and line.endswith("checkpoint-2 is complete")
     assert said.out.count("metrics could not be written") == 1

@@ -59,8 +59,9 @@ def write_report(
 def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
     """Load the built-in task of a run, with its options, from the files in the run folder.
 
-    A run folder may come from somebody else, so code that it names is neither imported nor run. In that case a
-    ValueError shows what the user must add to `command` to name the code. A folder that names no task is a ValueError.
+    A run folder may come from somebody else, so code that it names is neither imported nor run, and files that its
+    options name are not written. In that case a ValueError shows what the user must add to `command` to name them. A
+    folder that names no task is a ValueError.
     """
     run = RunFolder.read(run_dir)
     if run.is_empty:
@@ -72,15 +73,15 @@ def task_of(run_dir: str | Path, command: Sequence[str] = ()) -> Task:
         raise ValueError(f"{run_dir} does not name the task that was trained (it has no settings.json); pass --task")
     options = run.settings.get("task", {}).get("options") or {}
     if is_safe_by_name(run.task_spec):
-        code = [f"--{name}" for name in find_task_class(run.task_spec).code_options(options)]
+        refused = [f"--{name}" for name in find_task_class(run.task_spec).user_options(options)]
     else:
-        code = ["the task"]
-    if code:
+        refused = ["the task"]
+    if refused:
         start = command or ["trl-grpo-tasks", "report", str(run_dir)]
         words = [*start, "--task", run.task_spec, *option_words(options)]
         raise ValueError(
-            f"{run_dir} names code to run ({', '.join(code)}), which for safety is not imported from a run folder; "
-            f"if you trust it, name it yourself: {printable(shlex.join(words))}"
+            f"{run_dir} names code to run or files to write ({', '.join(refused)}), which for safety is not taken "
+            f"from a run folder; if you trust it, name it yourself: {printable(shlex.join(words))}"
         )
     try:
         return get_task(run.task_spec, options)

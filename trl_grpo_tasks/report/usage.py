@@ -151,7 +151,7 @@ def _masked(model: Published) -> str:
 def _solver(model: Published) -> str:
     """The repository holds settings.json, from which `Solver` takes a built-in task, its options and the sampling."""
     spec, options = _spec(model), changed_options(model.run, model.task)
-    is_known = is_safe_by_name(spec) and not find_task_class(spec).code_options(options)
+    is_known = is_safe_by_name(spec) and not find_task_class(spec).user_options(options)
     source = f"{_literal(model.name)}{'' if is_known else ', task'}"
     return "This samples until the task's verifier accepts an answer:\n\n" + _python(
         f"from trl_grpo_tasks import Solver{'' if is_known else ', get_task'}",

@@ -89,8 +89,8 @@ def test_a_key_in_the_wrong_place_is_not_shown():
 
 
 def test_a_run_folder_cannot_name_the_judge():
-    assert PromptsTask.code_options({"judge_url": "http://evil/v1", "rewards": ["judge"]}) == ["judge_url"]
-    assert PromptsTask.code_options({"judge_url": None}) == []
+    assert PromptsTask.user_options({"judge_url": "http://evil/v1", "rewards": ["judge"]}) == ["judge_url"]
+    assert PromptsTask.user_options({"judge_url": None}) == []
 
 
 def test_a_rubric_from_a_file(tmp_path):

@@ -83,6 +83,10 @@ class BrickTask(Task):
                 f"{min(part.long for part in parts)} cells long; add a smaller one"
             )
 
+    @classmethod
+    def user_options(cls, options: Mapping[str, Any]) -> list[str]:
+        return ["solver_log"] if options.get("solver_log") else []
+
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         given = self.options
         if given.brick_data:

@@ -106,6 +106,14 @@ class InfillTask(Task):
         passages = read_passages(self.options.corpus, self.options.text_column)
         self._passages = cut(passages, self.options.test_fraction)
 
+    @classmethod
+    def user_options(cls, options: Mapping[str, Any]) -> list[str]:
+        """The folder in which judges would be trained. Judges that are there already are only read."""
+        default = InfillOptions.judges_folder
+        folder = str(options.get("judges_folder", default))
+        absent = [name for name in JUDGES if not (Path(folder) / name / "config.json").is_file()]
+        return ["judges_folder"] if folder != default and absent else []
+
     # ---- rows and their scores
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ class PromptsTask(Task):
         return {"novelty": [None if w is None else w * value for w, value in zip(weights, values, strict=True)]}
 
     @classmethod
-    def code_options(cls, options: Mapping[str, Any]) -> list[str]:
+    def user_options(cls, options: Mapping[str, Any]) -> list[str]:
         rewards = data.parse_rewards(options.get("rewards") or [])
         found = ["rewards"] if any(name not in REWARDS for name in rewards) else []
         # A judge is sent the prompts and the key, so only the user may say where it is.
