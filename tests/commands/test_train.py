@@ -39,6 +39,7 @@ SMALL = {
     "report_to": "none",
 }
 LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2}
+CONTINUED = {"cold_start_steps": 12, "beta": 0.1, **LORA}
 
 
 def words(output_dir, **options):
@@ -242,17 +243,50 @@ def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):
     assert list(results(tmp_path / "on")) == ["before", "GRPO"]
 
 
-def test_a_cold_start_of_an_adapter_is_refused(adapter, tmp_path, capsys):
-    assert run.main(words(tmp_path, model_name_or_path=str(adapter), cold_start_steps=5)) == 2
-    assert "is an adapter; give --cold_start_steps 0" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory):
+    """A run with a cold start whose adapter GRPO trains further."""
+    folder = tmp_path_factory.mktemp("runs") / "continued"
+    train(folder, **CONTINUED)
+    return folder
 
 
 @pytest.mark.filterwarnings("error:.*base_model_name_or_path. was renamed")
-def test_an_adapter_on_top_of_a_cold_start(tmp_path):
-    train(tmp_path, cold_start_steps=3, **LORA)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tmp_path / "cold_start")
-    train(tmp_path / "eval", eval_only=True, model_name_or_path=str(tmp_path))
+def test_grpo_trains_the_adapter_of_the_cold_start_further(continued, tmp_path):
+    configs = [
+        json.loads((path / "adapter_config.json").read_text()) for path in (continued / "cold_start", continued)
+    ]
+    assert {one["base_model_name_or_path"] for one in configs} == {str(continued / "base_model")}
+    start, end = (load_file(path / "adapter_model.safetensors") for path in (continued / "cold_start", continued))
+    assert start.keys() == end.keys()
+    assert all(start[name].any() and not end[name].equal(start[name]) for name in start if "lora_B" in name)
+    divergences = [line["kl"] for line in metrics(continued)]
+    assert divergences[0] == pytest.approx(0, abs=1e-7) and divergences[-1] > 1e-6, (
+        "the reference is the adapter as it was when GRPO began"
+    )
+    train(tmp_path, eval_only=True, model_name_or_path=str(continued / "cold_start"), eval_rows=4)
+    evaluated, expected = results(tmp_path, "evaluation.json")["model"], results(continued)["cold start"]
+    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+
+
+def test_a_continued_adapter_resumes_bit_for_bit(continued, tmp_path):
+    shutil.copytree(continued, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-3")
+    train(tmp_path / "run", resume=True, **CONTINUED)
+    again, wanted = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "run", continued))
+    assert all(value.equal(again[name]) for name, value in wanted.items())
+    assert metrics(tmp_path / "run") == metrics(continued)
+
+
+def test_a_cold_start_of_an_adapter_trains_it_further(adapter, tmp_path):
+    train(tmp_path, model_name_or_path=str(adapter), cold_start_steps=2, max_steps=1)
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    given, cold, end = (
+        load_file(path / "adapter_model.safetensors") for path in (adapter, tmp_path / "cold_start", tmp_path)
+    )
+    assert given.keys() == cold.keys() == end.keys()
+    assert all(not cold[name].equal(value) and not end[name].equal(cold[name]) for name, value in given.items())
 
 
 # ---- bitsandbytes

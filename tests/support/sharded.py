@@ -21,10 +21,11 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from accelerate.utils import DeepSpeedPlugin
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from tests.support import forked
 from tests.support.paths import ROOT
@@ -99,6 +100,21 @@ def options_of(kind) -> dict:
     return {"use_cpu": kind != "zero3", "optim": "adamw_torch"}
 
 
+ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+def adapter_of(model) -> str:
+    """The folder of the adapter that `save_adapter` made for a model."""
+    return f"{model}-adapter"
+
+
+def save_adapter(model) -> None:
+    """Save an adapter that changes the model's answers, as a cold start leaves it."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    get_peft_model(base, LoraConfig(**ADAPTER, init_lora_weights=False)).save_pretrained(adapter_of(model))
+
+
 # ---- jobs of the processes
 
 
@@ -106,8 +122,8 @@ def train_cases(model, folder, cases, kind, resume=None) -> None:
     """Train one trainer per case, in `folder`/name; save its weights and greedy completions there. Cases are options
     by name; weights are sharded by `kind`, "fsdp2" or "zero3", or None.
 
-    A case may also contain `lora`, and a `task` as "module:class". With `resume`, every case resumes from this
-    checkpoint of its folder.
+    A case may also contain `lora` ("continued": the adapter of `save_adapter`), and a `task` as "module:class". With
+    `resume`, every case resumes from this checkpoint of its folder.
     """
     for name, options in cases.items():
         try:
@@ -122,8 +138,11 @@ def _train_case(model, out, options, kind, resume) -> None:
     if "task" in options:
         module, attribute = options.pop("task").split(":")
         extra["task"] = getattr(importlib.import_module(module), attribute)()
-    if options.pop("lora", False):
-        extra["peft_config"] = LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = options.pop("lora", False)
+    if lora == "continued":
+        model = adapter_of(model)
+    elif lora:
+        extra["peft_config"] = LoraConfig(**ADAPTER)
     trainer = toy_trainer(model, out, **options, **extra)
     assert (trainer.is_fsdp_enabled, trainer._dist.is_zero3) == (kind == "fsdp2", kind == "zero3")
     with placed_sampling(trainer):

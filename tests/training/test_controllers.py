@@ -362,8 +362,8 @@ def test_an_average_of_half_precision_weights_does_not_stand_still():
         assert torch.equal(value, again), "the float32 average is not in the checkpoint"
 
 
-@pytest.mark.parametrize("mode", ["ema", "periodic"])
-def test_the_reference_of_an_embedding_adapter_moves(tiny_path, tmp_path, mode):
+@pytest.mark.parametrize("mode", ["static", "ema", "periodic"])
+def test_the_reference_of_an_embedding_adapter_is_whole_and_moves(tiny_path, tmp_path, mode):
     """PEFT names it `lora_embedding_A.default`, without a `.weight`; TRL does not copy it into "ref" either."""
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(tiny_path), LoraConfig(r=2, target_modules=["embed_tokens", "v_proj"])
@@ -372,11 +372,16 @@ def test_the_reference_of_an_embedding_adapter_moves(tiny_path, tmp_path, mode):
     (a_name,) = [name for name in weights if name.endswith("lora_embedding_A.default")]
     a, b = weights[a_name], weights[a_name.replace("embedding_A", "embedding_B")]
     torch.nn.init.normal_(a)  # as after an earlier training
+    model.save_pretrained(tmp_path / "adapter")
     options = {"reference_mode": mode, "ema_alpha": 0.5, "reference_update_freq": 1}
-    trainer = toy_trainer(model, tmp_path, beta=0.1, max_steps=1, **options)
-    weights = dict(model.named_parameters())
+    trainer = toy_trainer(str(tmp_path / "adapter"), tmp_path / "run", beta=0.1, max_steps=1, **options)
+    weights = dict(trainer.model.named_parameters())
+    assert torch.equal(weights[a_name], a) and weights[a_name].requires_grad
+    a, b = weights[a_name], weights[a_name.replace("embedding_A", "embedding_B")]
     ref_a, ref_b = (weights[n] for n in (a_name.replace(".default", ".ref"), a_name.replace("A.default", "B.ref")))
     assert torch.equal(a, ref_a) and torch.equal(b, ref_b) and not ref_a.requires_grad
+    if mode == "static":
+        return
     before = ref_b @ ref_a
     with torch.no_grad():
         a.add_(torch.randn(a.shape, generator=torch.Generator().manual_seed(0)))

@@ -54,7 +54,9 @@ DDP_CASES = {
 }
 SAVED = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0.01, **EMA}
 SAVED |= {"save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
-RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}}
+# The adapter of a cold start, with the moving reference and with the one that stays as it was at first.
+CONTINUED = {f"continued-{mode}": SAVED | {"lora": "continued", "reference_mode": mode} for mode in ("ema", "static")}
+RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}, **CONTINUED}
 METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
 METRICS |= {"constraint/forced_fraction", "constraint/allowed_tokens", "sampling/allowed_tokens", "eval_kl"}
 METRICS |= {"eval_reward", "replay/size", "replay/replaced_groups", "replay/age"}
@@ -76,6 +78,7 @@ def job(model, folder, processes, cases, kind, batch=8, **extra):
 def one(tiny_path, tmp_path_factory):
     """All cases in this process, with whole weights."""
     folder = tmp_path_factory.mktemp("one")
+    sharded.save_adapter(tiny_path)
     sharded.train_cases(**job(tiny_path, folder, 1, CASES, None)[1])
     sharded.train_cases(**job(tiny_path, folder, 1, RESUMED, None, batch=12)[1])
     sharded.warm_up(tiny_path, str(folder / "cold"), None, batch_size=8, lora=False)
@@ -87,6 +90,7 @@ def one(tiny_path, tmp_path_factory):
 def two(request, tiny_path, tmp_path_factory):
     """The folder of what two sharded processes did, and what they printed."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    sharded.save_adapter(tiny_path)
     shard = ("shard_on_cpu", {"kind": kind})
     cold = {"model": tiny_path, "kind": kind, "batch_size": 4}
     copy = {"folder": str(folder), "to": str(folder / "again"), "cases": list(RESUMED), "checkpoint": "checkpoint-2"}
@@ -165,9 +169,9 @@ def test_a_resumed_run_equals_one_that_trains_on(one, two, case):
             assert not list((folder / name / case / "checkpoint-2").glob("*universal"))
 
 
-@pytest.mark.parametrize("name", ["cold", "lora-cold"])
-def test_cold_start(one, two, name):
-    ours, theirs = (load_file(folder / name / "model.safetensors") for folder in (two[1], one))
+@pytest.mark.parametrize(("name", "file"), [("cold", "model.safetensors"), ("lora-cold", "adapter_model.safetensors")])
+def test_cold_start(one, two, name, file):
+    ours, theirs = (load_file(folder / name / file) for folder in (two[1], one))
     assert ours.keys() == theirs.keys()
     for weight, value in theirs.items():
         torch.testing.assert_close(ours[weight], value, atol=1e-5, rtol=1e-5, msg=weight)

@@ -63,21 +63,27 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             revision=model_args.model_revision,
         )
     check_turns(model, task, rows + test_rows, args.max_completion_length)
-    if run.cold_start_steps and is_adapter(model.path):
-        raise ValueError(f"a cold start needs a full model, and {model.path} is an adapter; give --cold_start_steps 0")
-    if run.save_merged and not _has_adapter(model_args):
+    trains_adapter = model_args.use_peft or is_adapter(model.path)
+    if run.save_merged and not trains_adapter:
         raise ValueError(
             "--save_merged: there is no adapter to merge; train one with --use_peft, or leave --save_merged out"
         )
-    if getattr(model.config, "quantization_config", None) is not None:
-        _check_quantised(model_args)
-        if run.save_merged:
-            raise ValueError(
-                f"--save_merged: the weights of {model_args.model_name_or_path} are stored quantised, so that an "
-                "adapter cannot be merged into them; leave --save_merged out, or start from the original model"
-            )
-    peft_config = _adapter(model_args, model, task.policy)
-    return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization_config(model_args, args))
+    quantization = quantization_config(model_args, args)
+    is_stored_quantised = getattr(model.config, "quantization_config", None) is not None
+    if (quantization is not None or is_stored_quantised) and not trains_adapter:
+        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
+    if model_args.dtype == "float16" and quantization is None and not trains_adapter:
+        raise ValueError(
+            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
+            "float32 --fp16 true), or an adapter (--use_peft)"
+        )
+    if is_stored_quantised and run.save_merged:
+        raise ValueError(
+            f"--save_merged: the weights of {model_args.model_name_or_path} are stored quantised, so that an "
+            "adapter cannot be merged into them; leave --save_merged out, or start from the original model"
+        )
+    peft_config = None if is_adapter(model.path) else _adapter(model_args, model, task.policy)
+    return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization)
 
 
 def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completion_length: int) -> None:
@@ -113,16 +119,20 @@ def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     """The adapter configuration of --use_peft, after a trial on a copy of the model without weights."""
     from trl import get_peft_config
 
-    from ..models.loading import empty_model, is_adapter
+    from ..models.loading import empty_model
 
     config = get_peft_config(model_args)
-    if config is None or is_adapter(ready.path):
-        return config
+    if config is None:
+        return None
     import torch
     from peft import get_peft_model
 
     if isinstance(config.target_modules, str) and config.target_modules.isidentifier():
         config.target_modules = {config.target_modules}  # TRL would read a single name as a pattern
+    if policy == "masked":
+        config.task_type = None  # the PEFT class for causal models requires generation methods
+    if model_args.model_revision != "main":
+        config.revision = model_args.model_revision  # others would load another base model
     model = empty_model(ready.config, policy)
     names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
@@ -163,25 +173,6 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
             f"--editor {run.editor} needs whole weights, which FSDP and ZeRO-3 shard; leave --editor out, and use "
             "trl-grpo-tasks eval with it after the training"
         )
-    if model_args.load_in_4bit or model_args.load_in_8bit:
-        _check_quantised(model_args)
-    elif model_args.dtype == "float16" and not _has_adapter(model_args):
-        raise ValueError(
-            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
-            "float32 --fp16 true), or an adapter (--use_peft)"
-        )
-
-
-def _check_quantised(model_args: Any) -> None:
-    if not _has_adapter(model_args):
-        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
-
-
-def _has_adapter(model_args: Any) -> bool:
-    """Whether an adapter is trained rather than full weights."""
-    from ..models.loading import is_adapter
-
-    return model_args.use_peft or is_adapter(Path(model_args.model_name_or_path or "tiny").expanduser())
 
 
 def check_writable(folder: str | Path, option: str = "--output_dir") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from ..models.loading import base_model_of, is_adapter, prepare_model, save_merged
+from ..models.loading import full_model_of, is_adapter, prepare_model, save_merged
 from ..redact import redacted
 from ..registry import TASKS
 from ..report.run_folder import settings_of
@@ -101,7 +101,7 @@ def _copied(path: str, folder: Path, name: str, policy: str) -> str:
     if not source.is_dir():
         return path
     has_adapter = is_adapter(path)
-    if has_adapter and Path(base_model_of(path)).exists():
+    if has_adapter and Path(full_model_of(path)[0]).exists():
         save_merged(source, target, policy)
         return name
     target.mkdir()

@@ -181,18 +181,13 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
     from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # another one in notebooks
     from transformers.trainer_callback import PrinterCallback
 
-    from ..models.loading import is_adapter, load_model
+    from ..models.loading import is_adapter
     from ..report.trackers import TrackedSamples
     from ..training.callbacks import Console, LiveReport
     from ..training.trainer import TaskGRPOTrainer
 
-    continues_adapter = is_adapter(model)  # TRL takes an adapter that is trained further as a loaded model
-    if continues_adapter:
-        policy = load_model(
-            model, trainable=True, policy=task.policy, quantization_config=plan.quantization, **args.model_init_kwargs
-        )
     trainer = TaskGRPOTrainer(
-        policy if continues_adapter else model,
+        model,
         args=args,
         train_dataset=plan.rows,
         eval_dataset=plan.choosing_rows,
@@ -200,8 +195,8 @@ def _make_trainer(model: str, task: Task, run: RunArguments, args: Any, plan: Pl
         task=task,
         # A vLLM server makes the task's constraint itself, so that it cannot sample under one that is given here.
         constraint=None if args.use_vllm and args.vllm_mode == "server" else plan.model.constraint,
-        peft_config=None if continues_adapter else plan.peft_config,
-        quantization_config=None if continues_adapter else plan.quantization,
+        peft_config=None if is_adapter(model) else plan.peft_config,  # that of the cold start is trained further
+        quantization_config=plan.quantization,
     )
     if not run.verbose:
         for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 
+from ..failures import first_line
 from ..files import MODEL_FILES, check_local_path, model_file_in, write_atomically
 from ..task import Task
 from .checkpoints import DifferentStartError, newest_complete
@@ -24,6 +25,8 @@ from .quantised import keep_weights_unpacked
 from .tiny import PLAIN_CHAT_TEMPLATE, save_tiny
 
 TINY = "tiny"
+ADAPTER_CONFIG, TOKENIZER_CONFIG = "adapter_config.json", "tokenizer_config.json"
+ADAPTER_PATTERNS = ("adapter_*", "*.json", "*.jinja", "*.model", "*.txt")  # files of an adapter and its tokenizer
 MERGED_FOLDER = "merged"  # subfolder of a run for the model with the adapter merged in
 ORIGIN_FILE = "made_from.json"  # describes what a generated model folder was built from; written last
 
@@ -31,7 +34,10 @@ ORIGIN_FILE = "made_from.json"  # describes what a generated model folder was bu
 def prepare_model(
     name: str | None, task: Task, output_dir: str | Path, seed: int = 0, revision: str | None = None
 ) -> str:
-    """Return a Hub id or folder that transformers can load for the model that the user named; None means `tiny`."""
+    """Return a Hub id or folder for the model that the user named; None means `tiny`.
+
+    It is the id of a full model on the Hub, or the folder of a full model or adapter.
+    """
     folder = Path(output_dir) / "base_model"
     if name is None or name == TINY:
         spec = task.tiny()
@@ -55,6 +61,7 @@ def prepare_model(
         raise ValueError(f"--model {name} is a file; give a folder, a .gguf file, a Hub id, or tiny")
     if not path.is_dir():
         check_cached(name, revision)
+        path = Path(_downloaded_adapter(name, revision) or name)
     if path.is_dir() and model_file_in(path) is None:
         raise ValueError(f"model folder {name!r} holds neither config.json nor adapter_config.json")
     if path.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
@@ -73,6 +80,23 @@ def check_cached(name: str, revision: str | None = None) -> None:
             f"--model {name}: there is no such folder, the model is not in the cache of the Hub, and HF_HUB_OFFLINE "
             "forbids a download; unset HF_HUB_OFFLINE, or give a local folder"
         )
+
+
+def _downloaded_adapter(name: str, revision: str | None) -> str | None:
+    """Return the local folder of an adapter on the Hub, downloaded if it is not in the cache; None for other models.
+
+    ValueError if it is an adapter and cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        hf_hub_download(name, ADAPTER_CONFIG, revision=revision)
+    except (OSError, ValueError):  # no adapter, or no access to the Hub: loading says which
+        return None
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=ADAPTER_PATTERNS)
+    except OSError as error:
+        raise ValueError(f"the adapter {name} could not be downloaded from the Hub: {first_line(error)}") from error
 
 
 def is_made_from(folder: str | Path, origin: dict[str, Any]) -> bool:
@@ -107,37 +131,66 @@ def building(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
 
 def is_adapter(path: str | Path) -> bool:
     """Whether a local folder holds a PEFT adapter."""
-    return (Path(path) / "adapter_config.json").is_file()
+    return (Path(path) / ADAPTER_CONFIG).is_file()
 
 
-def load_model(
-    path: str, trainable: bool = False, policy: str = "causal", quantization_config: Any = None, **kwargs: Any
-) -> Any:
-    """Load the model of a Hub id or folder, or an adapter with its base model.
+def load_model(path: str, policy: str = "causal", quantization_config: Any = None, **kwargs: Any) -> Any:
+    """Load the model of a Hub id or folder, or an adapter with its base model. `kwargs` are those of from_pretrained.
 
-    `trainable` makes the adapter trainable. `kwargs` are passed to from_pretrained.
+    To train a model, use `load_for_training`.
     """
     from ..constraints.sharding import loading_whole_models
 
     if quantization_config is not None:  # given as None, it would hide that stored weights are quantised
         kwargs["quantization_config"] = quantization_config
-    if is_adapter(path) and policy == "masked":
-        from peft import PeftModel
-
-        from .masked_policy import load_fill_steps
-
-        base = load_model(base_model_of(path), policy=policy, **kwargs)
-        load_fill_steps(base, path)
-        return PeftModel.from_pretrained(base, path, is_trainable=trainable)
+    source, revision = full_model_of(path, kwargs.pop("revision", None))
     with loading_whole_models():
-        if is_adapter(path):
-            from peft import AutoPeftModelForCausalLM
-
-            model = AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=trainable, **kwargs)
-        else:
-            model = _auto_class(policy).from_pretrained(path, **kwargs)
+        model = _auto_class(policy).from_pretrained(source, revision=revision, **kwargs)
     keep_weights_unpacked(model)
-    return model
+    return _with_adapter_of(path, model) if is_adapter(path) else model
+
+
+def load_for_training(model: Any, args: Any, quantization_config: Any = None) -> Any:
+    """Load the model at a Hub id or folder as TRL would load it; anything but text is returned as it is.
+
+    An adapter is loaded on its base model, to be trained further, which TRL cannot do.
+    """
+    from accelerate.utils import set_seed
+    from trl.trainer.utils import create_model_from_path
+
+    set_seed(args.seed)
+    if not isinstance(model, str):
+        return model
+    init = dict(args.model_init_kwargs or {})
+    if quantization_config is not None:
+        init["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        init["device_map"] = None
+    source, init["revision"] = full_model_of(model, init.get("revision"))
+    loaded = create_model_from_path(source, **init)
+    if not is_adapter(model):
+        return loaded
+    return _with_adapter_of(model, loaded, is_trainable=True, **adapter_dtype(args))
+
+
+def adapter_dtype(args: Any) -> dict[str, bool]:
+    """Return the option of PEFT that keeps an adapter in the dtype of its base model, which ZeRO-3 needs."""
+    is_zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+    return {"autocast_adapter_dtype": False} if is_zero3 else {}
+
+
+def _with_adapter_of(path: str, base: Any, **kwargs: Any) -> Any:
+    """Return the base model with the adapter in a folder on top."""
+    from peft import PeftModel
+
+    from .masked_policy import load_fill_steps
+
+    load_fill_steps(base, path)
+    if (Path(path) / TOKENIZER_CONFIG).is_file():
+        tokens = len(load_tokenizer(path))
+        if tokens > base.config.get_text_config().vocab_size:  # the adapter was trained with tokens of its own
+            base.resize_token_embeddings(tokens)
+    return PeftModel.from_pretrained(base, path, **kwargs)
 
 
 def empty_model(config: Any, policy: str) -> Any:
@@ -154,18 +207,15 @@ def _auto_class(policy: str) -> Any:
     return AutoModelForMaskedLM if policy == "masked" else AutoModelForCausalLM
 
 
-def model_config(path: str, revision: str = "main") -> Any:
+def model_config(path: str, revision: str | None = None) -> Any:
     """Return the configuration of the model at `path`, for an adapter that of its base model."""
     from transformers import AutoConfig
-    from transformers.utils.peft_utils import find_adapter_config_file
 
-    adapter = find_adapter_config_file(path, revision=revision)  # in a local folder or on the Hub
-    if adapter is None:
-        return AutoConfig.from_pretrained(path, revision=revision)
-    return AutoConfig.from_pretrained(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
+    source, revision = full_model_of(path, revision)
+    return AutoConfig.from_pretrained(source, revision=revision)
 
 
-def check_policy(path: str, policy: str, revision: str = "main") -> Any:
+def check_policy(path: str, policy: str, revision: str | None = None) -> Any:
     """Return the configuration of the model at `path`. Raises ValueError if the model does not fit the policy kind."""
     config = model_config(path, revision)
     names = config.architectures or ["a model without a head"]
@@ -176,9 +226,12 @@ def check_policy(path: str, policy: str, revision: str = "main") -> Any:
     return config
 
 
-def base_model_of(adapter: str) -> str:
-    """Return the folder or Hub id of the model that an adapter belongs to."""
-    return json.loads((Path(adapter) / "adapter_config.json").read_text())["base_model_name_or_path"]
+def full_model_of(path: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Return the folder or Hub id of the full model at `path` (for an adapter, its base model) and its revision."""
+    if not is_adapter(path):
+        return path, revision
+    config = json.loads((Path(path) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return config["base_model_name_or_path"], config.get("revision")
 
 
 def merged_folder(run_dir: str | Path, policy: str = "causal") -> Path:
@@ -191,7 +244,7 @@ def merged_folder(run_dir: str | Path, policy: str = "causal") -> Path:
     with open(weights, "rb") as file:
         origin = {"adapter_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     if origin_of(folder) != origin:
-        base = base_model_of(str(adapter))
+        base, _ = full_model_of(str(adapter))
         check_local_path(base, "the base model of the adapter,")
         if getattr(model_config(str(adapter)), "quantization_config", None) is not None:
             raise ValueError(
@@ -220,7 +273,7 @@ def init_kwargs(model_args: Any) -> dict[str, Any]:
     return kwargs
 
 
-def load_tokenizer(model: str, revision: str = "main") -> Any:
+def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """Load the tokenizer of a model, with a chat template and the right end-of-sequence token.
 
     An adapter without a tokenizer uses that of its base model. A tokenizer without a chat template gets a plain one.
@@ -230,8 +283,8 @@ def load_tokenizer(model: str, revision: str = "main") -> Any:
     from transformers import AutoTokenizer
 
     source = model
-    if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
-        source = base_model_of(model)
+    if is_adapter(model) and not (Path(model) / TOKENIZER_CONFIG).is_file():
+        source, revision = full_model_of(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, padding_side="left", truncation_side="left"

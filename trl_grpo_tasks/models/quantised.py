@@ -54,12 +54,19 @@ def keep_weights_unpacked(model: nn.Module) -> None:
                 )
 
 
+def adapter_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return the adapter's weights of a model with quantised weights; {} for anything else."""
+    if not is_quantised_model(model):
+        return {}
+    return {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
+
+
 def restore_adapter(model: nn.Module, given: dict[str, torch.Tensor]) -> None:
     """Undo TRL's rounding of adapters on quantised models to bfloat16; `given` holds weights from before it.
 
     Most optimizer steps are smaller than the rounding of bfloat16 and would be lost. Adapters on other models are in
     float32 as well.
     """
-    for name, weight in model.named_parameters():
+    for name, weight in model.named_parameters() if is_quantised_model(model) else ():
         if weight.requires_grad and weight.dtype == torch.bfloat16:
             weight.data = given.get(name, weight.data).to(weight.device, torch.float32)

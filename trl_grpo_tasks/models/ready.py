@@ -30,7 +30,7 @@ def ready_model(
     *,
     seed: int,
     constrain: bool | None = False,
-    revision: str = "main",
+    revision: str | None = None,
 ) -> ReadyModel:
     """Find the model, or make it in `folder`. `constrain` None: under the task's constraint, if it has one.
 

@@ -12,13 +12,11 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..models.loading import building, is_made_from, load_model, load_tokenizer, origin_of
-from ..models.quantised import is_quantised_model, restore_adapter
+from ..models.loading import building, is_made_from, load_for_training, load_tokenizer, origin_of
+from ..models.quantised import adapter_weights, restore_adapter
 from ..rollout.attention import disable_cudnn_attention
 from ..task import Row, Task
 from .repair import RepairTask
-
-ADAPTER_FOLDER = "adapter"  # inside the cold start's folder, until its weights are merged
 
 
 def cold_start(
@@ -35,9 +33,11 @@ def cold_start(
     quantization: Any = None,
     **settings: Any,
 ) -> str:
-    """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned. With a
-    `peft_config` an adapter is trained and merged; on quantised weights, `folder` holds the adapter. A complete result
-    of an earlier call with the same settings is reused."""
+    """Train `model` on the gold answers of `rows` and save the result to `folder`, whose path is returned.
+
+    With a `peft_config`, or if `model` is an adapter, the adapter is trained and saved. A complete result of an
+    earlier call with the same settings is reused.
+    """
     from transformers.trainer import DEFAULT_PROGRESS_CALLBACK, TRAINING_ARGS_NAME
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
@@ -55,7 +55,7 @@ def cold_start(
         "steps": steps,
         "learning_rate": learning_rate,
         "batch_size": batch_size,
-        "adapter": peft_config is not None,
+        "adapter": None if peft_config is None else _described(peft_config),
         "seed": settings.get("seed"),
     } | ({} if quantization is None else {"quantization": quantization.quantization_method()})
     if is_made_from(folder, origin):
@@ -74,58 +74,49 @@ def cold_start(
         adam_beta2=0.98,  # the default averages over a thousand steps, longer than this run
         **settings,
     )
+    loaded = load_for_training(model, args, quantization)
+    args.model_init_kwargs = None  # TRL warns that it does not use them
+    given = adapter_weights(loaded)
     if task.policy == "masked":
-        trainer = _fill_trainer(model, args, golds, tokenizer, peft_config, quantization)
+        trainer = _fill_trainer(loaded, args, golds, tokenizer, peft_config)
     else:
         trainer = SFTTrainer(
-            model,
-            args=args,
-            train_dataset=golds,
-            processing_class=tokenizer,
-            peft_config=peft_config,
-            quantization_config=quantization,
+            loaded, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config
         )
-    is_quantised = is_quantised_model(trainer.model)
-    if is_quantised:
-        restore_adapter(trainer.model, {})
-    merges = peft_config is not None and not is_quantised  # rounding to 4 or 8 bits would lose most of the adapter
+    restore_adapter(trainer.model, given)
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
     trainer.train()
     is_main = trainer.accelerator.is_main_process
     with building(folder, origin) if is_main else nullcontext():
-        # All processes take part in saving, since weights may be sharded over them.
-        trained = folder / ADAPTER_FOLDER if merges else folder
-        trainer.save_model(str(trained))
+        trainer.save_model(str(folder))  # by all processes, since weights may be sharded over them
         if is_main:
-            if merges:
-                init = {"dtype": "float32"} | (args.model_init_kwargs or {})  # the precision that TRL loads it in
-                merged = load_model(str(trained), policy=task.policy, **init)
-                merged.merge_and_unload().save_pretrained(folder)
-                trainer.processing_class.save_pretrained(folder)
-                shutil.rmtree(trained)
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder / "runs", ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return str(folder)
 
 
-def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any, quantization: Any) -> Any:
+def _described(peft_config: Any) -> dict[str, Any]:
+    """The settings of an adapter, without the name of its base model, as JSON can hold them."""
+    settings = peft_config.to_dict() | {"base_model_name_or_path": None}
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+
+
+def _fill_trainer(model: Any, args: Any, golds: Dataset, tokenizer: Any, peft_config: Any) -> Any:
     """A Trainer for the cross-entropy of gold fills at the masks. Fills that are no token of the model are ignored."""
     import torch
     from peft import get_peft_model
     from torch.nn.utils.rnn import pad_sequence
-    from transformers import Trainer, set_seed
+    from transformers import Trainer
 
     from ..models.masked_policy import MaskedPolicy
 
-    set_seed(args.seed)
-    loaded = load_model(model, policy="masked", quantization_config=quantization, **(args.model_init_kwargs or {}))
-    policy = MaskedPolicy(tokenizer, loaded.config)
+    policy = MaskedPolicy(tokenizer, model.config)
     if peft_config is not None:
         peft_config.task_type = None
-        loaded = get_peft_model(loaded, peft_config)
+        model = get_peft_model(model, peft_config)
     args.remove_unused_columns = False
 
     def batch(rows: list[dict[str, str]]) -> dict[str, torch.Tensor]:
@@ -141,7 +132,7 @@ def _fill_trainer(model: str, args: Any, golds: Dataset, tokenizer: Any, peft_co
             "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
         }
 
-    return Trainer(loaded, args, data_collator=batch, train_dataset=golds, processing_class=tokenizer)
+    return Trainer(model, args, data_collator=batch, train_dataset=golds, processing_class=tokenizer)
 
 
 def gold_dataset(task: Task, rows: list[dict[str, Any]], tokenizer: Any = None) -> Dataset:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -441,12 +442,14 @@ RUN = {"train_rows": 64, "eval_rows": 4, "num_samples": 2, "cold_start_steps": 3
        "logging_steps": 1, "use_cpu": "true", "report_to": "none"}  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", ["masked", "causal"])
-def test_a_complete_run(judged, tmp_path, policy, capsys):
+@pytest.mark.parametrize(("policy", "lora"), [("masked", False), ("masked", True), ("causal", False)])
+def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
     options = judged.options
     flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
              "judge": options.judge, "held_out_judge": options.held_out_judge, "policy": policy,
              "constrain": policy == "causal"}  # fmt: skip
+    if lora:
+        flags |= {"use_peft": True, "lora_target_modules": "all-linear", "beta": 0.1, "learning_rate": 1e-2}
     assert command(["train", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())["evaluations"]
     assert [evaluation["name"] for evaluation in results] == ["cold start", "GRPO"]
@@ -454,6 +457,10 @@ def test_a_complete_run(judged, tmp_path, policy, capsys):
         metrics = evaluation["metrics"]
         assert metrics["valid"] == 1 and 0 < metrics["judge"] < 1 and 0 < metrics["held_out"] < 1
         assert metrics["reward"] == pytest.approx(metrics["judge"])
+    if lora:
+        folders = (tmp_path / "run" / "cold_start", tmp_path / "run")
+        cold, end = (load_file(folder / "adapter_model.safetensors") for folder in folders)
+        assert cold.keys() == end.keys() and any(not end[name].equal(value) for name, value in cold.items())
     report = (tmp_path / "run" / "report.html").read_text()
     assert "title='judge" in report
     capsys.readouterr()

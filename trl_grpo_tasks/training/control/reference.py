@@ -35,8 +35,6 @@ class MovingReference:
         self._model, self._ref_model = model, ref_model
         self._iterations = 0
         self._average: dict[str, torch.Tensor] = {}  # of weights in half precision, by name: the part of this process
-        if ref_model is None:
-            self._move(keep=0.0)  # TRL's copy of the adapter leaves out embeddings
 
     def update(self) -> None:
         """Update the reference; called after each rollout iteration."""
@@ -162,11 +160,16 @@ def _adapter_parameters(model: nn.Module, adapter: str) -> dict[str, torch.Tenso
     return {name: p for name, p in model.named_parameters() if adapter in name.split(".")}
 
 
+def _name_in_reference(name: str) -> str:
+    """The name of a parameter of the trained adapter in the adapter "ref"."""
+    parts = name.split(".")
+    parts[parts.index("default")] = ADAPTER
+    return ".".join(parts)
+
+
 def _blend_adapters(ref: dict[str, torch.Tensor], policy: dict[str, torch.Tensor], keep: float) -> None:
     for name, value in policy.items():
-        parts = name.split(".")
-        parts[parts.index("default")] = ADAPTER
-        ref_name = ".".join(parts)
+        parts, ref_name = name.split("."), _name_in_reference(name)
         kind = next((part for part in parts if part in FACTORS), None) if value.ndim == 2 else None
         if kind is None:
             _blend(ref[ref_name], value, keep)
@@ -178,25 +181,9 @@ def _blend_adapters(ref: dict[str, torch.Tensor], policy: dict[str, torch.Tensor
             ref[ref_b_name].copy_(new_b)
 
 
-def with_adapter(model: Any, peft_config: Any, args: Any, quantization_config: Any) -> Any:
-    """`model` (or the one at that path) with a new adapter, created as TRL would create it. TRL keeps a frozen
-    adapter "ref", which can be updated, only for a model that has an adapter already."""
-    from peft import get_peft_model
-
-    return get_peft_model(created(model, args, quantization_config), peft_config)
-
-
-def created(model: Any, args: Any, quantization_config: Any) -> Any:
-    """`model`, or the model at that path, loaded as TRL would load it."""
-    from accelerate.utils import set_seed
-    from trl.trainer.utils import create_model_from_path
-
-    set_seed(args.seed)
-    if isinstance(model, str):
-        init = dict(args.model_init_kwargs or {})
-        if quantization_config is not None:
-            init["quantization_config"] = quantization_config
-        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-            init["device_map"] = None
-        model = create_model_from_path(model, **init)
-    return model
+@torch.no_grad()
+def copy_trained_adapter(model: nn.Module) -> None:
+    """Copy the weights of the trained adapter to the adapter "ref". TRL's own copy leaves out embeddings."""
+    weights = dict(model.named_parameters())
+    for name, policy in _adapter_parameters(model, "default").items():
+        weights[_name_in_reference(name)].data.copy_(policy.data)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from accelerate.utils import is_peft_model
+from peft import get_peft_model
 from trl import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
@@ -27,16 +29,22 @@ from ...constraints.sharding import output_size
 from ...constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ...constraints.turns import TurnsConstraint
 from ...constraints.vocabulary import check_outputs
-from ...models.loading import end_of_answer
+from ...models.loading import adapter_dtype, end_of_answer, is_adapter, load_for_training
 from ...models.masked_policy import MaskedPolicy, check_settings, is_masked_lm, prepare_for_trl, save_fill_steps
-from ...models.quantised import check_output_head, is_quantised_model, keep_weights_unpacked, restore_adapter
+from ...models.quantised import (
+    adapter_weights,
+    check_output_head,
+    is_quantised_model,
+    keep_weights_unpacked,
+    restore_adapter,
+)
 from ...rewards.judge import text_of
 from ...rollout import Decoder, rollout, unsupported_reason_in
 from ...rollout.gathered import GatheredCopy, reason_of_any
 from ...rollout.support import unsupported_length, without_adapter
 from ...serving.generation import VLLMRequests, engine_options
 from ...task import Task
-from ..control.reference import created, with_adapter
+from ..control.reference import ADAPTER, copy_trained_adapter
 from ..options.config import TaskGRPOConfig
 from ..options.sampling import check_sampling
 from ..options.sharded import check_model
@@ -75,20 +83,22 @@ class GenerationLayer(CheckpointLayer):
         is_quantised = is_quantised_model(model) or kwargs.get("quantization_config") is not None
         check_model(args, is_masked, is_quantised)
         check_settings(args, is_masked)
+        # TRL keeps a frozen adapter "ref", which can be updated, only for a model that has an adapter already.
+        needs_adapter = peft_config is not None and args.reference_mode != "static"
+        if is_masked or needs_adapter or (isinstance(model, str) and is_adapter(model)):
+            model = load_for_training(model, args, kwargs.pop("quantization_config", None))
         if is_masked:
-            model = created(model, args, kwargs.pop("quantization_config", None))
             model, peft_config = prepare_for_trl(model, args, peft_config)
-        if peft_config is not None and args.reference_mode != "static":
-            model = with_adapter(model, peft_config, args, kwargs.pop("quantization_config", None))
-            peft_config = None
-        given = {}
-        if is_quantised_model(model):
-            given = {name: weight.data for name, weight in model.named_parameters() if weight.requires_grad}
+        if needs_adapter:
+            model, peft_config = get_peft_model(model, peft_config, **adapter_dtype(args)), None
+        given = adapter_weights(model)
         with engine_options(
             args.samples_under_constraint or bool(args.sampling_filters), args.vllm_weights_folder
         ) as engine_key:
             super().__init__(model, reward_funcs, args, *more, peft_config=peft_config, **kwargs)
         self._prepare_quantised(given)
+        if is_peft_model(self.model) and ADAPTER in self.model.peft_config:
+            copy_trained_adapter(self.model)
         self.task = task
         self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
         self._filters = args.sampling_filters
