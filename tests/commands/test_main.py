@@ -395,7 +395,7 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--learning_rate", "nan"], "--learning_rate nan must be at least 0"),
         (["--cold_start_learning_rate", "-1"], "--cold_start_learning_rate -1 must be above 0"),
         (["--reward_memory_mb", "-5"], "--reward_memory_mb -5 must be above 0"),
-        (["--temperature", "0"], "--temperature 0 gives the same completion each time"),
+        (["--temperature", "0"], "temperature=0 gives the same completion each time"),
         (["--temperature", "-1"], "--temperature -1 must be at least 0"),
         (["--loss_type", "grop"], "unknown loss_type 'grop'; choose one of: grpo, "),
         (["--scale_rewards", "groups"], "unknown scale_rewards 'groups'; choose one of: group, "),

@@ -9,6 +9,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 from tests.support import sharded
+from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_sharded import EMA, ZERO3, job
 from trl_grpo_tasks.models import checkpoints
@@ -248,6 +249,8 @@ def test_options(tmp_path):
     assert args.load_best_model_at_end and args.greater_is_better and args.per_device_eval_batch_size == 12
     args = config(tmp_path, best_by="loss", num_generations=6, per_device_train_batch_size=6, eval_steps=2, **steps)
     assert not args.greater_is_better and args.per_device_eval_batch_size == 12 and args.eval_steps == 2
+    given = {"per_device_eval_batch_size": 8, "per_device_train_batch_size": 12}  # TRL's default, but given
+    assert config(tmp_path, best_by="loss", num_generations=4, **given, **steps).per_device_eval_batch_size == 8
     assert config(tmp_path, best_by="kl", greater_is_better=True, **steps).greater_is_better
     assert config(tmp_path, best_by="valid", save_strategy="epoch").eval_strategy == "epoch"
     assert metric_name("eval_success") == metric_name("success") == "rewards/success/mean"
@@ -280,6 +283,12 @@ def test_options_that_do_not_fit(tmp_path, options, message):
 def test_unknown_metrics(tiny_path, tmp_path, best_by, message):
     with pytest.raises(ValueError, match=message):
         toy_trainer(tiny_path, tmp_path, **(OPTIONS | {"best_by": best_by, "beta": 0.0}))
+
+
+def test_several_held_out_sets_are_refused(tiny_path, tmp_path):
+    sets = {"easy": ToyTask().dataset("test", None, 0), "hard": ToyTask().dataset("test", 1, 0)}
+    with pytest.raises(ValueError, match=r"best_by='success' chooses .* eval_dataset has 2: easy, hard; pass one"):
+        toy_trainer("no model is loaded", tmp_path, eval_dataset=sets, **OPTIONS)
 
 
 def test_a_full_name_is_checked_at_the_first_evaluation(tiny_path, tmp_path):

@@ -95,11 +95,12 @@ def test_our_options_do_not_hide_trls():
 
     own = set(TaskGRPOConfig.__annotations__)
     shared = own & {f for c in GRPOConfig.__mro__ for f in getattr(c, "__annotations__", {})}
-    # Its default None tells whether it was given, and then sets use_adaptive_entropy. TRL's default holds without it.
-    assert shared == {"entropy_target"}
-    assert (
-        TaskGRPOConfig(use_adaptive_entropy=True, bf16=False).entropy_target == GRPOConfig(bf16=False).entropy_target
-    )
+    # The default None of both tells whether they were given, and then sets use_adaptive_entropy, or holds with best_by
+    # too. TRL's defaults hold without them.
+    assert shared == {"entropy_target", "per_device_eval_batch_size"}
+    ours, trls = TaskGRPOConfig(use_adaptive_entropy=True, bf16=False), GRPOConfig(bf16=False)
+    for name in shared:
+        assert getattr(ours, name) == getattr(trls, name)
 
 
 def test_every_override_calls_super():

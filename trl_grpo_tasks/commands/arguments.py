@@ -37,7 +37,6 @@ OUR_BONUS = 0.1  # how much less alike one of our options may be than one of TRL
 class RunArguments:
     """Options of what a run does around GRPO: its task, the cold start, and the evaluations."""
 
-    is_eval_batch_size_given = False  # not an option: whether the command line or the recipe sets it
     task: str | None = field(
         default=None, metadata={"help": "A built-in task, a .py file with a task, or a module. Also the first word."}
     )
@@ -194,7 +193,6 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     refuse_unknown([*from_file, *from_flags], parser, *_our_options(task_class, TaskGRPOConfig))
     run, args, model, options = parsed
     run.task = line.task
-    run.is_eval_batch_size_given = "per_device_eval_batch_size" in line.given
     if (resume := args.resume_from_checkpoint) is not None:  # a recipe can hold a bool
         args.resume_from_checkpoint = {"true": NEWEST, "false": None}.get(str(resume).lower(), resume)
     args.run_name = args.run_name or Path(args.output_dir).absolute().name

@@ -174,8 +174,6 @@ def evaluate_model(
     from ..evaluation.evaluate import evaluate
 
     assert candidate.model is not None  # only files of completions have none
-    default = type(args).per_device_eval_batch_size
-    is_batch_size_given = run.is_eval_batch_size_given or args.per_device_eval_batch_size != default
     with _executor(task, args) as executor:
         return evaluate(
             candidate.name,
@@ -188,7 +186,7 @@ def evaluate_model(
             temperature=args.temperature,
             filters=args.sampling_filters,
             max_completion_length=args.max_completion_length,
-            batch_size=args.per_device_eval_batch_size if is_batch_size_given else None,
+            batch_size=args.per_device_eval_batch_size if args.is_eval_batch_size_given else None,
             rollout_batch_size=args.rollout_batch_size,
             constraint=candidate.model.constraint,
             editor=run.editor,

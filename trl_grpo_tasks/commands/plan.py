@@ -150,6 +150,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..training.control.guard import check_guard_component
     from ..training.credit import check_credit_task
     from ..training.options.collapse import check_best_by
+    from ..training.options.sampling import check_temperature
     from ..training.options.sharded import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
@@ -158,10 +159,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     check_best_by(args, components, has_task=True)
     check_guard_component(args, components, task.watched)
     check_credit_task(args, task)
-    if args.temperature == 0:
-        raise ValueError(
-            "--temperature 0 gives the same completion each time, and GRPO learns from differences; only eval takes 0"
-        )
+    check_temperature(args)
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
         if getattr(args, name) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")

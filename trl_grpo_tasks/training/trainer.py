@@ -154,8 +154,10 @@ class TaskGRPOTrainer(GroupLayer):
             super().log(*args, **kwargs)
             self._samples_notice.succeeded()
         except Exception as error:
-            if any(frame.f_code is Trainer.log.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
-                raise  # from a callback, before TRL logs samples
+            # TRL clears its metrics, which it logs with Trainer.log and its callbacks, before it logs samples.
+            frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if self._metrics[self._mode] or Trainer.log.__code__ in frames:
+                raise
             file = Path(self.args.output_dir) / "completions" / f"completions_{self.state.global_step:05d}.parquet"
             if file.is_file() and not file.read_bytes().endswith(b"PAR1"):
                 file.unlink()  # it is incomplete

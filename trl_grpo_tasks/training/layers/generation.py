@@ -22,7 +22,7 @@ from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
 from ...constraints.base import Constraint, pack_ids
-from ...constraints.filters import NEUTRAL
+from ...constraints.filters import NEUTRAL, SamplingFilters
 from ...constraints.replayed import replay_all
 from ...constraints.sampling import RecordingProcessor, generating_with
 from ...constraints.sharding import output_size
@@ -46,7 +46,7 @@ from ...serving.generation import VLLMRequests, engine_options
 from ...task import Task
 from ..control.reference import ADAPTER, copy_trained_adapter
 from ..options.config import TaskGRPOConfig
-from ..options.sampling import check_sampling
+from ..options.sampling import check_temperature, inexact_option, inexact_sampling, refuse_inexact
 from ..options.sharded import check_model
 from ..record import RolloutRecord
 from ..repair import RepairTask, check_length, refuse_turns
@@ -81,6 +81,7 @@ class GenerationLayer(CheckpointLayer):
     ):
         is_masked = is_masked_lm(model) if task is None else task.policy == "masked"
         is_quantised = is_quantised_model(model) or kwargs.get("quantization_config") is not None
+        check_temperature(args)
         check_model(args, is_masked, is_quantised)
         check_settings(args, is_masked)
         # TRL keeps a frozen adapter "ref", which can be updated, only for a model that has an adapter already.
@@ -103,7 +104,8 @@ class GenerationLayer(CheckpointLayer):
         self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
         self._filters = args.sampling_filters
         self._tables = MaskTables()  # of the latest rollouts, in training and in evaluation
-        self._check_sampling()
+        self._is_exact = True  # whether log-probs are those of the distribution that is sampled from
+        self._check_sampling(is_masked)
         self._constraint = self._ready_constraint(constraint) if args.samples_under_constraint else None
         self._vllm: VLLMRequests | None = None
         if self.use_vllm and self._samples_under_masks:
@@ -131,12 +133,22 @@ class GenerationLayer(CheckpointLayer):
         if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # they need one dtype for all trained weights
             restore_adapter(self.model, given)
 
-    def _check_sampling(self) -> None:
-        """Refuse what only the trainer can see: options of the model's own generation_config, and tools."""
+    def _check_sampling(self, is_masked: bool) -> None:
+        """Refuse what only the trainer can see: tools, and options of the model's own generation_config. Print a hint
+        where TRL's generation samples from another distribution than its log-probs are of, and nothing forbids it."""
+        found = inexact_sampling(self.args)
         config = getattr(without_adapter(self.accelerator.unwrap_model(self.model)), "generation_config", None)
         if config is not None and not self.use_vllm and not self._is_vlm:  # of which TRL suppresses the image token
             explicit = {name: value for name, value in self.generation_kwargs.items() if value is not None}
-            check_sampling(config.to_dict() | explicit, "the model's generation_config")
+            found = found or inexact_option(config.to_dict() | explicit, "the model's generation_config")
+        promise = "a masked language model" if is_masked else str(self._filters) if self.task is not None else ""
+        refuse_inexact(found, self.args.promise_of_exactness or promise)
+        if found:
+            self._is_exact, self._filters = False, SamplingFilters()  # TRL's generation applies its filters itself
+            self.accelerator.print(
+                f"hint: {found}: completions are sampled from another distribution than their log-probs are of, as in "
+                "TRL, so that the policy gradient is biased; temperature, top_k, top_p and min_p alone are exact"
+            )
         correction = "importance_sampling_correction" if self.args.importance_sampling_correction else ""
         asked = "constrain=True" if self.args.constrain else str(self._filters) or correction
         asked = asked if self.args.repair_turns == 1 else f"repair_turns={self.args.repair_turns}"
@@ -243,7 +255,7 @@ class GenerationLayer(CheckpointLayer):
         with self._vllm_options(apply=False):
             generate = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
             is_trls = self.tools or self.rollout_func is not None or self.args.use_transformers_continuous_batching
-            if is_trls or (self.use_vllm and self._vllm is None):
+            if is_trls or not self._is_exact or (self.use_vllm and self._vllm is None):
                 return generate()
             recording: dict[str, Any] = {}
             if self._samples_under_masks:

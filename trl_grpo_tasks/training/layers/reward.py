@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +40,11 @@ class RewardLayer(ScoringLayer):
         **kwargs: Any,
     ):
         check_credit_task(args, task)
+        if isinstance(eval_dataset, Mapping) and args.best_by is not None:
+            raise ValueError(
+                f"best_by={args.best_by!r} chooses the model by one evaluation, but eval_dataset has "
+                f"{len(eval_dataset)}: {', '.join(eval_dataset)}; pass one of them, or leave best_by out"
+            )
         self._rewards: TaskRewards | None = None
         self._forms = None if task is None else CanonicalForms(task)
         if task is not None:
@@ -47,8 +54,11 @@ class RewardLayer(ScoringLayer):
             self._rewards = TaskRewards(task, args, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
             reward_funcs = self._rewards.functions()
             train_dataset = task_dataset(task, "train", args.train_rows, args.seed, train_dataset)
-            if eval_dataset is not None or args.eval_strategy != "no":
-                eval_dataset = task_dataset(task, "test", args.eval_rows, args.seed, eval_dataset)
+            test_rows = partial(task_dataset, task, "test", args.eval_rows, args.seed)
+            if isinstance(eval_dataset, Mapping):  # several, each of which is evaluated
+                eval_dataset = {name: test_rows(rows) for name, rows in eval_dataset.items()}
+            elif eval_dataset is not None or args.eval_strategy != "no":
+                eval_dataset = test_rows(eval_dataset)
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *more, task=task, **kwargs)
         if self._rewards is not None:
             self.reward_func_names = self._rewards.names

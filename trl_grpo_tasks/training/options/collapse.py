@@ -24,6 +24,12 @@ def complete_options(args: Any) -> None:
         args.use_adaptive_entropy = True
     elif args.use_adaptive_entropy:
         args.entropy_target = ENTROPY_TARGET
+    args.is_eval_batch_size_given = args.per_device_eval_batch_size is not None
+    if not args.is_eval_batch_size_given:
+        args.per_device_eval_batch_size = EVAL_BATCH_SIZE
+        if args.best_by is not None:  # whole groups, and at least as many as in training
+            size, group = args.per_device_train_batch_size, args.num_generations_eval or args.num_generations
+            args.per_device_eval_batch_size = -(-max(EVAL_BATCH_SIZE, size) // group) * group
     if args.best_by is None:
         return
     if args.save_strategy == "no":
@@ -38,9 +44,6 @@ def complete_options(args: Any) -> None:
         args.eval_strategy = "epoch" if args.save_strategy == "epoch" else "steps"
         if args.eval_steps is None and args.save_strategy == "steps":
             args.eval_steps = args.save_steps
-    if args.per_device_eval_batch_size == EVAL_BATCH_SIZE:  # whole groups, and at least as many as in training
-        group = args.num_generations_eval or args.num_generations
-        args.per_device_eval_batch_size = -(-max(EVAL_BATCH_SIZE, args.per_device_train_batch_size) // group) * group
     if args.save_total_limit == 1:  # transformers would delete the newest checkpoint at the end, and not the best
         args.save_total_limit = 2
 

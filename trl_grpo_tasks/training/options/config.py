@@ -155,6 +155,11 @@ class TaskGRPOConfig(GRPOConfig):
         1000.0, "Number of completions in which beta changes by at most a fifth; a larger value adapts more slowly."
     )
 
+    # Evaluations during training
+    per_device_eval_batch_size: int | None = option(
+        None, "Completions per batch and process in evaluations. Default: 8 during training, more with best_by."
+    )
+
     # Collapse
     entropy_target: float | None = option(
         None,
@@ -344,6 +349,18 @@ class TaskGRPOConfig(GRPOConfig):
     def samples_under_constraint(self) -> bool:
         """Whether completions are under the task's constraint, or under that of several turns."""
         return self.constrain or self.repair_turns > 1
+
+    @property
+    def promise_of_exactness(self) -> str:
+        """The option that needs log-probs of exactly the distribution that was sampled from; "" if none does, so that
+        sampling may be as inexact as in TRL. A task with sampling filters needs them too."""
+        if self.samples_under_constraint:
+            return "constrain=True" if self.constrain else f"repair_turns={self.repair_turns}"
+        if self.rollout != "trl":
+            return f"rollout={self.rollout!r}"
+        if self.importance_sampling_correction:
+            return "importance_sampling_correction=True"
+        return str(self.sampling_filters) if self.use_vllm else ""
 
     @property
     def sampling_filters(self) -> SamplingFilters:

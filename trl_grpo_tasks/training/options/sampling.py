@@ -1,7 +1,8 @@
-"""Checks of options of sampling: exact log-probs of the samples must be computable."""
+"""Checks of options of sampling: where log-probs are exact, those of the samples must be computable."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...constraints.filters import NAMES as FILTERS
@@ -47,32 +48,51 @@ NEUTRAL_SAMPLING = (
 )  # fmt: skip
 
 
-def check_sampling(options: dict[str, Any], source: str) -> None:
-    """Raise ValueError for options of `generate` that scoring cannot reproduce."""
+def check_temperature(args: Any) -> None:
+    """Raise ValueError if training would sample at temperature 0, which evaluations may."""
+    if args.temperature == 0:
+        raise ValueError(
+            "temperature=0 gives the same completion each time, and GRPO learns from differences; set it above 0, for "
+            "example to 1 (only evaluations take 0)"
+        )
+
+
+def inexact_option(options: Mapping[str, Any], source: str) -> str:
+    """Return an option of `generate` that scoring cannot reproduce, with its value and source; "" if there is none."""
     for name, neutral in UNSUPPORTED_SAMPLING.items():
         if options.get(name) not in (None, neutral, []):
-            raise ValueError(
-                f"{name}={options[name]} in {source}: exact log-probs of such samples cannot be computed; set {name} "
-                f"to {neutral}, in generation_kwargs if the model's own file sets it "
-                "(temperature, top_k, top_p and min_p are supported)"
-            )
+            return f"{name}={options[name]} in {source} (neutral: {neutral})"
+    return ""
+
+
+def inexact_sampling(args: Any) -> str:
+    """Return what in a TaskGRPOConfig makes sampled tokens follow another distribution than their log-probs; ""
+    if nothing does."""
+    given = args.generation_kwargs or {}
+    found = inexact_option({"repetition_penalty": args.repetition_penalty}, "the options")
+    found = found or inexact_option(given, "generation_kwargs")
+    if not found and given.get("temperature", args.temperature) != args.temperature:
+        found = f"temperature={given['temperature']} in generation_kwargs, but temperature={args.temperature}"
+    unknown = sorted(set(given) - {*UNSUPPORTED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
+    if not found and unknown:
+        found = f"generation_kwargs {unknown}, of which it is unknown whether they change the distribution"
+    return found
+
+
+def refuse_inexact(found: str, promise: str) -> None:
+    """Raise ValueError for an option that `inexact_sampling` found, if there is a promise of exact log-probs."""
+    if found and promise:
+        raise ValueError(
+            f"{found}: exact log-probs of such samples, which {promise} needs, cannot be computed; leave it out, or "
+            "set the neutral value in generation_kwargs if the model's own file sets it (temperature, top_k, top_p "
+            "and min_p are supported)"
+        )
 
 
 def check_sampling_options(args: Any) -> None:
     """Raise ValueError for options of a TaskGRPOConfig whose effect on sampled tokens scoring cannot reproduce."""
-    given, filters = args.generation_kwargs or {}, args.sampling_filters
-    check_sampling({"repetition_penalty": args.repetition_penalty}, "the options")
-    check_sampling(given, "generation_kwargs")
-    if given.get("temperature", args.temperature) != args.temperature:
-        raise ValueError(
-            f"temperature={given['temperature']} in generation_kwargs, but temperature={args.temperature}: "
-            "log-probs are computed at the second value; set the option temperature only"
-        )
-    unknown = sorted(set(given) - {*UNSUPPORTED_SAMPLING, *NEUTRAL_SAMPLING, *FILTERS, "temperature"})
-    if unknown:
-        raise ValueError(
-            f"generation_kwargs {unknown}: it is unknown whether they change the distribution; remove them"
-        )
+    filters = args.sampling_filters
+    refuse_inexact(inexact_sampling(args), args.promise_of_exactness)
     is_sequence = args.vllm_importance_sampling_mode.startswith("sequence")
     if args.importance_sampling_correction and args.loss_type == "vespo" and is_sequence:
         raise ValueError(
