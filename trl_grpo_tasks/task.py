@@ -166,7 +166,8 @@ class Task:
         """Score one completion. This must be a pure function that raises no exception, whatever the model wrote.
 
         Malformed text gets a Score with valid=False and a reason. None means that the completion could not be scored
-        (for example, because a solver crashed); such completions are left out, they do not count as 0.
+        (for example, because a solver crashed); such completions are left out, they do not count as 0. So are those
+        with a component that does not lie within -1e9 and 1e9.
         """
         raise UnfinishedTaskError(f"task {self.name!r} must define score(row, completion)")
 

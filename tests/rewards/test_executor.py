@@ -242,6 +242,7 @@ class NotAScore:
         (0.5, "must be a Score or None, got float"),
         (Score({"value": float("nan")}, float("nan"), True, True), "component 'value' is nan"),
         (Score({"value": float("inf")}, float("inf"), True, True), "component 'value' is inf"),
+        (Score({"value": 1e300}, 2e300, True, True), "component 'value' is 1e+300, but it must lie within -1e9 and"),
         (Score({"value": "1"}, 1.0, True, True), "component 'value' must be a number, got str"),
         (Score({"beauty": 1.0}, 1.0, True, True), "unknown component 'beauty'"),
         (Score({"value": 1.0}, 1.0, True, True), "total is 1.0 but the weighted sum of the components is 2.0"),
@@ -258,7 +259,7 @@ def test_an_invalid_score_becomes_none_with_a_reason(score, problem):
             return score
 
     (outcome,) = RewardExecutor(Wrong()).submit([ROW], [""]).result()
-    assert outcome.score is None and problem in outcome.reason
+    assert outcome.score is None and problem in outcome.reason and f"(row {ROW})" in outcome.reason
 
 
 def test_numpy_numbers_become_plain_ones():

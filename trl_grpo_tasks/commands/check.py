@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..rewards.worker import check_prefix_scores
+from ..rewards.worker import LARGEST_COMPONENT, check_prefix_scores
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
 # Texts that an untrained model may write.
@@ -259,7 +259,8 @@ def _check_score(task: Task, label: str, row: Row, completion: str) -> Score | N
     unknown = set(score.components) - set(task.weights)
     _require(not unknown, f"components {sorted(unknown)} are not among the weights {where}")
     for name, value in score.components.items():
-        _require(_is_number(value), f"component {name!r} must be a finite number; it is {value!r} {where}")
+        is_usable = _is_number(value) and abs(value) <= LARGEST_COMPONENT
+        _require(is_usable, f"component {name!r} must be a finite number within -1e9 and 1e9; it is {value!r} {where}")
     total = math.fsum(task.weights[name] * value for name, value in score.components.items())
     _require(
         math.isclose(score.total, total, rel_tol=1e-9, abs_tol=1e-9),

@@ -13,9 +13,11 @@ from ..constraints.workers import usable_cores
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
 from .judge import FrozenJudge, frozen_of
+from .worker import LARGEST_COMPONENT
 
 # Flags of every score. They are logged like components and can be weighted; their default weight is 0.
 FACTS = ("valid", "success")
+LARGEST_WEIGHT = 1e6
 
 
 class TaskRewards:
@@ -88,9 +90,15 @@ class TaskRewards:
                 rewards_N_F[group, self.names.index(name)] = column.to(rewards_N_F)
 
     def unscored_to_nan(self, rewards_N_F: torch.Tensor) -> torch.Tensor:
-        """Set all rewards of completions that the task could not score to NaN, including those from judges."""
-        unscored = torch.isnan(rewards_N_F[:, self.names.index("success")])
+        """Set all rewards of completions that could not be scored to NaN, including those from judges: by the task,
+        or because a judge or `group_components` gave something that is no usable number."""
+        unscored = torch.isnan(rewards_N_F[:, self.names.index("success")]) | unusable(rewards_N_F).any(1)
         return rewards_N_F.masked_fill(unscored[:, None], float("nan"))
+
+
+def unusable(rewards_N_F: torch.Tensor) -> torch.Tensor:
+    """True for infinite and huge rewards, with which advantages cannot be computed."""
+    return rewards_N_F.abs() > LARGEST_COMPONENT
 
 
 def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str, float]:
@@ -113,6 +121,9 @@ def component_weights(task: Task, asked: Mapping[str, float] | None) -> dict[str
             raise ValueError(f"component_weights: {name!r} is only logged, so that it stays an independent measure; "
                              "leave its weight at 0")  # fmt: skip
         weights[name] = float(weight)
+    for name, weight in weights.items():
+        if not abs(weight) <= LARGEST_WEIGHT:  # true for NaN
+            raise ValueError(f"the weight of component {name!r} must lie within -1e6 and 1e6, got {weight}")
     return weights
 
 

@@ -27,6 +27,8 @@ from ..task import Score, Task
 
 HEADER = struct.Struct("!Q")
 PrefixScores = list[tuple[int, float]]  # what Task.prefix_scores returns
+# The largest size of a component. Its square, times those of a weight and of a batch, is finite in float32.
+LARGEST_COMPONENT = 1e9
 
 # A fresh interpreter with the parent's import path. Unlike multiprocessing, it needs no `__main__` guard in the user's
 # script and works from a notebook.
@@ -101,6 +103,7 @@ def score_one(task: Task, row: str, completion: str, with_prefixes: bool = False
             reason = "the task returned None: it could not score this completion"
         else:
             score, reason = check_score(task, returned)
+            reason = reason and f"{reason} (row {row if len(row) <= 100 else row[:97] + '...'})"
         if score is not None and with_prefixes:
             prefix_scores, reason = check_prefix_scores(task.prefix_scores(json.loads(row), completion), completion)
     except MemoryError as error:
@@ -125,8 +128,8 @@ def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
             )
         if not isinstance(value, numbers.Real):
             return None, f"component {name!r} must be a number, got {type(value).__name__}"
-        if not math.isfinite(value):
-            return None, f"component {name!r} is {float(value)}"
+        if not abs(value) <= LARGEST_COMPONENT:  # true for NaN
+            return None, f"component {name!r} is {value}, but it must lie within -1e9 and 1e9"
         components[name] = float(value)
     if not isinstance(score.total, numbers.Real) or not math.isfinite(score.total):
         return None, f"total must be a finite number, got {score.total!r}"

@@ -52,6 +52,8 @@ class MetricsFile(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
+        # JSON has no NaN and no infinity.
+        logs = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
         performance = {k: v for k, v in logs.items() if k.removeprefix("eval_").startswith(PERFORMANCE_KEYS)}
         metrics = {k: v for k, v in logs.items() if k not in performance}
         head = {"step": state.global_step}

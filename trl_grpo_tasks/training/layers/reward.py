@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from accelerate.utils import gather, gather_object
 
+from ...failures import FailureNotice
 from ...models.tiny import PLAIN_CHAT_TEMPLATE
 from ...rewards.api_judge import Usage
-from ...rewards.components import TaskRewards
+from ...rewards.components import TaskRewards, unusable
 from ...rewards.judge import text_of
-from ...task import Task
+from ...task import Task, printable
 from ..advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
 from ..credit import StepFinder, check_credit_task, step_credits, token_credits
 from ..dataset import task_dataset
@@ -69,6 +70,7 @@ class RewardLayer(ScoringLayer):
             raise ValueError("step_credit does not work with tools, whose results are in the text; set step_credit=0")
         self._steps = StepFinder(self._tokenizer)
         self._judge_usage: Usage | None = None  # of all processes
+        self._unscored_notice, self._unusable_notice = FailureNotice(), FailureNotice()  # each is printed once
 
     @property
     def _group_size(self) -> int:
@@ -128,13 +130,26 @@ class RewardLayer(ScoringLayer):
                 self._log_metric("repair/repaired", sum(info["repaired"] for info in infos) / len(infos))
             if rewards.executor.judge is not None:
                 self._judge_usage = Usage.sum(gather_object([rewards.executor.judge.usage]))
+            if reason := next((outcome.reason for outcome in outcomes if outcome.score is None), ""):
+                self._unscored_notice.failed(
+                    "completions could not be scored and are left out; reward_failures logs their share. The first: "
+                    + printable(reason)
+                )
         rewards_N_F = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
+        if rewards is not None and rewards.has_group_components:
+            rows = gather_object([example["row"] for example in inputs])
+            texts = gather_object([text_of(completion) for completion in completions])
+            scores = gather_object([outcome.score for outcome in record.outcomes])
+            rewards.fill_group_components(rewards_N_F, rows, texts, scores, self._group_size)
+        if (wrong_N_F := unusable(rewards_N_F)).any():
+            i, f = wrong_N_F.nonzero()[0].tolist()
+            asked = gather_object([str(example.get("row", example.get("prompt"))) for example in inputs])[i]
+            effect = "such completions are left out" if rewards else "the advantages of its group cannot be used"
+            self._unusable_notice.failed(
+                f"{self.reward_func_names[f]!r} is {rewards_N_F[i, f]:g} for {printable(asked):.100}, but rewards "
+                f"must lie within -1e9 and 1e9; {effect}"
+            )
         if rewards is not None:
-            if rewards.has_group_components:
-                rows = gather_object([example["row"] for example in inputs])
-                texts = gather_object([text_of(completion) for completion in completions])
-                scores = gather_object([outcome.score for outcome in record.outcomes])
-                rewards.fill_group_components(rewards_N_F, rows, texts, scores, self._group_size)
             rewards_N_F = rewards.unscored_to_nan(rewards_N_F)
         record.rewards_N_F = rewards_N_F
         return rewards_N_F
