@@ -72,8 +72,8 @@ def main() -> None:
 
 def machines_of(trial: str, blocks: int) -> list[str]:
     """Return the five gold machines of a trial whose number of blocks is closest to `blocks`."""
-    texts = [entry["machine"] for level in gold_machines()[trial].values() for entry in level]
-    return sorted(texts, key=lambda text: abs(text.count("order_id") - blocks))[:5]
+    nearest = sorted(gold_machines()[trial], key=lambda gold: abs(len(gold.tree.blocks) - blocks))
+    return [gold.machine for gold in nearest[:5]]
 
 
 def measure(text: str, trial: str, repeats: int) -> dict[str, Any]:

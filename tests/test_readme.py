@@ -267,7 +267,7 @@ from trl_grpo_tasks.tasks.machine.data import gold_machines
 tokenizer = make_tokenizer(list("-0123456789"), 64)
 root, choices = "", lambda node: [("1", None)]
 constraint = GrammarConstraint(tokenizer, Grammar.ebnf('root ::= "1"'))
-text = gold_machines()["car"]["small"][0]["machine"]
+text = gold_machines()["car"][0].machine
 """
 
 

@@ -11,12 +11,12 @@ def example() -> str:
     task, row = first_row("machine", lambda row: row["trial"] == "car" and row["level"] == "small")
     gold = task.gold(row)
     # As recorded: what a simulation gives here depends, in its last digits, on the processor.
-    metres = next(entry["score"] for entry in gold_machines()["car"]["small"] if entry["machine"] == gold)
+    metres = next(known.score for known in gold_machines()["car"] if known.machine == gold)
     return "\n\n".join(
         [
             "The prompt (a chat message of the user):",
             fenced(row["prompt"][-1]["content"]),
-            f"An answer that succeeds: a car that drives {metres:.1f} m. It is one line; line breaks are added here:",
+            f"An answer that succeeds: a car that gets {metres:.1f} m away. It is one line; breaks are added here:",
             fenced(gold.replace("},{", "},\n {"), "json"),
         ]
     )
@@ -75,9 +75,9 @@ def trials() -> str:
         elif scene.rings:
             place = "; ".join(f"ring at {at:g} m, {height:g} m high, radius {radius:g} m" for at, height, radius in
                               scene.rings)  # fmt: skip
-        rows.append((code(trial.name), trial.words, place, _MEASURES[trial.score], f"{trial.goal:g}",
-                     f"{trial.seconds:g} s"))  # fmt: skip
-    header = ["trial", "what the machine does", "scene", "score", "success from", "duration"]
+        rows.append((code(trial.name), trial.words, place, _MEASURES[trial.score],
+                     ", ".join(f"{goal:g}" for goal in trial.goals), f"{trial.seconds:g} s"))  # fmt: skip
+    header = ["trial", "what the machine does", "scene", "score", "demanded scores", "duration"]
     found = table(header, rows)
     ways = {len(trial.requests) for trial in TRIALS.values()}
     if len(ways) != 1:
@@ -89,7 +89,21 @@ def trials() -> str:
 
 
 def levels() -> str:
+    from trl_grpo_tasks.tasks.machine.data import LEAST_BLOCKS
     from trl_grpo_tasks.tasks.machine.designs import LEVELS
 
-    rows = [(code(name), f"{least} to {most}", most) for name, (least, most) in LEVELS.items()]
-    return table(["level", "blocks of the gold machines", "most blocks allowed"], rows)
+    rows = [(code(name), f"{max(least, LEAST_BLOCKS)} to {most}") for name, (least, most) in LEVELS.items()]
+    return table(["level", "most blocks allowed"], rows)
+
+
+def requests() -> str:
+    from trl_grpo_tasks.registry import get_task
+    from trl_grpo_tasks.tasks.machine.data import gold_machines
+    from trl_grpo_tasks.tasks.machine.trials import TRIALS
+
+    rows = []
+    for name in TRIALS:
+        task = get_task("machine", {"trials": [name]})
+        splits = [len({task.request(row) for row in task.dataset(split, None, 0)}) for split in ("train", "test")]
+        rows.append((code(name), *splits, len(gold_machines()[name])))
+    return table(["trial", "training requests", "test requests", "gold machines"], rows)

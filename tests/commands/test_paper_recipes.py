@@ -113,7 +113,7 @@ DOCUMENTS = {
         Says("each GPU has a batch of 1", "per_device_train_batch_size", 1),
         Says("gradients are accumulated over 8 batches", "gradient_accumulation_steps", 8),
         Says("training uses mixed precision", "bf16", True),
-        Says("RL follows a cold start on designs", "cold_start_steps", 1248, "names the data but not its settings"),
+        Says("RL follows a cold start on designs", "cold_start_steps", 1248, "but not the settings"),
         Says("tasks are the car and the catapult", "trials", ["car", "catapult"]),
         Says("machines are read from JSON, without a grammar", "constrain", False),
     ],
@@ -190,6 +190,9 @@ def test_infills_reward_is_the_judge_alone():
 
 
 def test_machines_have_a_cold_start_and_the_documents_scores():
-    task, run_args, *_ = parsed("machine")
-    assert run_args.cold_start_steps * run_args.cold_start_batch_size * 8 == 9984
+    task, run_args, args, _ = parsed("machine")
+    assert run_args.cold_start_steps * run_args.cold_start_batch_size * 8 == args.train_rows == 9984
+    rows = task.dataset("train", args.train_rows, args.seed)
+    assert len(rows) == 9984 and len({row["gold"] for row in rows}) <= 240, "as its comment says"
+    assert len({task.request(row) for row in rows}) == 2880
     assert task.options.scoring == "paper" and not task.score(task.dataset("test", 1, 0)[0], "not JSON").total

@@ -57,8 +57,10 @@ def test_free_fall():
 def test_projectile_lands_at_the_analytic_distance():
     t = np.arange(0, 3, 0.02)
     path = np.stack([0 * t, 10 * t, 5 + 10 * t - G * t**2 / 2], axis=1)
-    throw = module.flight(path, radius=0.0)
+    machine = np.stack([0 * t, 2 * t, 0 * t], axis=1)  # drives after the ball
+    throw = module.flight(path, machine, radius=0.0)
     assert throw.landed and throw.distance == pytest.approx(24.541, abs=0.01)
+    assert throw.from_machine == pytest.approx(24.541 * 0.8, abs=0.01)
     assert throw.height == pytest.approx(5 + 100 / (2 * G), abs=0.002) and throw.rise == pytest.approx(
         throw.height - 5
     )
@@ -73,13 +75,13 @@ def test_projectile_lands_at_the_analytic_distance():
         mujoco.mj_kinematics(model, data)
         flown.append(data.body("b6").xpos.copy())
         mujoco.mj_step(model, data, nstep=4)
-    assert module.flight(np.array(flown)).distance == pytest.approx(24.541, abs=0.06)
+    assert module.flight(np.array(flown), np.array(flown)).distance == pytest.approx(24.541, abs=0.06)
 
 
 def test_a_ball_that_never_leaves_the_ground_is_not_thrown():
     t = np.linspace(0, 5, 100)
     rolling = np.stack([0 * t, 3 * t, 0.95 + 0 * t], axis=1)
-    throw = module.flight(rolling)
+    throw = module.flight(rolling, rolling)
     assert not throw.landed and throw.rise == 0 and throw.distance == pytest.approx(15)
 
 
@@ -299,15 +301,37 @@ def test_two_thousand_random_machines(tmp_path, monkeypatch):
 # ---- scores
 
 
-def test_gates_and_distances_of_both_scorings():
-    throw = module.Throw(height=6.0, rise=2.0, distance=10.0, final_distance=25.0, landed=True, landing=(0.0, 10.0))
+@pytest.mark.parametrize(
+    ("start", "highest", "landing", "machine", "paper", "authors"),
+    [
+        (4.0, 12.0, 20.0, 0.0, 12 * 20, (1 + 8) * 20),  # 240 against 180
+        (1.0, 6.0, 10.0, 0.0, 6 * 10, (1 + 5) * 10),
+        (4.0, 6.0, 10.0, 0.0, 0, (1 + 2) * 10),  # rises by 2 m, to a height of 6 m
+        (1.0, 2.9, 10.0, 0.0, 0, 0),
+        (4.0, 12.0, 20.0, 14.9, 12 * 20, (1 + 8) * 20),  # the machine is 5.1 m behind, more than a quarter of 20 m
+        (4.0, 12.0, 20.0, 15.1, 12 * 20, 0),  # it is 4.9 m behind: the boulder was carried
+    ],
+)
+def test_both_scores_of_throws_computed_by_hand(start, highest, landing, machine, paper, authors):
+    """A boulder goes up and down in straight lines and rolls on; its machine is at `machine` when it lands."""
+    ground = module.BOULDER_RADIUS
+    path = np.array([[0, 0, start], [0, landing / 2, highest], [0, landing, ground], [0, 3 * landing, ground]])
+    root = np.array([[0, 0, ground], [0, machine / 2, ground], [0, machine, ground], [0, 0, ground]])
+    result = module.Result(True, throws=(module.flight(path, root),), boulder_paths=(path,))
+    for scoring, expected in (("paper", paper), ("authors", authors)):
+        score, why = task_score(TRIALS["catapult"], result, scoring)
+        assert score == pytest.approx(expected) and bool(why) == (expected == 0), (scoring, why)
+
+
+def test_gates_of_both_scorings():
+    throw = module.Throw(height=6.0, rise=2.0, distance=10.0, from_machine=9.0, landed=True, landing=(0.0, 10.0))
     path = np.array([[0, 0, 4.0], [0, 5, 6.0], [0, 10, 0.95]])
     result = module.Result(True, throws=(throw,), boulder_paths=(path,))
     score, why = task_score(TRIALS["catapult"], result)
     assert score == 0 and "2.00 m above its start" in why
-    assert task_score(TRIALS["catapult"], result, "authors") == (150.0, "")
+    assert task_score(TRIALS["catapult"], result, "authors") == (30.0, "")
     high = module.Result(
-        True, throws=(throw, module.Throw(7.0, 3.5, 10.0, 25.0, True, (0.0, 10.0))), boulder_paths=(path, path)
+        True, throws=(throw, module.Throw(7.0, 3.5, 10.0, 9.0, True, (0.0, 10.0))), boulder_paths=(path, path)
     )
     assert task_score(TRIALS["catapult"], high) == (70.0, "")
     only = module.Result(True, throws=high.throws[1:], boulder_paths=(path,))
@@ -326,7 +350,7 @@ def test_rings_count_by_how_near_the_middle():
 
     def score(*points):
         path = np.array(points, dtype=float)
-        return task_score(trial, module.Result(True, throws=(module.flight(path),), boulder_paths=(path,)))[0]
+        return task_score(trial, module.Result(True, throws=(module.flight(path, path),), boulder_paths=(path,)))[0]
 
     assert score((0, 0, 4), (0, 12, 4)) == pytest.approx(10)
     assert score((0, 0, 4), (0, 8, 4)) == pytest.approx(5)

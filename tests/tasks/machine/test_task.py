@@ -25,7 +25,7 @@ from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, Machi
 from trl_grpo_tasks.tasks.machine import task as task_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
-from trl_grpo_tasks.tasks.machine.data import gold_machines
+from trl_grpo_tasks.tasks.machine.data import GOLD_FILE, MARGIN, GoldMachine, gold_machines
 from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, search, sketch_car, sketch_catapult
 from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, manual, variants
 from trl_grpo_tasks.tasks.machine.render import animation, picture
@@ -56,24 +56,27 @@ def test_contract_with_breakage_and_manual():
 # ---- gold machines and rows
 
 
-def test_every_gold_machine_succeeds_and_can_be_generated():
+def test_every_gold_machine_has_its_score_and_can_be_generated():
     constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 24)
-    for trial, levels in gold_machines().items():
-        assert list(levels) == list(LEVELS)
-        for level, machines in levels.items():
-            assert len(machines) >= 5
-            for n, entry in enumerate(machines):
-                tree = ConstructionTree.parse(entry["machine"])
-                least, most = LEVELS[level]
-                assert tree.validate() == [] and tree.to_json() == entry["machine"]
-                assert least <= len(tree.blocks) <= most
-                if n % 3 == 0:  # the others are similar
-                    assert set("".join(entry["machine"])) <= {sign.decode() for sign in SIGNS}
-                    assert spells(constraint, {"max_blocks": most}, entry["machine"])
-                    result = simulate(tree, trial, to_the_end=True)
-                    for scoring in SCORINGS:
-                        assert task_score(TRIALS[trial], result, scoring)[0] >= TRIALS[trial].goal, (trial, level, n)
     assert set(gold_machines()) == set(TRIALS)
+    for name, machines in gold_machines().items():
+        trial, blocks = TRIALS[name], [len(gold.tree.blocks) for gold in machines]
+        assert len({gold.machine for gold in machines}) == len(machines)
+        assert all(sum(least <= n <= most for n in blocks) >= 30 for least, most in LEVELS.values())
+        assert all(gold.score >= MARGIN * trial.goal and gold.tree.validate() == [] for gold in machines)
+        for gold in machines[::9]:  # the others are similar
+            assert set(gold.machine) <= {sign.decode() for sign in SIGNS}
+            assert spells(constraint, {"max_blocks": 24}, gold.machine)
+            result = simulate(gold.machine, trial)
+            for scoring in SCORINGS:  # scores are those of one processor; demands leave a margin of 10%
+                assert task_score(trial, result, scoring)[0] >= 0.97 * gold.score, (name, gold.machine)
+
+
+def test_gold_machines_fit_into_a_small_file():
+    assert GOLD_FILE.stat().st_size < 1_000_000
+    for gold in gold_machines()["catapult"][::10]:
+        again = GoldMachine.from_compact(json.loads(json.dumps(gold.compact())))
+        assert again == gold and ConstructionTree.parse(again.machine).blocks == gold.tree.blocks
 
 
 def test_phrasings_are_distinct_and_split():
@@ -84,21 +87,60 @@ def test_phrasings_are_distinct_and_split():
         assert [*train, *test] == list(range(len(trial.requests))) and len(test) == TEST_VARIANTS
 
 
+@pytest.mark.parametrize("trials", [[trial] for trial in TRIALS] + [list(MachineOptions().trials)])
+def test_splits_have_many_different_requests_and_share_none(trials):
+    task = make(trials=trials)
+    train, test = ([task.request(row) for row in task.dataset(split, None, 0)] for split in ("train", "test"))
+    assert len(set(train)) == len(train) >= 500 and len(set(test)) == len(test) >= 100
+    assert not set(train) & set(test)
+    assert len(task.dataset("test", 10_000, 0)) == len(test), "the test split never repeats a request"
+
+
 def test_rows_cover_trials_and_levels_evenly():
     task = make(trials=["car", "wall"])
-    train, test = task.dataset("train", None, 0), task.dataset("test", None, 0)
-    asked = [{row["prompt"][-1]["content"] for row in rows} for rows in (train, test)]
-    assert not asked[0] & asked[1] and len(train) > 500 and len(test) > 100
+    train = task.dataset("train", None, 0)
     assert Counter((r["trial"], r["level"]) for r in train[:60]) == {
         (trial, level): 10 for trial in ("car", "wall") for level in LEVELS
     }
-    assert len({json.dumps(row) for row in train}) == len(train)
-    assert task.dataset("train", 20, 0) != task.dataset("train", 20, 1)
-    assert all(f"at most {LEVELS[row['level']][1]} blocks" in row["prompt"][-1]["content"] for row in train)
+    assert task.dataset("train", 20, 0) == train[:20] and task.dataset("train", 20, 1) != train[:20]
+    for row in train:
+        text = row["prompt"][-1]["content"]
+        assert f"at most {row['max_blocks']} blocks" in text and f"at least {row['goal']:g}" in text
+        assert row["max_blocks"] <= LEVELS[row["level"]][1] and row["goal"] in TRIALS[row["trial"]].goals
+        assert len(ConstructionTree.parse(row["gold"]).blocks) <= row["max_blocks"]
+    for demand, count in (("max_blocks", 15), ("goal", 8)):
+        assert len({row[demand] for row in train if row["trial"] == "car"}) >= count, (
+            "requests differ in what they ask"
+        )
     with pytest.raises(ValueError, match="unknown split 'dev'"):
         task.dataset("dev", 1, 0)
     with pytest.raises(ValueError, match=r"no known machine succeeds at car with only the blocks 0, 36 .*allow more"):
         make(trials=["car"], blocks=["36"]).dataset("train", 1, 0)
+
+
+def test_more_rows_than_requests_have_further_gold_machines():
+    task = make(trials=["car"])
+    requests = len(task.dataset("train", None, 0))
+    rows = task.dataset("train", 2 * requests, 0)
+    assert len({json.dumps(row) for row in rows}) == len(rows) == 2 * requests
+    assert len({task.request(row) for row in rows}) == requests
+    assert len({row["gold"] for row in rows}) > 100
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_gold_machines_succeed_for_their_rows(scoring):
+    task = make(trials=list(TRIALS), scoring=scoring)
+    for row in task.dataset("train", 36, 3) + task.dataset("test", 18, 3):
+        assert task.score(row, row["gold"]).success, row
+
+
+def test_success_depends_on_the_request():
+    task = make()
+    row = {"trial": "car", "max_blocks": 10}  # the car drives about 44 m
+    assert task.score(row | {"goal": 40}, car().to_json()).success
+    failed = task.score(row | {"goal": 60}, car().to_json())
+    assert not failed.success and failed.valid and failed.reason.endswith("success needs 60")
+    assert not task.score(row | {"goal": 40, "max_blocks": 9}, car().to_json()).valid
 
 
 def test_the_manual_names_every_block_it_offers():
@@ -129,9 +171,12 @@ def test_the_script_writes_gold_machines(tmp_path, capsys, monkeypatch):
     from trl_grpo_tasks.tasks.machine import make_gold
 
     monkeypatch.setattr(make_gold, "LEVELS", {"small": (2, 10)})
-    make_gold.main(["--per_level", "1", "--trials", "car", "--output", str(tmp_path / "gold.json")])
-    (entry,) = json.loads((tmp_path / "gold.json").read_text())["car"]["small"]
-    assert entry["score"] >= TRIALS["car"].goal and "car small: 1 machines" in capsys.readouterr().out
+    monkeypatch.setattr(make_gold, "search", lambda trial, *_: search(trial, (2, 10), 3, sketches=4, changes=0))
+    make_gold.main(["--per_level", "3", "--trials", "car", "--output", str(tmp_path / "gold.json")])
+    found = [GoldMachine.from_compact(entry) for entry in json.loads((tmp_path / "gold.json").read_text())["car"]]
+    assert len({gold.tree for gold in found}) == 3 and "car small: 3 machines" in capsys.readouterr().out
+    for gold in found:
+        assert simulate(gold.tree, "car").distance >= gold.score >= MARGIN * TRIALS["car"].goal
 
 
 @pytest.mark.parametrize("with_manual", [False, True])
@@ -174,11 +219,12 @@ def test_rewards_are_metres_or_nothing():
     assert pickle.loads(pickle.dumps(thrown)) == thrown
 
 
-def test_authors_scoring_includes_rolling():
+def test_authors_score_counts_the_rise_instead_of_the_height():
     row = {"trial": "catapult", "max_blocks": 24}
     paper, authors = (make(scoring=scoring).score(row, catapult().to_json()) for scoring in SCORINGS)
-    assert authors.info["seconds"] == pytest.approx(5) and paper.info["seconds"] < 4
-    assert authors.total > 1.2 * paper.total  # the boulder rolls on
+    (throw,) = authors.info["throws"]
+    assert [throw] == paper.info["throws"] and throw["height"] > 1 + throw["rise"]
+    assert authors.total == pytest.approx((1 + throw["rise"]) * throw["distance"]) and authors.total < paper.total
 
 
 def test_a_run_that_exceeds_its_time_limit_is_not_scored(monkeypatch):
@@ -312,7 +358,7 @@ def test_recipes_are_understood(name):
     words = ["--config", str(OWN_RECIPES / f"{name}.yaml"), "--task", MODULE, "--use_cpu", "true"]
     if name != "tiny_cpu":
         words += ["--bf16", "false"]
-    task, _, args, model = parse_arguments(words)
+    task, options, args, model = parse_arguments(words)
     assert task.name == "machine"
     if name == "paper":
         assert (args.num_generations, args.advantage_clip, args.beta, args.max_grad_norm) == (64, 0.2, 0.001, 0.5)
@@ -322,6 +368,10 @@ def test_recipes_are_understood(name):
         # 64 completions of one prompt per update: 8 GPUs, one completion each, 8 accumulation steps.
         assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 8 == args.num_generations
     if name == "authors":
+        assert args.top_p == 0.95 and args.generation_batch_size == 8 * args.num_generations == 512
+        assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 8 == 512, "one update per rollout"
+        assert options.cold_start_batch_size * 8 == 128 and options.cold_start_learning_rate == 1e-6
+        assert options.cold_start_steps * 128 == 36 * args.train_rows == 36 * 9984
         assert (args.advantage_estimator, args.epsilon, args.epsilon_high) == ("best_minus_second", 0.2, 0.28)
         assert task.options.scoring == "authors" and args.advantage_clip is None
         assert (model.lora_r, model.lora_alpha, args.max_completion_length) == (64, 32, 1168)

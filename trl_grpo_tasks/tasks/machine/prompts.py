@@ -1,4 +1,4 @@
-"""Prompts of the machine task: a phrasing of a trial's request, and the manual that explains format and blocks."""
+"""Prompts of the machine task: a request, and the manual that explains format and blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from .blocks import BLOCKS, LIMITS
 from .trials import Trial
 
 TEST_VARIANTS = 2  # the last phrasings of a trial are held out for testing
+_DEMANDS = {
+    "distance": "get at least {:g} m away",
+    "forward": "get at least {:g} m ahead",
+    "throw": "score at least {:g}",
+    "over_wall": "score at least {:g}",
+    "rings": "score at least {:g}",
+}
 
 
 def variants(trial: Trial, split: str) -> range:
@@ -17,8 +24,9 @@ def variants(trial: Trial, split: str) -> range:
     return numbers[:-held_out] if split == "train" else numbers[-held_out:]
 
 
-def question(trial: Trial, variant: int, max_blocks: int) -> str:
-    return f"{trial.requests[variant]} Use at most {max_blocks} blocks."
+def question(trial: Trial, variant: int, max_blocks: int, goal: float) -> str:
+    """Return a request: a phrasing of the trial, and what is demanded of the machine."""
+    return f"{trial.requests[variant]} Use at most {max_blocks} blocks and {_DEMANDS[trial.score].format(goal)}."
 
 
 def manual(kinds: Sequence[str], wheels_on_wheels: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Requests in words: which trial a text means, and how large the machine may be."""
+"""Requests in words: which trial a text means, how large the machine may be, and the score that it must reach."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .data import LEAST_BLOCKS, level_of
 from .designs import LEVELS
 from .prompts import question
 from .trials import Trial
@@ -21,6 +22,11 @@ _WORDS = {
 }
 _LEVEL_WORDS = {"small": r"small|little|tiny", "medium": r"medium", "large": r"large|big|huge|giant"}
 _SIZE = re.compile(r"\b(?:(?:use )?(?:at most|up to|with|of) )?(?P<count>[0-9]{1,4}) blocks?\b", re.IGNORECASE)
+_GOAL = re.compile(
+    r"\b(?:and )?(?:get|score|reach)?(?: a score of)? ?(?:at least|over|more than) (?P<goal>[0-9]{1,4}(?:\.[0-9])?)"
+    r"(?: ?m\b| met(?:re|er)s?\b| points?\b)?(?: away| ahead)?",
+    re.IGNORECASE,
+)
 
 
 def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, Any]:
@@ -34,15 +40,22 @@ def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, An
         meant = "is not understood" if name is None else f"means trial {name!r}, which is not among --trials"
         known = "; ".join(f"{trial.name} ({trial.words})" for trial in trials.values())
         raise ValueError(f"{text[:80]!r} {meant}; ask for a machine of one of these trials: {known}")
-    trial, level = trials[name], _level_of(text)
-    most = LEVELS[level][1]
-    plain = " ".join(_SIZE.sub("", text).split()).rstrip(". ").lower()
+    trial, most = trials[name], _size_of(text)
+    goal = _goal_of(text, trial)
+    plain = " ".join(_SIZE.sub("", _GOAL.sub("", text)).split()).rstrip(". ").lower()
     same = [n for n, request in enumerate(trial.requests) if request.rstrip(".").lower() == plain]
-    prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most)}]
+    prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most, goal)}]
     if message:
         prompt.insert(0, {"role": "system", "content": message})
-    understood = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {trial.goal:g}"
-    return {"prompt": prompt, "level": level, "trial": name, "max_blocks": most, "interpretation": understood}
+    understood = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}"
+    return {
+        "prompt": prompt,
+        "level": level_of(most),
+        "trial": name,
+        "max_blocks": most,
+        "goal": goal,
+        "interpretation": understood,
+    }
 
 
 def _trial_of(text: str, trials: Mapping[str, Trial]) -> str | None:
@@ -51,14 +64,23 @@ def _trial_of(text: str, trials: Mapping[str, Trial]) -> str | None:
     return next((name for name, known in words.items() if re.search(rf"\b(?:{known})\b", said)), None)
 
 
-def _level_of(text: str) -> str:
-    """Return the level that a text names by word or by a number of blocks; the smallest if it names none."""
+def _size_of(text: str) -> int:
+    """Return how many blocks a text allows, by number or by the word for a level; those of the smallest level if it
+    says nothing."""
     if size := _SIZE.search(text):
-        fitting = [level for level, (_, most) in LEVELS.items() if most <= int(size["count"])]
-        if not fitting:
-            least = min(most for _, most in LEVELS.values())
-            raise ValueError(f"{size['count']} blocks are too few; allow at least {least}")
-        return fitting[-1]
+        if int(size["count"]) < LEAST_BLOCKS:
+            raise ValueError(f"{size['count']} blocks are too few; allow at least {LEAST_BLOCKS}")
+        return min(int(size["count"]), max(most for _, most in LEVELS.values()))
     said = text.lower()
-    named = (level for level in LEVELS if re.search(rf"\b(?:{_LEVEL_WORDS[level]})\b", said))
-    return next(named, next(iter(LEVELS)))
+    named = (most for level, (_, most) in LEVELS.items() if re.search(rf"\b(?:{_LEVEL_WORDS[level]})\b", said))
+    return next(named, next(iter(LEVELS.values()))[1])
+
+
+def _goal_of(text: str, trial: Trial) -> float:
+    """Return the least of the trial's goals that is enough for a text; the least of all if it demands nothing."""
+    demand = _GOAL.search(_SIZE.sub("", text))
+    enough = [goal for goal in trial.goals if demand is None or goal >= float(demand["goal"])]
+    if not enough:
+        assert demand is not None
+        raise ValueError(f"{demand['goal']} is too much for trial {trial.name!r}; ask for at most {trial.goals[-1]:g}")
+    return enough[0]

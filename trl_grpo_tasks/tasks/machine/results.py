@@ -10,12 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Throw:
-    """The flight of a boulder: its highest point, rise above its start, and distances at landing and at the end."""
+    """The flight of a boulder: its highest point, its rise above its start, and where it lands."""
 
     height: float
     rise: float
     distance: float
-    final_distance: float
+    from_machine: float  # distance between the boulder and the start block at that time
     landed: bool
     landing: tuple[float, float]  # relative to its start: right, forward
 

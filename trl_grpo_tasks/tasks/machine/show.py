@@ -44,8 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.file == "gold":
         if trial.name not in TRIALS:
             parser.error(f"there is no stored machine for --trial {trial.name}; name a file or a run")
-        known = [entry for level in gold_machines()[trial.name].values() for entry in level]
-        text = max(known, key=lambda entry: entry["score"])["machine"]
+        text = max(gold_machines()[trial.name], key=lambda gold: gold.score).machine
     elif Path(options.file).is_dir():
         *_, samples = evaluations(Path(options.file)).values()
         tried = [sample for sample in samples if sample["row"]["trial"] == options.trial]

@@ -200,7 +200,7 @@ class _Run:
             distance=float(np.hypot(moved[0], moved[1])),
             forward=float(moved[1]),
             seconds=float(times[-1]),
-            throws=tuple(flight(boulder) for boulder in boulder_paths),
+            throws=tuple(flight(boulder, path) for boulder in boulder_paths),
             broken=self.broken,
             loads={index: (float(f), float(t)) for index, (f, t) in zip(self.seats, self.peaks, strict=True)},
             times=times,
@@ -210,8 +210,8 @@ class _Run:
         )
 
 
-def flight(path: np.ndarray, radius: float = BOULDER_RADIUS) -> Throw:
-    """Measure the flight of a ball on this path, (samples, 3).
+def flight(path: np.ndarray, root: np.ndarray, radius: float = BOULDER_RADIUS) -> Throw:
+    """Measure the flight of a ball on this path, (samples, 3); `root` is the path of the start block.
 
     It lands where it first touches the ground after it has been clear of it, interpolated linearly between samples. If
     it has not landed, its last position counts.
@@ -221,18 +221,18 @@ def flight(path: np.ndarray, radius: float = BOULDER_RADIUS) -> Throw:
     touching = np.flatnonzero(flew & (above <= 0))
     landed = len(touching) > 0
     last = int(touching[0]) if landed else len(path) - 1
-    at = path[last]
+    at, machine = path[last], root[last]
     if landed and above[last - 1] > 0:
         share = above[last - 1] / (above[last - 1] - above[last])
         at = path[last - 1] + share * (path[last] - path[last - 1])
+        machine = root[last - 1] + share * (root[last] - root[last - 1])
     right, forward = float(at[0] - path[0, 0]), float(at[1] - path[0, 1])
     highest = float(path[: last + 1, 2].max())
-    final = path[-1] - path[0]
     return Throw(
         height=highest,
         rise=highest - float(path[0, 2]),
         distance=math.hypot(right, forward),
-        final_distance=math.hypot(final[0], final[1]),
+        from_machine=float(np.linalg.norm(at - machine)),
         landed=landed,
         landing=(right, forward),
     )

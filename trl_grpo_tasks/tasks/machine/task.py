@@ -41,8 +41,8 @@ class MachineOptions:
     )
     scoring: str = option(
         "paper",
-        "'paper': the boulder must rise 3 m above its start; its distance is measured where it lands. 'authors': it "
-        "must reach a height of 3 m; its distance is measured after 5 s.",
+        "'paper': a throw scores height times distance, if the boulder rises 3 m above its start. 'authors', as in "
+        "the published code: (1 + rise) times distance, if it reaches 3 m and lands away from the start block.",
     )
     perturbations: int = option(
         0, "Score each machine from this many perturbed starts instead of once; four cost twice as much. 0: off."
@@ -85,11 +85,11 @@ class MachineTask(Task):
     """Generates a machine as JSON and scores it in a physics simulation.
 
     The reward is R_valid * R_task: 0 for machines that cannot be built or simulated, otherwise metres for cars, height
-    times distance for catapults, and up to ten points for rings.
+    times distance for catapults, and up to ten points for rings. A success reaches the score that the row demands.
     """
 
     name: ClassVar[str] = "machine"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     description: ClassVar[str] = "Cars and catapults from blocks, written as JSON and scored by a physics simulation"
     weights: Mapping[str, float] = {"score": 1.0, "distance": 0.0, "height": 0.0, "blocks": 0.0}
     levels: Sequence[str] = tuple(LEVELS)
@@ -111,10 +111,11 @@ class MachineTask(Task):
         super().__init__(options)
         self._chosen = load_trials(self.options.trials)
         self.trials = TRIALS | self._chosen  # built-in ones too, so that rows of other runs can be scored
-        self._passed: dict[tuple[str, str], bool] = {}
+        self._perturbed_totals: dict[tuple[str, str], float] = {}
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        """Return rows with a prompt, a level, a trial, the maximum number of blocks, and a `gold` machine."""
+        """Return rows with a prompt, a level, a trial, the most blocks allowed, the demanded score, and a `gold`
+        machine."""
         options = self.options
         return data.rows(
             list(self._chosen.values()),
@@ -170,8 +171,9 @@ class MachineTask(Task):
         ]
         scores = [value for value, _ in values]
         score = fmean(scores) if self.options.perturbed_score == "mean" else min(scores)
-        success = score >= trial.goal
-        missed = min(values)[1] or f"the score is {score:.2f}; success needs {trial.goal:g}"
+        goal = row.get("goal", trial.goal)
+        success = score >= goal
+        missed = min(values)[1] or f"the score is {score:.2f}; success needs {goal:g}"
         throws = [vars(throw) | {"landing": list(throw.landing)} for throw in valid[0].throws]
         info = {
             "r_valid": 1.0,
@@ -194,7 +196,7 @@ class MachineTask(Task):
     def gold(self, row: Row) -> str:
         if not row.get("gold"):
             raise ValueError(
-                f"no known machine of at most {row['max_blocks']} blocks reaches the goal of trial {row['trial']!r}; "
+                f"no known machine of at most {row['max_blocks']} blocks scores {row['goal']:g} at {row['trial']!r}; "
                 "lower the goal, or pass --cold_start_steps 0"
             )
         return row["gold"]
@@ -227,12 +229,10 @@ class MachineTask(Task):
         tokens += [f'{n},"parent{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f'{n},"bp_id{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f"{face}}}" for face in range(13)]
-        texts = [
-            question(trial, n, m)
-            for trial in self.trials.values()
-            for n in range(len(trial.requests))
-            for _, m in LEVELS.values()
-        ]
+        texts = []
+        for trial in self.trials.values():
+            texts += [question(trial, n, most, trial.goal) for n in range(len(trial.requests))]
+            texts += [question(trial, 0, n, goal) for n in range(data.LEAST_BLOCKS, most + 1) for goal in trial.goals]
         if self.options.manual:
             texts.append(manual(["0", *self.options.blocks], self.options.wheels_on_wheels))
         # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
@@ -275,24 +275,20 @@ class MachineTask(Task):
         return files | ({"film.gif": animation(result, trial, caption=row["trial"])} if result.valid else {})
 
     def _run(self, row: Row, tree: ConstructionTree, record: bool = False) -> Result:
-        # The authors measure at the end of the run; the paper measures where a boulder lands.
-        to_the_end = self.options.scoring == "authors"
-        trial = self.trials[row["trial"]]
-        return simulate(tree, trial, breakage=self.options.breakage, to_the_end=to_the_end, record=record)
+        return simulate(tree, self.trials[row["trial"]], breakage=self.options.breakage, record=record)
 
     def _perturbed_runs(self, row: Row, tree: ConstructionTree) -> list[Result]:
         """Return the runs from perturbed starts, none without --perturbations."""
-        starts, to_the_end = perturbed_starts(tree, self.options.perturbations), self.options.scoring == "authors"
-        trial = self.trials[row["trial"]]
-        return list(simulate_each(tree, trial, starts, PERTURBED_DT, self.options.breakage, to_the_end))
+        starts = perturbed_starts(tree, self.options.perturbations)
+        return list(simulate_each(tree, self.trials[row["trial"]], starts, PERTURBED_DT, self.options.breakage))
 
-    def _passes(self, trial: Trial, machine: str) -> bool:
-        """Return whether a gold machine also succeeds from perturbed starts."""
+    def _passes(self, trial: Trial, machine: str, goal: float) -> bool:
+        """Return whether a gold machine also reaches the goal from perturbed starts."""
         key = trial.name, machine
-        if key not in self._passed:
+        if key not in self._perturbed_totals:
             score = self.score({"trial": trial.name}, machine)
-            self._passed[key] = score is not None and score.success
-        return self._passed[key]
+            self._perturbed_totals[key] = 0.0 if score is None else score.components["score"]
+        return self._perturbed_totals[key] >= goal
 
     def _read(self, row: Row, completion: str) -> tuple[ConstructionTree, list[str]]:
         tree = ConstructionTree.parse(completion)

@@ -16,17 +16,21 @@ import numpy as np
 
 from ...files import check_local_path, read_yaml
 from ...task import nearest
-from .results import Result, Throw
+from .results import Result
 from .scene import Scene
 
 SCORINGS = ("paper", "authors")
 DRIVES = ("distance", "forward")  # kinds of score of trials without a boulder
 GATE = 3.0  # minimum rise of a boulder in metres; lower throws score 0
+CARRIED = 0.25  # the authors: a boulder that lands nearer to the start block, as a share of its distance, scores 0
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial: its scene, its kind of score (one of `DRIVES` or a key of `_SCORES`), its goal and its requests."""
+    """A trial: its scene, its kind of score (one of `DRIVES` or a key of `_SCORES`), and its requests.
+
+    A request asks for one of the scores `goals`; `goal` is the least of them. `requests` are its wordings.
+    """
 
     name: str
     words: str
@@ -35,6 +39,10 @@ class Trial:
     scene: Scene = Scene()
     seconds: float = 5.0
     requests: tuple[str, ...] = ()
+    goals: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "goals", self.goals or (self.goal,))
 
     @property
     def throws(self) -> bool:
@@ -52,8 +60,9 @@ def get_trial(trial: Trial | str) -> Trial:
 def task_score(trial: Trial, result: Result, scoring: str = "paper") -> tuple[float, str]:
     """Return R_task of a valid run (0 or more), and a message if it is 0.
 
-    `scoring` "paper": a boulder must rise 3 m above its own start, and its distance is measured where it lands.
-    "authors": it must reach a height of 3 m, and its distance is measured at the end of the run, including rolling.
+    A throw with `scoring` "paper" scores height times distance, if the boulder rises 3 m above its own start. With
+    "authors", as in the published code: (1 + rise) times distance, if the boulder reaches a height of 3 m and lands
+    away from the start block, by at least a quarter of its distance. The distance is measured where it lands.
     """
     if scoring not in SCORINGS:
         raise ValueError(f"unknown scoring {scoring!r}; scorings are: {', '.join(SCORINGS)}")
@@ -74,7 +83,14 @@ def _throw(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, s
     if risen < GATE:
         above = "above its start" if scoring == "paper" else "above the ground"
         return 0.0, f"the boulder rose to {risen:.2f} m {above}; at least {GATE:g} m is needed"
-    return throw.height * _measured(throw, scoring), ""
+    if scoring == "paper":
+        return throw.height * throw.distance, ""
+    if throw.from_machine < CARRIED * throw.distance:
+        return 0.0, (
+            f"the boulder landed {throw.from_machine:.2f} m from the start block, less than {CARRIED:g} times its "
+            f"distance of {throw.distance:.2f} m: it was carried, not thrown"
+        )
+    return (1 + throw.rise) * throw.distance, ""
 
 
 def _over_wall(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, str]:
@@ -93,10 +109,6 @@ def _rings(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, s
         points += 1 / (1 + min(misses) ** 2) if misses else 0.0
     score = 10 * points / len(trial.scene.rings)
     return score, "" if score else "the boulder did not reach any ring"
-
-
-def _measured(throw: Throw, scoring: str) -> float:
-    return throw.distance if scoring == "paper" else throw.final_distance
 
 
 def _crossings(path: np.ndarray, forward: float) -> list[np.ndarray]:
@@ -189,8 +201,11 @@ def _trial(name: Any, entry: Any) -> Trial:
             raise ValueError(f"{text!r:.80} must be a text of 1 to 1,000 characters")
     scene = {key: _numbers(entry, key) for key in _SCENE if key in entry}
     seconds = _numbers(entry, "seconds") if "seconds" in entry else Trial.seconds
-    goal = _numbers(entry, "goal")
-    return Trial(name, entry["words"], entry["score"], goal, Scene(**scene), seconds, tuple(requests))
+    goals = entry["goal"] if isinstance(entry["goal"], list) else [entry["goal"]]
+    goals = tuple(_checked("goal", goal, _RANGES["goal"]) for goal in goals)
+    if not goals or list(goals) != sorted(set(goals)):
+        raise ValueError(f"'goal': {entry['goal']!r:.80} must be a number, or numbers that rise")
+    return Trial(name, entry["words"], entry["score"], goals[0], Scene(**scene), seconds, tuple(requests), goals)
 
 
 def _numbers(entry: Mapping[str, Any], key: str) -> Any:
