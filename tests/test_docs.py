@@ -174,7 +174,7 @@ def test_metrics_of_an_evaluation_have_a_meaning(meanings):
     task = ToyTask()
     rows = task.dataset("train", 2, 0)
     samples = [Sample(row, task.gold(row), 1, task.score(row, task.gold(row)).as_dict()) for row in rows * 2]
-    metrics, _ = summarise(samples, num_samples=2, max_completion_length=4)
+    metrics, _ = summarise(samples, num_samples=2)
     generic = {re.sub(r"@\d+$", "@k", re.sub(r"^success/\w+", "success/LEVEL", name)) for name in metrics}
     generic = {"NAME" if name in task.weights else name for name in generic} | {"seconds"}
     assert generic - set(meanings.EVALUATION) == set()

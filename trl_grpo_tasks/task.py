@@ -6,6 +6,7 @@ A task is a domain whose answers a program can check: it provides prompts, and i
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 import traceback
@@ -105,6 +106,13 @@ class TinySpec:
     heads: int = 4
     context: int = 512
     policy: str = "causal"
+
+
+def weighted_total(score: Score, weights: Mapping[str, float]) -> float:
+    """Return the reward of a score: the weighted sum of its components and, where they have a weight, of its flags."""
+    flags = {"valid": float(score.valid), "success": float(score.success)}
+    parts = score.components | {name: value for name, value in flags.items() if name in weights}
+    return math.fsum(weights[name] * value for name, value in parts.items())
 
 
 class Task:
@@ -346,6 +354,11 @@ def one_per_request(task: Task, rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         first.setdefault(task.request(row), row)
     return list(first.values())
+
+
+def short_hash(text: str) -> str:
+    """Return 16 hexadecimal digits that stand for a text in files."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def describe_rows(rows: int, requests: int) -> str:

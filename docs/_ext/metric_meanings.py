@@ -118,6 +118,6 @@ EVALUATION = {
     "distinct_ngrams": "Share of word triples of a row's completions that differ from each other.",
     "unscored": "Share of completions without a score. Means leave them out.",
     "tokens": "Mean number of tokens of a completion.",
-    "cut_off": "Share of completions that reached `max_completion_length`.",
+    "cut_off": "Share of completions that reached `max_completion_length` before their end.",
     "seconds": "Seconds that the evaluation took.",
 }

@@ -8,8 +8,11 @@ from safetensors.torch import load_file
 from tests.commands.test_train import LORA, SMALL, results, train, words
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.compare import Candidate, rows_to_report
 from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.report.run_folder import RunFolder
+from trl_grpo_tasks.task import short_hash
+from trl_grpo_tasks.training.dataset import split_held_out
 
 BEST_BY = {"best_by": "reward", "early_stopping": 2, "eval_steps": 1, "save_steps": 50, "learning_rate": 1e-2}
 
@@ -51,14 +54,37 @@ def test_models_are_compared_on_other_rows_than_those_reported(tmp_path, capsys)
     reported, compared = ({str(row["prompt"]) for row in rows} for rows in (plan.test_rows, plan.choosing_rows))
     assert not reported & compared
     assert plan.test_rows == task.dataset("test", SMALL["eval_rows"], args.seed), "those of a run without --best_by"
+    options.eval_before_and_after = False
+    silent = prepare(task, options, args, model)
+    assert silent.choosing_rows == plan.choosing_rows and silent.test_rows == []
+    assert prepare(*parse(words(tmp_path))).choosing_rows is None
     golds = [row | {"gold": n} for n in range(9) for row in plan.test_rows]  # the same requests with other answers
     task.dataset = lambda split, size, seed: golds[:size] if split == "test" else plan.rows
+    options.eval_before_and_after = True
     again = prepare(task, options, args, model)
-    assert again.choosing_rows == again.test_rows == golds[: SMALL["eval_rows"]]
-    assert "because the task has no other held-out requests" in capsys.readouterr().out
-    options.eval_before_and_after = False
-    assert prepare(task, options, args, model).choosing_rows is None
-    assert prepare(*parse(words(tmp_path))).choosing_rows is None
+    reported, compared = ({str(row["prompt"]) for row in rows} for rows in (again.test_rows, again.choosing_rows))
+    assert reported and compared and not reported & compared
+    assert "the task has no others" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [SMALL["eval_rows"], 3 * SMALL["eval_rows"]])
+def test_a_later_evaluation_leaves_out_the_rows_that_chose_the_model(tmp_path, capsys, rows):
+    task, _, args, _ = parse(words(tmp_path, best_by="success"))
+    reported, compared = split_held_out(task, args.eval_rows, args.seed)
+    hashes = {short_hash(task.request(row)) for row in compared}
+    (tmp_path / "outcome.json").write_text(json.dumps({"requests": sorted(hashes)}))
+    (tmp_path / "checkpoint-1").mkdir()
+    args.eval_rows = rows
+    for model in (tmp_path, tmp_path / "checkpoint-1"):
+        left = rows_to_report(task, args, [Candidate("run", str(model))], print)
+        assert len(left) == rows and not hashes & {short_hash(task.request(row)) for row in left}
+    said = capsys.readouterr().out
+    if rows == SMALL["eval_rows"]:
+        assert left == reported and not said
+    else:
+        assert said.count("those on which --best_by chose a model are left out") == 2
+    others = rows_to_report(task, args, [Candidate("other", str(tmp_path.parent / "other"))], print)
+    assert others == task.dataset("test", rows, args.seed)
 
 
 def test_unknown_metrics_are_refused_before_anything_slow(tmp_path, capsys):

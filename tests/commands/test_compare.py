@@ -37,7 +37,7 @@ def other_path(tmp_path_factory):
 
 
 def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
-    file = golds(tmp_path / "gold.jsonl", each=3, tokens=2)
+    file = golds(tmp_path / "gold.jsonl", each=3, tokens=2, cut_off=False)
     words = ["--models", f"base={tiny_path}", other_path, file, "--num_samples", "4", "--constrain"]
     results, found = run(tmp_path, *words)
     assert list(found) == ["base", Path(other_path).name, "gold"]

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.quantised import needs_bitsandbytes, quantization
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import train as run
+from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.evaluation import evaluate
 from trl_grpo_tasks.models.loading import load_model, save_merged
@@ -95,6 +98,7 @@ def test_a_whole_run_leaves_everything_a_person_needs(whole_run, capsys):
     settings = json.loads((whole_run / "settings.json").read_text())
     assert settings["task"]["name"] == "my_task" and settings["run"]["cold_start_steps"] == 12
     assert settings["training"]["beta"] == 0.02 and settings["training"]["constrain"] is True
+    assert settings["training"]["temperature"] == 1.0, "TRL's default is recorded too"
     cold, trained = (load_file(folder / "model.safetensors") for folder in (whole_run / "cold_start", whole_run))
     assert any(not value.equal(trained[name]) for name, value in cold.items()), "GRPO moved nothing"
 
@@ -158,6 +162,17 @@ def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
     after = load_file(whole_run / "model.safetensors")
     assert all(value.equal(after[name]) for name, value in before.items()) and metrics(whole_run) == lines
     assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", [{}, {"temperature": 0.5}, {"top_k": 2}, {"constrain": False},
+                                     {"component_weights": '{"success":1}'}], ids=str)  # fmt: skip
+def test_evaluations_of_other_settings_are_not_reused(whole_run, changed):
+    """The evaluation before GRPO, and the one after it, must be made with the same settings."""
+    given = words(whole_run, **WHOLE | {"max_steps": 4} | changed)
+    task, options, args, _ = parse([*given, "--resume_from_checkpoint"])
+    plan = SimpleNamespace(test_rows=task.dataset("test", args.eval_rows, args.seed))
+    kept = run._Evaluations(task, options, args, PartialState(), plan)
+    assert [one.name for one in kept.done] == ([] if changed else ["cold start"])
 
 
 def test_before_and_after_are_of_the_same_rows(whole_run, tmp_path):

@@ -9,36 +9,37 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from tests.support.toy import LETTERS, ToyTask
+from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
 from trl_grpo_tasks.evaluation.samples import Evaluation, Sample
 from trl_grpo_tasks.evaluation.summary import summarise, table
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.report.page import write_report
+from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 
 TASK = ToyTask()
 ROWS = TASK.dataset("train", None, 0)
 
 
-def sample(success, total=0.0, tokens=3, **components):
+def sample(success, total=0.0, tokens=3, cut_off=False, **components):
     score = {"success": success, "valid": True, "total": total, "components": components, "reason": "", "info": {}}
-    return Sample({"prompt": "p"}, "text", tokens, score)
+    return Sample({"prompt": "p"}, "text", tokens, score, cut_off=cut_off)
 
 
 def test_metrics_of_samples_made_by_hand():
-    unscored = Sample({"prompt": "p"}, "text", 8, None, "the worker died")
+    unscored = Sample({"prompt": "p"}, "text", 8, None, "the worker died", cut_off=True)
     samples = [
         *(
             sample(True, 1.0, 2, match=1.0),
             sample(False, 0.5, 4, match=0.5),
-            sample(False, 0.0, 8, match=0.0),
+            sample(False, 0.0, 8, True, match=0.0),
             unscored,
         ),
         *(sample(False, 0.0, 2, match=0.0, extra=2.0) for _ in range(4)),
     ]
-    metrics, _ = summarise(samples, num_samples=4, max_completion_length=8)
+    metrics, _ = summarise(samples, num_samples=4)
     assert metrics["success"] == pytest.approx(1 / 7) and metrics["valid"] == 1
     assert metrics["reward"] == pytest.approx(1.5 / 7) and metrics["match"] == pytest.approx(1.5 / 7)
     assert metrics["extra"] == 2 and metrics["unscored"] == 1 / 8
@@ -51,21 +52,21 @@ def test_success_is_reported_per_level_if_there_are_several():
     for level, rows in successes.items():
         for row in rows:
             samples += [Sample({"prompt": "p", "level": level}, "text", 3, sample(success).score) for success in row]
-    metrics, intervals = summarise(samples, num_samples=2, max_completion_length=8)
+    metrics, intervals = summarise(samples, num_samples=2)
     assert metrics["success"] == pytest.approx(4 / 6)
     assert metrics["success/easy"] == pytest.approx(3 / 4) and intervals["success/easy"] == [0.5, 1.0]
     assert metrics["success/hard"] == pytest.approx(1 / 2)
-    assert not any("/" in name for name in summarise(samples[:4], 2, 8)[0])
+    assert not any("/" in name for name in summarise(samples[:4], 2)[0])
 
 
 def test_metrics_are_nan_if_no_sample_could_be_scored():
-    metrics, _ = summarise([Sample({}, "", 1, None)] * 4, 2, 8)
+    metrics, _ = summarise([Sample({}, "", 1, None)] * 4, 2)
     assert metrics["unscored"] == 1 and metrics["success"] != metrics["success"]
 
 
 @pytest.mark.parametrize("successes", [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
 def test_pass_at_k_is_the_mean_over_all_subsets(successes):
-    metrics, _ = summarise([sample(bool(one)) for one in successes], 4, 8)
+    metrics, _ = summarise([sample(bool(one)) for one in successes], 4)
     for k in (1, 2, 4):
         subsets = list(itertools.combinations(successes, k))
         assert metrics[f"pass@{k}"] == pytest.approx(sum(map(any, subsets)) / len(subsets)), k
@@ -77,7 +78,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(successes):
 )
 def test_max_at_k_is_the_mean_over_all_subsets(rewards, ks):
     """For k = 1, 2, 4, ... and the number of samples itself."""
-    metrics, _ = summarise([sample(False, total=one) for one in rewards], len(rewards), 8)
+    metrics, _ = summarise([sample(False, total=one) for one in rewards], len(rewards))
     assert {name for name in metrics if "@" in name} == {f"{kind}@{k}" for kind in ("pass", "max") for k in ks}
     for k in ks:
         subsets = list(itertools.combinations(rewards, k))
@@ -91,7 +92,7 @@ def test_intervals_agree_with_scipys_bootstrap():
     success_P_G = rng.random((60, 4)) < rng.beta(0.4, 0.6, size=(60, 1))
     reward_P_G = rng.normal(size=(60, 4)) + 3 * success_P_G
     samples = [sample(bool(s), total=float(r)) for s, r in zip(success_P_G.flat, reward_P_G.flat, strict=True)]
-    metrics, intervals = summarise(samples, 4, 8)
+    metrics, intervals = summarise(samples, 4)
     per_row = {"success": success_P_G.mean(1), "reward": reward_P_G.mean(1), "pass@4": success_P_G.any(1),
                "max@4": reward_P_G.max(1)}  # fmt: skip
     for name, values in per_row.items():
@@ -115,17 +116,17 @@ def test_intervals_cover_the_truth_if_requests_are_resampled_and_not_if_rows_are
             for _ in range(rng.integers(1, 9)):
                 samples.append(sample(bool(rng.random() < chance)))
                 samples[-1].request = str(request) if is_known else ""
-        low, high = summarise(samples, 1, 8)[1]["success"]
+        low, high = summarise(samples, 1)[1]["success"]
         covered += low <= 0.5 <= high
     assert least <= covered / evaluations <= most
 
 
 def test_rows_of_a_single_request_are_resampled():
     samples = [sample(bool(i % 2)) for i in range(40)]
-    unknown = summarise(samples, 1, 8)[1]["success"]
+    unknown = summarise(samples, 1)[1]["success"]
     for one in samples:
         one.request = "the same"
-    assert summarise(samples, 1, 8)[1]["success"] == unknown and unknown[0] < 0.4 < 0.6 < unknown[1]
+    assert summarise(samples, 1)[1]["success"] == unknown and unknown[0] < 0.4 < 0.6 < unknown[1]
 
 
 def test_distinct_answers_are_counted_by_the_tasks_normal_form():
@@ -134,7 +135,7 @@ def test_distinct_answers_are_counted_by_the_tasks_normal_form():
     for one, (text, form) in zip(samples, texts, strict=True):
         one.completion, one.form = text, form
     samples[3].score["valid"] = False
-    metrics, _ = summarise(samples, 4, 8)
+    metrics, _ = summarise(samples, 4)
     assert metrics["distinct_answers"] == 2 / 4  # 1 and 2; 3 is not valid
     assert metrics["distinct_ngrams"] == 3 / 7  # abc and bcd three times each, and e
 
@@ -178,7 +179,7 @@ class StopsAfter:
     """An executor that raises KeyboardInterrupt after `batches` batches."""
 
     def __init__(self, executor, batches):
-        self.executor, self.left = executor, batches
+        self.executor, self.left, self.weights = executor, batches, executor.weights
 
     def submit(self, *args):
         self.left -= 1
@@ -274,3 +275,51 @@ def test_an_evaluation_goes_through_json_and_into_a_table_and_a_report(loaded, t
     assert page.count("<div class=pair>") == len(ROWS) and f"{first.metrics['success']:.3f}" in page
     (tmp_path / "results.json").unlink()
     assert "There is no evaluation yet" in write_report(tmp_path, TASK).read_text()
+
+
+@pytest.mark.parametrize("most", [4, 3])
+def test_an_answer_that_ends_with_the_last_token_is_not_cut_off(loaded, most):
+    """Up to 3 letters and the end, in at most 4 or 3 tokens: without room for the end, 3 letters are cut off."""
+    constraint = LettersConstraint(loaded[1], most=3)
+    result = run(*loaded, constraint=constraint, max_completion_length=most)
+    longest = [one for one in result.samples if len(one.completion) == 3]
+    assert longest and all(one.tokens == most for one in longest)
+    assert result.metrics["cut_off"] == (0 if most == 4 else len(longest) / len(result.samples))
+
+
+def test_the_reward_of_an_evaluation_has_the_weights_of_the_executor(loaded):
+    model, tokenizer = loaded
+    weights = component_weights(TASK, {"match": 0.5, "short": 0.0, "success": 2.0, "valid": -1.0})
+    with RewardExecutor(TASK, weights=weights) as executor:
+        result = evaluate("a", model, tokenizer, TASK, ROWS, executor=executor, max_completion_length=5)
+    totals = [0.5 * s.score["components"]["match"] + 2 * s.score["success"] - s.score["valid"] for s in result.samples]
+    assert [s.score["total"] for s in result.samples] == pytest.approx(totals) and len(set(totals)) > 1
+    assert result.metrics["reward"] == pytest.approx(sum(totals) / len(totals))
+    best = [max(totals[first : first + 4]) for first in range(0, len(totals), 4)]
+    assert result.metrics["max@4"] == pytest.approx(sum(best) / len(best))
+
+
+class Different(ToyTask):
+    """Each completion is also worth the share of its group that differs from it; those without letters have none."""
+
+    spec = None
+    weights = {**ToyTask.weights, "different": 2.0}
+
+    def group_components(self, rows, completions, scores):
+        assert len({row["prompt"] for row in rows}) == 1 and all(score.components for score in scores)
+        found = [sum(text != other for other in completions) / len(completions) for text in completions]
+        return {"different": [value if text else None for value, text in zip(found, completions, strict=True)]}
+
+
+def test_components_of_whole_groups_are_part_of_the_reward(loaded, tmp_path):
+    model, tokenizer = loaded
+    task, options = Different(), {"num_samples": 4, "max_completion_length": 3, "batch_size": 5}
+    with RewardExecutor(task) as executor:
+        found = evaluate("a", model, tokenizer, task, ROWS, executor=executor, **options)
+    for first in range(0, len(found.samples), 4):
+        texts = [one.completion for one in found.samples[first : first + 4]]
+        for one in found.samples[first : first + 4]:
+            part = sum(one.completion != text for text in texts) / 4 if one.completion else None
+            assert one.score["components"].get("different") == part
+            assert one.score["total"] == pytest.approx(TASK.score(one.row, one.completion).total + 2 * (part or 0))
+    assert found.metrics["different"] > 0

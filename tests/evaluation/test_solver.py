@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.support.toy import LETTERS, ToyTask
 from trl_grpo_tasks import Solver
 from trl_grpo_tasks.evaluation import solver as module
-from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.evaluation.samples import Completion, Sample
 from trl_grpo_tasks.evaluation.solution import Solution
 from trl_grpo_tasks.models.ready import ready_model
+from trl_grpo_tasks.report.run_folder import sampling_of
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.task import Task
 
@@ -49,7 +50,7 @@ class Scripted:
     def sample(self, rows, editor=None):
         self.sizes.append(len(rows))
         self.clock += self.seconds * len(rows)
-        return [(self.draw(), 1) for _ in rows]
+        return [Completion(self.draw(), 1) for _ in rows]
 
 
 def number_below(n):
@@ -309,3 +310,11 @@ def test_settings_are_those_of_the_run_unless_given(tiny_path, tmp_path, monkeyp
             Solver.from_pretrained(run, ToyTask(), **asked)
         _, _, temperature, length, _, filters, _ = seen["arguments"]
         assert (temperature, length, filters.top_k) == expected
+
+
+def test_how_a_run_sampled_is_read_from_its_settings():
+    training = {"temperature": 1.0, "top_k": 0, "top_p": None, "max_completion_length": 512, "learning_rate": 1e-6}
+    training |= {"generation_kwargs": {"top_k": 4}, "component_weights": {"match": 2}, "chat_template_kwargs": None}
+    expected = {"temperature": 1.0, "top_k": 4, "max_completion_length": 512, "component_weights": {"match": 2}}
+    assert sampling_of({"training": training}) == expected
+    assert sampling_of({}) == sampling_of({"training": {}}) == {}

@@ -12,6 +12,7 @@ from tests.support.toy_repair import AdvisingToy
 from trl_grpo_tasks import Solver
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.constraints.turns import MARK
+from trl_grpo_tasks.evaluation.samples import Completion
 from trl_grpo_tasks.playground.stream import ALTERNATIVES, stream
 from trl_grpo_tasks.training.repair import RepairTask
 
@@ -129,7 +130,7 @@ def test_turns_are_streamed_until_the_conversation_ends(solver_with):
     repaired = 0
     for seed in range(20):
         steps = list(stream(solver.sampler, ROW, seed))
-        (sample,) = solver.score(ROW, [(steps[-1].written, len(steps))])
+        (sample,) = solver.score(ROW, [Completion(steps[-1].written, len(steps))])
         assert steps[-1].token in ends or len(steps) == 24
         assert sample.score["info"]["turns"] == 1 + steps[-1].written.count(MARK) // 2
         repaired += sample.score["info"]["turns"] == 2
@@ -155,4 +156,4 @@ def test_masked_models_fill_with_the_distribution_of_a_dense_softmax(solver_with
         assert dict(step.alternatives) == pytest.approx(expected, rel=1e-4)
         assert step.probability == pytest.approx(expected[step.token], rel=1e-4)
         assert (step.allowed, step.kept) == (len(LETTERS) + 1, len(expected))
-    assert solver.score(row, [(steps[-1].written, len(steps))])[0].score["valid"]
+    assert solver.score(row, [Completion(steps[-1].written, len(steps))])[0].score["valid"]

@@ -77,7 +77,7 @@ def test_a_finished_run(tmp_path):
     assert f"{first['success']:.1%} → {last['success']:.1%}" in text
     for shown in ("finished: 40 steps", "2.5 min", "12,345", "cpu, fp32", "trl 1.16.0", COMMAND,
                   "Command and versions", "Columns: before: the model before training; GRPO: the trained model.",
-                  "cut_off : share of samples that reached the length limit"):  # fmt: skip
+                  "cut_off : share of samples that reached the length limit before their end"):  # fmt: skip
         assert shown in text, shown
     for name in ("reward", "rewards/success/mean", "rewards/match/mean", "kl", "entropy", "completions/mean_length",
                  "constraint/allowed_mass", "groups_without_signal", "beta", "curriculum/level", "step_time",

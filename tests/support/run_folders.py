@@ -49,7 +49,7 @@ def evaluation(name, task, completions_P_G):
         for text in completions:
             score = task.score(row, text)
             samples.append(Sample(row, text, len(text), score.as_dict(), score.reason))
-    metrics, intervals = summarise(samples, len(completions_P_G[0]), 8)
+    metrics, intervals = summarise(samples, len(completions_P_G[0]))
     return Evaluation(name, metrics, samples, intervals)
 
 

@@ -191,6 +191,25 @@ def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
 # ---- the task
 
 
+class Penalised(AdvisingToy):
+    weights = {"match": 1.0, "short": -0.1, "malus": 1.0, "logged": 0.0}
+
+    def score(self, row, completion):
+        score = super().score(row, completion)
+        components = {"match": score.components["match"], "short": 0.5, "malus": -1.0, "logged": -1.0}
+        return self.make_score(components, score.valid, score.success, score.reason)
+
+
+def test_penalties_are_not_discounted():
+    """Otherwise a failure in a later turn would be worth more than one in the first."""
+    task = repaired(turns=3, discount=0.5, inner=Penalised())
+    first, second = task.score(ROW, "b"), task.score(ROW, join_turns(["b", "b"], ["no"]))
+    assert second.components == first.components and second.total == first.total == pytest.approx(-1.05)
+    good = task.score(ROW, join_turns(["b", "a"], ["no"]))
+    assert good.components == {"match": 0.5, "short": 0.5, "malus": -1.0, "logged": -1.0}
+    assert good.total == pytest.approx(0.5 - 0.05 - 1)
+
+
 def test_the_score_is_that_of_the_last_turn_discounted():
     task, inner = repaired(), AdvisingToy()
     for turns in (["a"], ["b", "a"], ["b", "cc", "aa"], ["b", "c", "d"], ["b", "ab"]):

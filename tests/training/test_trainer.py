@@ -412,6 +412,12 @@ def test_refusals(tiny_path, tmp_path):
         TaskGRPOTrainer(tiny_path, count_letters, GRPOConfig(output_dir=str(tmp_path), bf16=False), PROMPTS)
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_strings", "eos_token_id", "max_new_tokens"])
+def test_ends_of_completions_that_evaluations_do_not_know_are_refused(tiny_path, tmp_path, name):
+    with pytest.raises(ValueError, match=rf"generation_kwargs \['{name}'\]: completions of a task end with"):
+        toy_trainer(tiny_path, tmp_path, generation_kwargs={name: 3})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_local_path, write_atomically
 from ..redact import redacted
-from ..report.run_folder import EVAL_ONLY_FILE
-from ..task import Row, Task, check_editor, describe_rows, one_per_request, rows_of
+from ..report.run_folder import EVAL_ONLY_FILE, compared_requests
+from ..task import Row, Task, check_editor, describe_rows, one_per_request, rows_of, short_hash
 from .arguments import RunArguments
 from .plan import check_turns, check_writable
 
 if TYPE_CHECKING:
+    from ..evaluation.samples import Completion
     from ..models.ready import ReadyModel
     from ..rewards.api_judge import Usage
 
@@ -35,7 +36,7 @@ class Candidate:
     name: str
     given: str
     model: ReadyModel | None = None
-    completions: list[tuple[str, int | None]] | None = None
+    completions: list[Completion] | None = None
 
 
 @dataclass
@@ -57,16 +58,20 @@ class Comparison:
         from ..models.masked_policy import check_settings
         from ..models.quantised import quantization_config
         from ..models.ready import ready_model
+        from ..rewards.components import component_weights
+        from ..training.options.sampling import check_endings
 
         check_writable(args.output_dir)
         check_editor(task, run.editor, args.constrain)
         if task.policy != "masked":
             check_settings(args, is_masked=False)
         found = [_named(text) for text in run.models or [f"model={model_args.model_name_or_path or 'tiny'}"]]
+        component_weights(task, args.component_weights)
+        check_endings(args)
         for candidate in found:
             check_local_path(candidate.given, "--models" if run.models else "--model")
         say = print if PartialState().is_main_process else None
-        rows = rows_of(task, "test", args.eval_rows, args.seed, say=say)
+        rows = rows_to_report(task, args, found, say)
         names = [candidate.name for candidate in found]
         for name in names:
             if names.count(name) > 1 or name in ("", ".", "..") or set(name) & set("/\\"):
@@ -85,6 +90,7 @@ class Comparison:
                     seed=args.seed,
                     constrain=args.samples_under_constraint,
                     revision=model_args.model_revision,
+                    chat_template_kwargs=args.chat_template_kwargs,
                 )
                 check_turns(candidate.model, task, rows, args.max_completion_length)
         return cls(task, run, args, rows, found, quantization_config(model_args, args))
@@ -99,18 +105,7 @@ class Comparison:
         is_main = PartialState().is_main_process
         run, args, folder = self.run, self.args, Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        how = {
-            "num_samples": run.num_samples,
-            "temperature": args.temperature,
-            "filters": str(args.sampling_filters),
-            "max_completion_length": args.max_completion_length,
-            "constrain": args.constrain,
-            "fill_steps": args.fill_steps,
-            "editor": run.editor,
-            "seed": args.seed,
-        }
-        if args.repair_turns > 1:
-            how |= {"repair_turns": args.repair_turns, "repair_discount": args.repair_discount}
+        how = evaluation_settings(run, args)
         counts = {"rows": len(self.rows), "requests": len(one_per_request(self.task, self.rows))}
         results = {"task": self.task.name, "version": self.task.version, "settings": counts | how}
         if is_main:
@@ -167,6 +162,42 @@ class Comparison:
         return evaluate_model(candidate, model, self.task, self.rows, self.run, self.args, kept)
 
 
+def rows_to_report(task: Task, args: Any, candidates: Sequence[Candidate], say: Any) -> list[dict[str, Any]]:
+    """The held-out rows, without those on which --best_by chose one of the models."""
+    rows = rows_of(task, "test", args.eval_rows, args.seed, say=say)
+    compared = {request for one in candidates for request in compared_requests(one.given)}
+    if all(short_hash(task.request(row)) not in compared for row in rows):
+        return rows
+    more = rows_of(task, "test", None if args.eval_rows is None else 2 * args.eval_rows, args.seed)
+    left = [row for row in more if short_hash(task.request(row)) not in compared][: args.eval_rows]
+    if not left:
+        raise ValueError(
+            "--best_by has compared models on all of these held-out rows, so that none is left to report; give a "
+            "larger --eval_rows"
+        )
+    if say is not None:
+        say(f"{len(left)} held-out rows are evaluated: those on which --best_by chose a model are left out")
+    return left
+
+
+def evaluation_settings(run: RunArguments, args: Any) -> dict[str, Any]:
+    """How evaluations with the options of a run sample and score; two of them can be compared if these are equal."""
+    how = {
+        "num_samples": run.num_samples,
+        "temperature": args.temperature,
+        "filters": str(args.sampling_filters),
+        "max_completion_length": args.max_completion_length,
+        "constrain": args.constrain,
+        "fill_steps": args.fill_steps,
+        "editor": run.editor,
+        "seed": args.seed,
+    }
+    if args.repair_turns > 1:
+        how |= {"repair_turns": args.repair_turns, "repair_discount": args.repair_discount}
+    more = {name: getattr(args, name) for name in ("component_weights", "chat_template_kwargs")}
+    return how | {name: value for name, value in more.items() if value}
+
+
 def evaluate_model(
     candidate: Candidate, model: Any, task: Task, rows: Sequence[Row], run: RunArguments, args: Any, kept: Any = None
 ) -> Any:
@@ -200,7 +231,7 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     from accelerate import PartialState
     from accelerate.utils import gather_object
 
-    from ..evaluation.evaluate import scored_samples
+    from ..evaluation.evaluate import add_group_components, scored_samples
     from ..evaluation.samples import Evaluation
     from ..evaluation.summary import summarise
     from ..rewards.judge import frozen_of
@@ -211,12 +242,14 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     index, count = PartialState().process_index, PartialState().num_processes
     share = slice(len(repeated) * index // count, len(repeated) * (index + 1) // count)
     with _executor(task, args) as executor:
-        texts = [text for text, _ in completions[share]]
+        texts = [one.text for one in completions[share]]
         outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated[share]], texts).result()
+    judges = frozen_of(task.judges())
     samples = gather_object(
-        scored_samples(task, frozen_of(task.judges()), repeated[share], completions[share], outcomes)
+        scored_samples(task, judges, executor.weights, repeated[share], completions[share], outcomes)
     )
-    metrics, intervals = summarise(samples, each, args.max_completion_length, task.facts)
+    add_group_components(task, executor.weights, samples, each)
+    metrics, intervals = summarise(samples, each, task.facts)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)
 
 
@@ -241,18 +274,18 @@ def load_for_evaluation(path: str, task: Task, args: Any, quantization: Any) -> 
     return model if is_quantised_model(model) else model.to(args.device)
 
 
-def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | None]]:
-    """Read completions, with their numbers of tokens if given, from lines of {"row": {...}, "completion": "..."}: in
-    the order of `rows`, the same number for each. ValueError for any other file."""
+def read_completions(path: str, rows: Sequence[Row]) -> list[Completion]:
+    """Read completions from lines of {"row": {...}, "completion": "..."}: in the order of `rows`, the same number for
+    each. ValueError for any other file."""
     # Equal rows share their completions.
     keys = [json.dumps(row, sort_keys=True) for row in rows]
-    written: dict[str, list[tuple[str, int | None]]] = {key: [] for key in keys}
+    written: dict[str, list[Completion]] = {key: [] for key in keys}
     with open(path, encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                row, completion, tokens = read_scored_line(line)
+                row, completion = read_scored_line(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
             of_row = written.get(json.dumps(row, sort_keys=True))
@@ -261,7 +294,7 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | No
                     f"{path}, line {number}: its row is not one of the {len(rows)} held-out rows, which depend on "
                     "--eval_rows, --seed and the options of the task"
                 )
-            of_row.append((completion, tokens))
+            of_row.append(completion)
     repeats = Counter(keys)
     each = {key: len(texts) / repeats[key] for key, texts in written.items()}
     fewest, most = min(each.values()), max(each.values())
@@ -274,8 +307,11 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[tuple[str, int | No
     return [next(left[key]) for key in keys for _ in range(int(fewest))]
 
 
-def read_scored_line(line: str) -> tuple[dict, str, int | None]:
-    """(row, completion, number of tokens or None) of a line of JSON; ValueError for any other line."""
+def read_scored_line(line: str) -> tuple[dict, Completion]:
+    """The row and the completion of a line of JSON, which may give "tokens" and "cut_off"; ValueError for any other
+    line."""
+    from ..evaluation.samples import Completion
+
     try:
         entry = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -287,7 +323,9 @@ def read_scored_line(line: str) -> tuple[dict, str, int | None]:
     tokens = entry.get("tokens")
     if not (tokens is None or (isinstance(tokens, int) and tokens >= 0)):
         raise ValueError('"tokens" must be a whole number, if it is given')
-    return entry["row"], entry["completion"], tokens
+    if not (entry.get("cut_off") is None or isinstance(entry["cut_off"], bool)):
+        raise ValueError('"cut_off" must be true or false, if it is given')
+    return entry["row"], Completion(entry["completion"], tokens, entry.get("cut_off"))
 
 
 def _named(text: str) -> Candidate:
@@ -298,11 +336,12 @@ def _named(text: str) -> Candidate:
 
 
 def _executor(task: Task, args: Any) -> Any:
-    from ..rewards.components import worker_count
+    from ..rewards.components import component_weights, worker_count
     from ..rewards.executor import RewardExecutor
 
     workers = worker_count(args.reward_workers, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    return RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb)
+    weights = component_weights(task, args.component_weights)
+    return RewardExecutor(task, workers, args.reward_timeout, args.reward_memory_mb, weights=weights)
 
 
 def _written_at(path: str) -> int | None:

@@ -44,8 +44,8 @@ def answers_of_file(path: str | Path, task: Task, text: str | None) -> list[Answ
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
             try:
-                row, completion, _ = read_scored_line(line)
+                row, completion = read_scored_line(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
-            answers.append({"row": row, "completion": completion})
+            answers.append({"row": row, "completion": completion.text})
     return answers

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..report.run_folder import RunFolder
+from ..report.run_folder import RunFolder, sampling_of
 from .final_model import check_final_model
 from .help_screens import PROGRAM
 
@@ -95,15 +95,12 @@ def how_to_convert(source: Path, file: Path, kind: str) -> str:
 
 def modelfile(run: RunFolder, tokenizer: Any, file: str) -> str:
     """Ollama's Modelfile: sampling as in the run, and the prompt format, which Ollama cannot read from the file."""
-    training = run.settings.get("training", {})
+    used = sampling_of(run.settings)
     lines = [f"FROM ./{file}"]
-    parameters = {
-        "temperature": training.get("temperature", 1.0),
-        "num_predict": training.get("max_completion_length"),
-    }
+    parameters = {"temperature": used.get("temperature", 1.0), "num_predict": used.get("max_completion_length")}
     # Filters that are not given would be Ollama's defaults.
-    parameters |= {"top_k": training.get("top_k") or 0, "top_p": training.get("top_p") or 1.0}
-    parameters |= {"min_p": training.get("min_p") or 0.0, "repeat_penalty": 1.0}
+    parameters |= {"top_k": used.get("top_k") or 0, "top_p": used.get("top_p") or 1.0}
+    parameters |= {"min_p": used.get("min_p") or 0.0, "repeat_penalty": 1.0}
     lines += [f"PARAMETER {name} {value}" for name, value in parameters.items() if value is not None]
     lines.append(f"PARAMETER stop {json.dumps(tokenizer.eos_token, ensure_ascii=False)}")
     if (template := _template(run, tokenizer)) is not None:

@@ -27,7 +27,7 @@ class Plan:
 
     rows: list[dict[str, Any]]
     test_rows: list[dict[str, Any]]  # held-out rows of the evaluations
-    choosing_rows: list[dict[str, Any]] | None  # held-out rows of --best_by; None: the trainer's own
+    choosing_rows: list[dict[str, Any]] | None  # held-out rows of --best_by, none of them reported
     model: ReadyModel
     peft_config: Any
     quantization: Any
@@ -40,6 +40,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from ..models.loading import is_adapter
     from ..models.quantised import quantization_config
     from ..models.ready import ready_model
+    from ..training.dataset import split_held_out
 
     _check_folder(args)
     _check_fixed_options(task, args)
@@ -49,8 +50,14 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
-    test_rows = rows_of(task, "test", args.eval_rows, args.seed, say=say) if run.eval_before_and_after else []
-    choosing_rows = None if args.best_by is None or not test_rows else _choosing_rows(task, args, test_rows, say)
+    test_rows: list[dict[str, Any]] = []
+    choosing_rows: list[dict[str, Any]] | None = None
+    if args.best_by is not None:
+        test_rows, choosing_rows = split_held_out(task, args.eval_rows, args.seed, say)
+    elif run.eval_before_and_after:
+        test_rows = rows_of(task, "test", args.eval_rows, args.seed, say=say)
+    if not run.eval_before_and_after:
+        test_rows = []
     with state.main_process_first():
         task.prepare(args.seed, say)
         model = ready_model(
@@ -61,6 +68,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             seed=args.seed,
             constrain=args.samples_under_constraint,
             revision=model_args.model_revision,
+            chat_template_kwargs=args.chat_template_kwargs,
         )
     check_turns(model, task, rows + test_rows, args.max_completion_length)
     trains_adapter = model_args.use_peft or is_adapter(model.path)
@@ -101,20 +109,6 @@ def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completi
         raise ValueError(f"--repair_turns {model.constraint.turns} needs our rollouts, but {reason}; leave it out")
 
 
-def _choosing_rows(task: Task, args: Any, reported: list[dict[str, Any]], say: Any) -> list[dict[str, Any]]:
-    """The held-out rows on which --best_by compares models: other requests than those of the reported evaluation."""
-    more = [] if args.eval_rows is None else rows_of(task, "test", 2 * args.eval_rows, args.seed)
-    taken = {task.request(row) for row in reported}
-    rows = [row for row in more if task.request(row) not in taken][: args.eval_rows]
-    if not rows:
-        say(
-            "--best_by compares models on the rows of the final evaluation, because the task has no other held-out "
-            "requests; the final result is therefore slightly too high (a smaller --eval_rows leaves some to compare "
-            "on)"
-        )
-    return rows or reported
-
-
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:
     """The adapter configuration of --use_peft, after a trial on a copy of the model without weights."""
     from trl import get_peft_config
@@ -150,7 +144,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..training.control.guard import check_guard_component
     from ..training.credit import check_credit_task
     from ..training.options.collapse import check_best_by
-    from ..training.options.sampling import check_temperature
+    from ..training.options.sampling import check_endings, check_temperature
     from ..training.options.sharded import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
@@ -160,6 +154,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     check_guard_component(args, components, task.watched)
     check_credit_task(args, task)
     check_temperature(args)
+    check_endings(args)
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
         if getattr(args, name) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{name}: {package} is not installed; install it, or leave --{name} out")

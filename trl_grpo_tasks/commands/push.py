@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..redact import redacted, redacted_words, remember
-from ..report.run_folder import SETTINGS_FILE, RunFolder
+from ..report.run_folder import OUTCOME_FILE, SETTINGS_FILE, RunFolder
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, task_of_run, truth_value
 from .help_screens import PROGRAM
@@ -88,7 +88,7 @@ def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence
         source = run.path / MERGED_FOLDER if known.dry_run else merged_folder(run.path, task.policy)
     with tempfile.TemporaryDirectory() as folder:
         write_card(run.path, task, name, merged=known.merged, folder=folder)
-        for file in (REPORT_FILE, SETTINGS_FILE):
+        for file in (REPORT_FILE, SETTINGS_FILE, OUTCOME_FILE):
             if (run.path / file).is_file():
                 text = (run.path / file).read_text(encoding="utf-8")
                 (Path(folder) / file).write_text(redacted(text), encoding="utf-8")

@@ -21,7 +21,7 @@ from .arguments import RunArguments
 def write_settings(
     folder: Path, task: Task, run: RunArguments, args: Any, model_args: Any, model: Any, command: str
 ) -> None:
-    """Write settings.json: the command, all options that differ from their defaults, versions and hardware."""
+    """Write settings.json: the command, the options that the run used, versions and hardware."""
     from ..models.quantised import is_quantised_model
 
     if not args.should_save:
@@ -40,7 +40,8 @@ def write_settings(
         | ({} if is_packed else {"parameters": sum(p.numel() for p in model.parameters())}),
         "machine": describe_machine(args),
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "peft")},
-        "training": {f.name: getattr(args, f.name) for f in fields(args) if getattr(args, f.name) != f.default},
+        # Defaults too: those of TRL change, and a task has defaults of its own.
+        "training": {f.name: getattr(args, f.name) for f in fields(args)},
     }
     text = json.dumps(redacted(settings), indent=1, default=lambda value: redacted(str(value)))
     write_atomically(folder / SETTINGS_FILE, text)

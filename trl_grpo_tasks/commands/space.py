@@ -14,14 +14,13 @@ from packaging.requirements import Requirement
 from ..models.loading import full_model_of, is_adapter, prepare_model, save_merged
 from ..redact import redacted
 from ..registry import TASKS
-from ..report.run_folder import settings_of
+from ..report.run_folder import sampling_of, settings_of
 from ..task import Task
 from ..training.repair import RepairTask
 from .export_task import copied_spec, exported_options, filled_template
 from .final_model import model_files
 
 PACKAGE = Path(__file__).parents[1]
-SAMPLING_OF_RUN = ("temperature", "top_k", "top_p", "min_p", "max_completion_length")
 REPAIR_OF_RUN = ("repair_turns", "repair_discount")
 GRADIO = "6.31.0"  # the version of the Space if none is installed here
 
@@ -57,16 +56,15 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
         raise ValueError(f"--space {folder} is not an empty folder; give another one, or move it away")
     inner = task.inner if isinstance(task, RepairTask) else task
     check_task(inner.spec or "", exported_options(inner))
-    settings = settings_of(model).get("training", {})
-    chosen = {name: settings[name] for name in SAMPLING_OF_RUN if settings.get(name) is not None}
-    chosen |= {name: value for name, value in sampling.items() if value is not None}
+    settings = settings_of(model)
+    chosen = sampling_of(settings) | {name: value for name, value in sampling.items() if value is not None}
     with tempfile.TemporaryDirectory() as scratch:
         path = prepare_model(model, task, scratch, sampling["seed"])
         folder.mkdir(parents=True, exist_ok=True)
         names = {"MODEL": _copied(path, folder, "model", task.policy)}
     if before is not None:
         names["BEFORE"] = _copied(before, folder, "before", task.policy)
-    repair = {name: settings[name] for name in REPAIR_OF_RUN if name in settings}
+    repair = {name: value for name, value in settings.get("training", {}).items() if name in REPAIR_OF_RUN}
     values = {"SPEC": copied_spec(inner, folder), "OPTIONS": exported_options(inner), **names}
     values |= {"SETTINGS": {"training": repair}, "SAMPLING": chosen}
     app = filled_template("space", {name: redacted(value) for name, value in values.items()})

@@ -218,7 +218,7 @@ def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
     for row in rows_of(task, "test", args.eval_rows, args.seed):
         score = task.score(row, "")
         samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.num_samples
-    metrics, _ = summarise(samples, run.num_samples, args.max_completion_length, task.facts)
+    metrics, _ = summarise(samples, run.num_samples, task.facts)
     known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
     if name not in known and run.editor is None:  # editors add counts of their own
         raise ValueError(f"--metric {name}: evaluations have no such metric; their metrics are: {', '.join(known)}")

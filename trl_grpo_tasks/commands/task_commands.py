@@ -122,12 +122,12 @@ def score(arguments: Sequence[str]) -> int:
             if not line.strip():
                 continue
             try:
-                row, completion, _ = read_scored_line(line)
+                row, completion = read_scored_line(line)
             except ValueError as error:
                 print(f"line {number}: {error}", file=sys.stderr)
                 unreadable += 1
                 continue
-            (outcome,) = executor.submit([json.dumps(row)], [completion]).result()
+            (outcome,) = executor.submit([json.dumps(row)], [completion.text]).result()
             unscored: dict[str, Any] = {"components": {}, "total": None, "valid": False, "success": False, "info": {}}
             result = outcome.score.as_dict() if outcome.score else {**unscored, "reason": outcome.reason}
             print(json.dumps(result, default=str), flush=True)  # in ASCII: a completion may hold lone surrogates

@@ -20,7 +20,7 @@ from ..report.run_folder import JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duratio
 from ..serving import ServerError
 from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import NEWEST, RunArguments, parse, read_command_line
-from .compare import Candidate, Comparison, evaluate_model, judge_usage, load_for_evaluation
+from .compare import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
 from .hub import PushError, push
 from .lock import locked
 from .old_names import meaning_hints
@@ -216,6 +216,7 @@ class _Evaluations:
 
         self._task, self._run, self._args, self._state, self._plan = task, run, args, state, plan
         self._path = Path(args.output_dir) / RESULTS_FILE
+        self._settings = json.loads(json.dumps(evaluation_settings(run, args)))
         # The main process reads the file for all processes, so that they agree on its content.
         self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
@@ -224,9 +225,11 @@ class _Evaluations:
             return []
         from ..evaluation.samples import Evaluation
 
-        saved = json.loads(self._path.read_text(encoding="utf-8"))["evaluations"]
-        done = [Evaluation.from_dict(one) for one in saved if one["name"] != "GRPO"]
-        # An evaluation of other rows or another number of samples cannot be compared with the one after GRPO.
+        saved = json.loads(self._path.read_text(encoding="utf-8"))
+        if saved.get("settings") != self._settings:
+            return []
+        done = [Evaluation.from_dict(one) for one in saved["evaluations"] if one["name"] != "GRPO"]
+        # An evaluation of other rows cannot be compared with the one after GRPO.
         rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.num_samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
@@ -265,6 +268,7 @@ class _Evaluations:
         return {
             "task": self._task.name,
             "version": self._task.version,
+            "settings": self._settings,
             "evaluations": [e.as_dict() for e in self._done],
         }
 

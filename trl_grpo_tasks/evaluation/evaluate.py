@@ -6,7 +6,6 @@ resumed, and several processes share the rows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import time
@@ -27,10 +26,10 @@ from ..files import not_through_a_link, write_atomically
 from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
-from ..task import EditorError, Row, Task, check_editor
+from ..task import EditorError, Row, Score, Task, check_editor, short_hash
 from ..training.repair import scoring_turns_with
 from .sampler import PLAIN_BATCH, CompletionSampler
-from .samples import Evaluation, Sample
+from .samples import Completion, Evaluation, Sample
 from .summary import summarise
 
 # Completions of a batch if no number is given. Samples are kept after each batch. The number does not depend on free
@@ -94,22 +93,23 @@ def evaluate(
         for round_start in range(len(samples), len(repeated), per_round):
             first = round_start + processes.process_index * batch_size
             batch = repeated[first : first + batch_size]  # may be empty for some processes in the last round
-            completions: list[tuple[str, int]] = []
+            completions: list[Completion] = []
             counts: list[dict[str, int]] = []
             # Every forward pass of a sharded model needs all processes, so all sample the same number of rows.
             padding = repeated[:1] * (batch_size - len(batch)) if sharded else []
             if batch or padding:
                 completions, counts = sample_batch(sampler, task, tokenizer, batch, padding, editor, seed, first)
             rows_as_json = [json.dumps(row, ensure_ascii=False) for row in batch]
-            pending = executor.submit(rows_as_json, [text for text, _ in completions])
+            pending = executor.submit(rows_as_json, [one.text for one in completions])
             if scoring is not None:  # the previous batch was scored while this one was generated
-                samples += scoring.finish(task, judges, kept)
+                samples += scoring.finish(task, judges, executor.weights, kept)
             scoring = _Batch(batch, completions, counts, pending, time.monotonic() - start)
             bar.update(min(per_round, len(repeated) - round_start))
         if scoring is not None:
-            samples += scoring.finish(task, judges, kept)
+            samples += scoring.finish(task, judges, executor.weights, kept)
     model.train(was_training)
-    metrics, intervals = summarise(samples, num_samples, max_completion_length, task.facts)
+    add_group_components(task, executor.weights, samples, num_samples)
+    metrics, intervals = summarise(samples, num_samples, task.facts)
     metrics["seconds"] = round(time.monotonic() - start, 2)
     return Evaluation(name, metrics, samples, intervals)
 
@@ -123,8 +123,8 @@ def sample_batch(
     editor: str | None,
     seed: int | str,
     first: int,
-) -> tuple[list[tuple[str, int]], list[dict[str, int]]]:
-    """Sample one completion per row; return texts with their numbers of tokens, and the counters of the editor.
+) -> tuple[list[Completion], list[dict[str, int]]]:
+    """Sample one completion per row; return the completions and the counters of the editor.
 
     The random numbers depend on the seed and on `first`, the position of the batch among all samples. Completions of
     `padding` are sampled too and dropped.
@@ -138,28 +138,42 @@ def sample_batch(
 def scored_samples(
     task: Task,
     judges: Mapping[str, FrozenJudge],
+    weights: Mapping[str, float],
     rows: Sequence[Row],
-    completions: Sequence[tuple[str, int | None]],
+    completions: Sequence[Completion],
     outcomes: Sequence[Outcome],
     counts: Sequence[dict[str, int]] | None = None,
 ) -> list[Sample]:
-    """Combine completions (text and number of tokens) with their outcomes from the executor and from the judges."""
-    texts = [text for text, _ in completions]
+    """Combine completions with their outcomes from an executor with these `weights`, and with those of the judges."""
+    texts = [one.text for one in completions]
     judged = {name: judge.score(rows, texts) for name, judge in judges.items()}
     samples = []
-    for i, (row, (text, tokens), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
+    for i, (row, (text, tokens, cut_off), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
         score = None if outcome.score is None else outcome.score.as_dict()
         reason = outcome.reason if outcome.score is None else outcome.score.reason
         if score is not None:
             for name, values in judged.items():
                 score["components"][name] = values[i]
-                score["total"] += task.weights[name] * values[i]
-        form, request = (
-            hashlib.sha256(part.encode(errors="replace")).hexdigest()[:16]
-            for part in (task.canonical(row, text), task.request(row))
-        )
-        samples.append(Sample(dict(row), text, tokens, score, reason, counts[i] if counts else {}, form, request))
+                score["total"] += weights[name] * values[i]
+        form, request = short_hash(task.canonical(row, text)), short_hash(task.request(row))
+        edits = counts[i] if counts else {}
+        samples.append(Sample(dict(row), text, tokens, score, reason, edits, form, request, cut_off))
     return samples
+
+
+def add_group_components(
+    task: Task, weights: Mapping[str, float], samples: Sequence[Sample], num_samples: int
+) -> None:
+    """Add the components that depend on all samples of a row, such as novelty, to samples that are ordered by row."""
+    for first in range(0, len(samples) if task.defines("group_components") else 0, num_samples):
+        group = samples[first : first + num_samples]
+        scores = [None if one.score is None else Score(**one.score) for one in group]
+        texts = [one.completion for one in group]
+        for name, values in task.group_components([one.row for one in group], texts, scores).items():
+            for one, value in zip(group, values, strict=True):
+                if one.score is not None and value is not None:
+                    one.score["components"][name] = value
+                    one.score["total"] += weights[name] * value
 
 
 class KeptSamples:
@@ -213,14 +227,16 @@ class _Batch:
     """A batch of completions that is being scored."""
 
     rows: Sequence[Row]
-    completions: list[tuple[str, int]]
+    completions: list[Completion]
     counts: list[dict[str, int]]
     pending: Pending
     seconds: float
 
-    def finish(self, task: Task, judges: Mapping[str, FrozenJudge], kept: KeptSamples | None) -> list[Sample]:
+    def finish(
+        self, task: Task, judges: Mapping[str, FrozenJudge], weights: Mapping[str, float], kept: KeptSamples | None
+    ) -> list[Sample]:
         """Wait for the scores and return the samples of all processes in this round, in the order of the rows."""
-        own = scored_samples(task, judges, self.rows, self.completions, self.pending.result(), self.counts)
+        own = scored_samples(task, judges, weights, self.rows, self.completions, self.pending.result(), self.counts)
         samples = gather_object(own)
         if kept is not None and PartialState().is_main_process:
             kept.add(samples, self.seconds)

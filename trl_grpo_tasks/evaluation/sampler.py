@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from trl.chat_template_utils import parse_response
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
@@ -20,10 +21,12 @@ from ..constraints.turns import TurnsConstraint
 from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
 from ..models.quantised import check_output_head
+from ..rewards.judge import text_of
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
 from ..rollout.support import unsupported_length, without_adapter
 from ..task import EditorError, Row
 from ..training.repair import refuse_turns
+from .samples import Completion
 
 PLAIN_BATCH = 64  # rows that `generate` and masked models process at a time if no number is given
 
@@ -35,6 +38,15 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)[
         "input_ids"
     ]
+
+
+def scored_text(tokenizer: Any, prompt: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text of a completion as the trainer scores it: in a chat, a tokenizer that parses responses leaves
+    out what is no part of the answer, such as reasoning."""
+    parses = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))
+    if isinstance(prompt, str) or not parses:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+    return text_of([parse_response(tokenizer, list(ids), prefix=list(prompt_ids))])
 
 
 class CompletionSampler:
@@ -72,8 +84,8 @@ class CompletionSampler:
         if is_masked_lm(model):
             self.policy = MaskedPolicy(tokenizer, without_adapter(model).config, temperature, filters)
 
-    def sample(self, rows: Sequence[Row], editor: Editor | None = None) -> list[tuple[str, int]]:
-        """Sample one completion per row; return the text and the number of tokens of each."""
+    def sample(self, rows: Sequence[Row], editor: Editor | None = None) -> list[Completion]:
+        """Sample one completion per row."""
         size = self._batch_size or PLAIN_BATCH
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
         if self.policy is not None:
@@ -96,18 +108,23 @@ class CompletionSampler:
             for part in parts:
                 part_ids = ids[len(completion_ids) :][: len(part)]
                 completion_ids += self._generate_with_transformers(part_ids, self._sampling(part))
-        constraint = self.constraint
-        if isinstance(constraint, TurnsConstraint):
-            return [(constraint.text_of(row, ids), len(ids)) for row, ids in zip(rows, completion_ids, strict=True)]
         completions = []
-        for tokens in completion_ids:
-            length = next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))
-            completions.append((self.tokenizer.decode(tokens[:length], skip_special_tokens=True), length))
+        for row, prompt, tokens in zip(rows, ids, completion_ids, strict=True):
+            if not isinstance(self.constraint, TurnsConstraint):  # otherwise each turn has an end
+                tokens = tokens[: next((t + 1 for t, token in enumerate(tokens) if token in eos_ids), len(tokens))]
+            is_cut_off = not tokens or tokens[-1] not in eos_ids
+            completions.append(Completion(self.text_of(row, prompt, tokens), len(tokens), is_cut_off))
         return completions
 
-    def _fill(self, policy: MaskedPolicy, rows: Sequence[Row]) -> list[tuple[str, int]]:
+    def text_of(self, row: Row, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of a completion as it is scored; `prompt` are the tokens before it."""
+        if isinstance(self.constraint, TurnsConstraint):
+            return self.constraint.text_of(row, ids)
+        return scored_text(self.tokenizer, row["prompt"], prompt, ids)
+
+    def _fill(self, policy: MaskedPolicy, rows: Sequence[Row]) -> list[Completion]:
         fills = policy.fill(self.model, policy.prompt_ids([row["prompt"] for row in rows])).ids
-        return [(policy.text_of(ids), len(ids)) for ids in fills]
+        return [Completion(policy.text_of(ids), len(ids), cut_off=False) for ids in fills]
 
     def _sampling(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What the tokens of these rows are sampled under: filters, constraint, and a table for their masks."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Completion(NamedTuple):
+    """The text of a completion as it is scored, its number of tokens, and whether it reached the length limit before
+    its end; the last two are None if unknown (completions read from a file)."""
+
+    text: str
+    tokens: int | None = None
+    cut_off: bool | None = None
 
 
 @dataclass
@@ -20,6 +29,7 @@ class Sample:
         counts: Counters of the editor during decoding, by name.
         form: A hash of the task's normal form; equal for completions that the task considers the same answer.
         request: A hash of `Task.request`, equal for rows that ask the same; "" if unknown.
+        cut_off: Whether the completion reached the length limit before its end; None if unknown.
     """
 
     row: dict[str, Any]
@@ -30,6 +40,7 @@ class Sample:
     counts: dict[str, int] = field(default_factory=dict)
     form: str = ""
     request: str = ""
+    cut_off: bool | None = None
 
 
 @dataclass

@@ -15,7 +15,8 @@ from ..serving import ServerError
 from ..serving.generation import row_text, server_problem
 from ..serving.served_task import ROW
 from ..task import Row, Task
-from .sampler import prompt_ids
+from .sampler import prompt_ids, scored_text
+from .samples import Completion
 
 ANSWER_SECONDS = 3600.0  # limit for one request; a batch of long completions on a busy server takes minutes
 
@@ -52,16 +53,17 @@ class ServerSampler:
         """Return vLLM's configuration, which only servers with development endpoints tell."""
         return self._ask("/server_info?config_format=json")["vllm_config"]
 
-    def sample(self, rows: Sequence[Row], editor: None = None) -> list[tuple[str, int]]:
+    def sample(self, rows: Sequence[Row], editor: None = None) -> list[Completion]:
         """Sample one completion per row; equal neighbouring rows are one request."""
-        completions: list[tuple[str, int]] = []
+        completions: list[Completion] = []
         for text, equal in groupby(rows, key=row_text):
-            count = len(list(equal))
+            count, prompt = len(list(equal)), json.loads(text)["prompt"]
+            ids = prompt_ids(self._tokenizer, [prompt])
             # Without randomness all completions are equal, and vLLM refuses to make several.
             number = count if self._params["temperature"] else 1
             body = {
                 "model": self.model,
-                "prompt": prompt_ids(self._tokenizer, [json.loads(text)["prompt"]]),
+                "prompt": ids,
                 "n": number,
                 "seed": int(torch.randint(2**31, ())),
                 "return_token_ids": True,
@@ -69,9 +71,12 @@ class ServerSampler:
             }
             if self._constrained:
                 body["vllm_xargs"] = {ROW: text}
-            ids = [choice["token_ids"] for choice in self._ask("/v1/completions", body)["choices"]]
-            decoded = [(self._tokenizer.decode(one, skip_special_tokens=True), len(one)) for one in ids]
-            completions += decoded * (count // number)
+            drawn = []
+            for choice in self._ask("/v1/completions", body)["choices"]:
+                tokens = choice["token_ids"]
+                written = scored_text(self._tokenizer, prompt, ids[0], tokens)
+                drawn.append(Completion(written, len(tokens), choice.get("finish_reason") == "length"))
+            completions += drawn * (count // number)
         return completions
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
-from ..constraints.filters import NAMES, SamplingFilters
+from ..constraints.filters import SamplingFilters
 from ..files import check_local_path
 from ..models.loading import load_model
 from ..models.masked_policy import MaskedPolicy
@@ -24,7 +24,8 @@ from ..models.quantised import is_quantised_model
 from ..models.ready import ReadyModel, ready_model
 from ..registry import get_task
 from ..report.page import task_of
-from ..report.run_folder import local_run, settings_of
+from ..report.run_folder import local_run, sampling_of, settings_of
+from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..rewards.judge import frozen_of
@@ -33,7 +34,7 @@ from ..training.options.ranges import check_ranges
 from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
-from .samples import Sample
+from .samples import Completion, Sample
 from .server_sampler import ServerSampler
 from .solution import Solution, check_budget
 
@@ -61,7 +62,7 @@ class Solver:
         self.task = task
         self.sampler, self._ready, self._executor = sampler, ready, executor
         self._editor, self.seed, self._is_greedy = editor, seed, is_greedy
-        self._judges = frozen_of(task.judges())
+        self._judges, self.weights = frozen_of(task.judges()), executor.weights
         self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._largest_batch = ROLLOUT_ROWS["cuda" if self._devices else "cpu"]
 
@@ -79,6 +80,8 @@ class Solver:
         min_p: float | None = None,
         max_completion_length: int | None = None,
         rollout_batch_size: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        component_weights: Mapping[str, float] | None = None,
         seed: int = 0,
         reward_timeout: float = 30.0,
         reward_workers: int | None = None,
@@ -94,6 +97,8 @@ class Solver:
             temperature: 0 takes the likeliest token. This and the filters top_k, top_p and min_p default to the run's.
             max_completion_length: The maximum number of tokens; the run's, or the task's, by default.
             rollout_batch_size: How many completions are generated at a time; by default, as many as fit.
+            chat_template_kwargs: Variables of the chat template; the run's by default.
+            component_weights: Weights of reward components in the score; the run's, or the task's, by default.
             seed: The same seed gives the same answers, unless a time limit ends the search.
             reward_timeout: How many seconds scoring one completion may take.
             reward_workers: The number of processes that score; by default, one per core.
@@ -105,7 +110,6 @@ class Solver:
         check_ranges(numbers, as_flags=True)
         name = local_run(str(model_or_run))
         settings = settings_of(name)
-        trained = settings.get("training", {})
         if task is None:
             check_local_path(name, "model")
             if not settings:
@@ -122,11 +126,19 @@ class Solver:
         check_local_path(name, "model")
         if constrain is None and editor in task.redundant_editors:
             constrain = False
-        given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-        filters = SamplingFilters.of({key: trained.get(key) if given[key] is None else given[key] for key in NAMES})
-        defaults = {"temperature": 1.0, "max_completion_length": 256, **task.defaults, **trained}
-        temperature = defaults["temperature"] if temperature is None else temperature
-        length = max_completion_length or defaults["max_completion_length"]
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "max_completion_length": max_completion_length,
+            "chat_template_kwargs": chat_template_kwargs,
+            "component_weights": component_weights,
+        }
+        used = {"temperature": 1.0, "max_completion_length": 256, **task.defaults, **sampling_of(settings)}
+        used |= {name: value for name, value in given.items() if value is not None}
+        temperature, length, filters = used["temperature"], used["max_completion_length"], SamplingFilters.of(used)
+        weights = component_weights_of(task, used.get("component_weights"))
         is_unsupported = task.policy == "masked" or isinstance(task, RepairTask)
         if vllm_server_url is not None and (is_unsupported or editor is not None):
             what = "an editor" if editor is not None else f"task {task.name!r} with these options"
@@ -134,9 +146,13 @@ class Solver:
                 f"--vllm_server_url: vLLM does not support {what}; leave it out, and the model is run here"
             )
 
-        task.prepare(trained.get("seed", 42))  # judges of the run are found by its seed, rather than trained again
-        executor = RewardExecutor(task, worker_count(reward_workers, 1), reward_timeout)  # starts meanwhile
-        ready = ready_model(name, task, [], folder, seed=seed, constrain=constrain)
+        task.prepare(
+            settings.get("training", {}).get("seed", 42)
+        )  # judges of the run are found by its seed, rather than trained again
+        workers = worker_count(reward_workers, 1)
+        executor = RewardExecutor(task, workers, reward_timeout, weights=weights)  # starts meanwhile
+        variables = used.get("chat_template_kwargs")
+        ready = ready_model(name, task, [], folder, seed=seed, constrain=constrain, chat_template_kwargs=variables)
         sampler: Any
         if vllm_server_url is not None:
             sampler = ServerSampler(
@@ -206,14 +222,15 @@ class Solver:
     def score(
         self,
         row: Row,
-        completions: Sequence[tuple[str, int]],
+        completions: Sequence[Completion],
         counts: Sequence[dict[str, int]] | None = None,
         deadline: float | None = None,
     ) -> list[Sample]:
-        """Score completions of one row, which are texts with their numbers of tokens, in the reward workers."""
-        rows, texts = [row] * len(completions), [text for text, _ in completions]
+        """Score completions of one row in the reward workers."""
+        rows, texts = [row] * len(completions), [one.text for one in completions]
         pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * len(rows), texts)
-        return scored_samples(self.task, self._judges, rows, completions, pending.result(deadline), counts)
+        outcomes = pending.result(deadline)
+        return scored_samples(self.task, self._judges, self.weights, rows, completions, outcomes, counts)
 
     def check_row(self, row: Row) -> None:
         """Raise ValueError if the model or the constraint cannot work with this row."""

@@ -22,7 +22,6 @@ CONFIDENCE = 0.95
 def summarise(
     samples: Sequence[Sample],
     num_samples: int,
-    max_completion_length: int,
     facts: Sequence[str] = (),
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Compute metrics and their 95% intervals from samples ordered by row, `num_samples` of each row.
@@ -35,7 +34,7 @@ def summarise(
     - Intervals come from a bootstrap over requests, because samples of the same request are not independent.
     """
     rows_P = [samples[first : first + num_samples] for first in range(0, len(samples), num_samples)]
-    measured = _measured(rows_P, max_completion_length, facts, doublings(num_samples))
+    measured = _measured(rows_P, facts, doublings(num_samples))
     sums_M_P, counts_M_P = np.array([list(zip(*rows, strict=True)) for rows in measured.values()]).transpose(1, 0, 2)
     metrics = dict(zip(measured, _ratio(sums_M_P.sum(1), counts_M_P.sum(1)).tolist(), strict=True))
     intervals = dict(zip(measured, _intervals(sums_M_P, counts_M_P, request_numbers(rows_P)), strict=True))
@@ -62,7 +61,7 @@ def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
 
 
 def _measured(
-    rows_P: Sequence[Sequence[Sample]], max_completion_length: int, facts: Sequence[str], ks: Sequence[int]
+    rows_P: Sequence[Sequence[Sample]], facts: Sequence[str], ks: Sequence[int]
 ) -> dict[str, list[tuple[float, int]]]:
     """Return the sum and the count of each metric in each row."""
     scores_P = [[sample.score for sample in row if sample.score is not None] for row in rows_P]
@@ -88,8 +87,7 @@ def _measured(
     measured["distinct_ngrams"] = [_distinct_ngrams(row) for row in rows_P]
     measured["unscored"] = [_sum_and_count(sample.score is None for sample in row) for row in rows_P]
     measured["tokens"] = [_sum_and_count(sample.tokens for sample in row) for row in rows_P]
-    known_P = [[sample.tokens for sample in row if sample.tokens is not None] for row in rows_P]
-    measured["cut_off"] = [_sum_and_count(n >= max_completion_length for n in known) for known in known_P]
+    measured["cut_off"] = [_sum_and_count(sample.cut_off for sample in row) for row in rows_P]
     for name in rows_P[0][0].counts:
         measured[name] = [_sum_and_count(sample.counts[name] for sample in row) for row in rows_P]
     return measured

@@ -6,8 +6,9 @@ All sources are converted to a Hub id or a folder, because TRL loads the referen
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -301,6 +302,35 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.eos_token = end_of_answer(tokenizer) or tokenizer.eos_token
     return tokenizer
+
+
+def set_template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> None:
+    """Make `variables`, such as {"enable_thinking": False}, the defaults of the tokenizer's chat template.
+
+    They become part of the template, which is saved with the model: whoever makes a prompt or feedback with this
+    tokenizer writes what training wrote. Variables that are passed to `apply_chat_template` come before them.
+    """
+    arguments = inspect.signature(type(tokenizer).apply_chat_template).parameters
+    for name in variables or {}:
+        if name in arguments or not name.isidentifier():
+            raise ValueError(
+                f"chat_template_kwargs: {name!r} is not a variable of a chat template; give variables that the "
+                'template of the model reads, such as {"enable_thinking": false}'
+            )
+    # The line break after a block is removed by the environment of chat templates.
+    head = "".join(
+        f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}\n"
+        for name, value in (variables or {}).items()
+    )
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several templates by name
+        tokenizer.chat_template = {name: _headed(head, text) for name, text in template.items()}
+    else:
+        tokenizer.chat_template = _headed(head, template)
+
+
+def _headed(head: str, template: str) -> str:
+    return template if template.startswith(head) else head + template
 
 
 def end_of_answer(tokenizer: Any) -> str | None:

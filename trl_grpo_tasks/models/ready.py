@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..task import Row, Task
-from .loading import check_policy, load_tokenizer, prepare_model
+from .loading import check_policy, load_tokenizer, prepare_model, set_template_variables
 from .masked_policy import MaskedPolicy
 
 
@@ -31,14 +31,17 @@ def ready_model(
     seed: int,
     constrain: bool | None = False,
     revision: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> ReadyModel:
     """Find the model, or make it in `folder`. `constrain` None: under the task's constraint, if it has one.
+    `chat_template_kwargs` are variables of the chat template, beside those that the tokenizer was saved with.
 
     ValueError if the model is of another kind than the task needs, cannot read the prompts of `rows`, or is to be
     constrained and the task has no constraint.
     """
     path = prepare_model(name, task, folder, seed, revision)
     tokenizer = load_tokenizer(path, revision)
+    set_template_variables(tokenizer, chat_template_kwargs)
     config = check_policy(path, task.policy, revision)
     if task.policy == "masked":
         policy = MaskedPolicy(tokenizer, config)

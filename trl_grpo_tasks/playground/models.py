@@ -8,7 +8,7 @@ from typing import Any
 from ..evaluation.solver import Solver
 from ..files import looks_local, model_file_in
 from ..models.loading import TINY
-from ..report.run_folder import settings_of
+from ..report.run_folder import sampling_of, settings_of
 from ..task import Task
 
 AFTER, BEFORE = "after training", "before training"
@@ -44,8 +44,10 @@ class Models:
 
     def __init__(self, model: str, task: Task, before: str | None, folder: str | Path, **sampling: Any):
         self.name, self.task, self.before = model, task, before
-        self._folder, self._sampling = folder, sampling
-        self._solvers = {AFTER: Solver.from_pretrained(model, task, folder=folder, **sampling)}
+        # The folder of the initial model has no settings, so both models take those of the run.
+        given = {name: value for name, value in sampling.items() if value is not None}
+        self._folder, self._sampling = folder, sampling_of(settings_of(model)) | given
+        self._solvers = {AFTER: Solver.from_pretrained(model, task, folder=folder, **self._sampling)}
 
     @property
     def choices(self) -> list[str]:
@@ -56,13 +58,8 @@ class Models:
         """Return the solver of one of `choices`; ValueError if its model cannot be loaded."""
         if which not in self._solvers:
             assert self.before is not None
-            # The folder of the initial model has no settings, so the settings of the trained model are passed on.
-            sampler = self._solvers[AFTER].sampler
-            filters = sampler.filters
-            same = {"temperature": sampler.temperature, "max_completion_length": sampler.max_length}
-            same |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
             self._solvers[which] = Solver.from_pretrained(
-                self.before, self.task, folder=Path(self._folder) / "before", **self._sampling | same
+                self.before, self.task, folder=Path(self._folder) / "before", **self._sampling
             )
         return self._solvers[which]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.answer_files import write_files, write_table
+from ..evaluation.samples import Completion
 from ..evaluation.solution import Solution
 from ..task import Row, Task
 from . import shown
@@ -117,7 +118,7 @@ class Player:
             self._status: shown.message("scoring ..."),
         }
         solution = Solution(request, row, solver.task.unverifiable(row))
-        solution.add(self._alone(solver.score, row, [(steps[-1].written, len(steps))]))
+        solution.add(self._alone(solver.score, row, [Completion(steps[-1].written, len(steps))]))
         yield self._judged(panel, solution)
 
     def _alone(self, function: Callable[..., Any], *words: Any) -> Any:
@@ -139,7 +140,7 @@ class Player:
         problems = write_files(task, [answer], files)
         write_table([answer], files)
         return {
-            panel.verdict: shown.verdict(solution, task.weights),
+            panel.verdict: shown.verdict(solution, self._models.solver(AFTER).weights),
             panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
             panel.scene_file: next((str(file) for file in files.glob("*.glb")), None),
             panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),

@@ -98,9 +98,9 @@ def verdict(solution: Solution, weights: Mapping[str, float]) -> str:
     parts += [f"<p>{_text(one)}</p>" for one in (solution.unverifiable, reason) if one]
     score = best.sample.score
     if score is not None:
-        rows = [
-            (_text(name), f"{value:.4g}", f"{weights.get(name, 0):g}") for name, value in score["components"].items()
-        ]
+        flags = {name: float(score[name]) for name in ("valid", "success") if weights.get(name)}
+        parts_of_total = {**score["components"], **flags}.items()
+        rows = [(_text(name), f"{value:.4g}", f"{weights.get(name, 0):g}") for name, value in parts_of_total]
         parts.append(
             _table(("component", "value", "weight"), [*rows, ("<b>total</b>", f"<b>{score['total']:.4g}</b>", "")])
         )

@@ -14,7 +14,6 @@ from ..constraints.base import only_token
 from ..constraints.sampling import DeviceMasks
 from ..constraints.sharding import output_size
 from ..constraints.table import MaskTable
-from ..constraints.turns import TurnsConstraint
 from ..evaluation.sampler import CompletionSampler, prompt_ids
 from ..models.masked_policy import MaskedPolicy
 from ..task import Row
@@ -98,10 +97,7 @@ def _continued(sampler: CompletionSampler, row: Row, generator: torch.Generator)
         unread.append(token)
         if state is not None:
             state.accept(token)
-        if isinstance(constraint, TurnsConstraint):
-            written = constraint.text_of(row, ids)
-        else:
-            written = tokenizer.decode(ids, skip_special_tokens=True)
+        written = sampler.text_of(row, prompt, ids)
         alternatives = [(tokenizer.decode([one]), p) for one, p in likeliest]
         yield Step(tokenizer.decode([token]), written, probability, allowed, kept, table.vocab_size, alternatives)
         # A constraint may continue after an end token, with feedback and another turn.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "fill_steps", "advantage_estimator", "pass_k", "constrain",
     "component_weights", "reference_mode", "kl_target", "entropy_coef", "entropy_target", "curriculum", "replay_size",
-    "own_successes", "own_successes_fraction", "relabel", "guard", "guard_floor", "best_by", "early_stopping",
+    "own_successes", "relabel", "guard", "guard_floor", "best_by", "early_stopping",
     "loss_type", "epsilon", "seed",
 )  # fmt: skip
 
@@ -186,13 +186,18 @@ def _training(run: RunFolder, task: Task) -> str:
         "end of training": run.outcome.get("stopped"),
         "training time": duration(run.seconds) if run.seconds is not None else None,
         "hardware": settings.get("machine"),
-        **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if name in training},
+        **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if _is_set(training, name)},
         **{f"`{name}`": _in_table(json.dumps(value)) for name, value in changed_options(run, task).items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value is not None)
     command = f"\n{_fenced(settings['command'], 'bash')}\n" if settings.get("command") else ""
     return f"## Training\n\n| | |\n|---|---|\n{table}\n{command}" if table or command else ""
+
+
+def _is_set(training: Mapping[str, Any], name: str) -> bool:
+    """Whether an option is worth a line: 0, false and null mean "off", except for numbers that are always used."""
+    return bool(training.get(name)) or (name in training and name in ("beta", "temperature", "seed"))
 
 
 def _licence(base: str | None) -> str:

@@ -21,6 +21,8 @@ PERFORMANCE_FILE = "performance.jsonl"
 OUTCOME_FILE = "outcome.json"  # written at the end of a run with --best_by
 JUDGE_FILE = "judge.json"  # written at the end of a run with an LLM judge
 EXPORTS_FOLDER = "exports"  # written by `trl-grpo-tasks export`
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_completion_length", "chat_template_kwargs",
+            "component_weights")  # fmt: skip
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
     "before": "the model before training",
@@ -51,6 +53,22 @@ def local_run(name: str) -> str:
 def settings_of(model: str | Path) -> dict[str, Any]:
     """Read the settings of a run; {} for a model that is not the folder of a run. ValueError if they are damaged."""
     return _read_json(Path(model) / SETTINGS_FILE)
+
+
+def compared_requests(model: str) -> set[str]:
+    """Return the hashes of the requests on which --best_by compared the models of a run, given its folder, a
+    checkpoint in it or its id on the Hub; none for other models."""
+    folder = Path(local_run(model))
+    outcome = _read_json(folder / OUTCOME_FILE) or _read_json(folder.parent / OUTCOME_FILE)
+    return set(outcome.get("requests", []))
+
+
+def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which a run made prompts, sampled and weighted rewards, as far as its settings have
+    them. Their names are those of the arguments of `Solver.from_pretrained`."""
+    training = settings.get("training") or {}
+    used = training | (training.get("generation_kwargs") or {})  # as in TRL, these come before the options
+    return {name: used[name] for name in SAMPLING if used.get(name) is not None}
 
 
 @dataclass

@@ -67,7 +67,7 @@ GLOSSARY = {
     "distinct_ngrams": "share of distinct word trigrams among the samples of a prompt",
     "unscored": "share of samples that could not be scored",
     "tokens": "mean length of a sample in tokens",
-    "cut_off": "share of samples that reached the length limit",
+    "cut_off": "share of samples that reached the length limit before their end",
     "seconds": "duration of the evaluation",
 }
 

@@ -13,7 +13,7 @@ from ..models.loading import MERGED_FOLDER, TINY
 from ..redact import is_secret
 from ..registry import find_task_class, is_safe_by_name
 from ..task import Task
-from .run_folder import RunFolder
+from .run_folder import RunFolder, sampling_of
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as max_lora_rank
 
@@ -43,13 +43,14 @@ class Published:
 
     @property
     def length(self) -> int:
-        return self.training.get("max_completion_length", 256)
+        return sampling_of(self.run.settings).get("max_completion_length", 256)
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The temperature and the sampling filters of the run."""
-        filters = {name: self.training.get(name) for name in ("top_k", "top_p", "min_p")}
-        return {"temperature": self.training.get("temperature", 1.0), **{k: v for k, v in filters.items() if v}}
+        used = {"temperature": 1.0} | sampling_of(self.run.settings)
+        filters = {name: used[name] for name in ("top_k", "top_p", "min_p") if used.get(name)}
+        return {"temperature": used["temperature"], **filters}
 
     @property
     def is_constrained(self) -> bool:

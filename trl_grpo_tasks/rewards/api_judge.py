@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ..task import Row, Score, Task, printable
+from ..task import Row, Score, printable
 from .answer_file import AnswerFile
 from .chat_api import ChatApi, ChatError
 from .rubric import AnswerError, Rubric
@@ -89,8 +89,9 @@ class Opinion:
     def __init__(self, name: str, question: Question, answer: Future[_Answer]):
         self._name, self._question, self._answer = name, question, answer
 
-    def added_to(self, score: Score, task: Task) -> tuple[Score | None, str]:
-        """Return `score` with the judge's component and "", or None and why the judge could not score."""
+    def added_to(self, score: Score) -> tuple[Score | None, str]:
+        """Return `score` with the judge's component, which its total lacks, and ""; or None and why the judge could
+        not score."""
         answer = self._answer.result()
         if answer.scores is None:
             return None, answer.reason
@@ -100,7 +101,6 @@ class Opinion:
         added = replace(
             score,
             components=score.components | {self._name: component},
-            total=score.total + task.weights[self._name] * component,
             reason="; ".join(filter(None, (score.reason, said))),
             info=score.info | {self._name: dict(answer.scores)},
         )

@@ -38,6 +38,7 @@ class TaskRewards:
             memory_mb=args.reward_memory_mb,
             backend=args.reward_backend,
             with_prefixes=args.step_credit > 0,
+            weights=self._weights,
         )
         self._pending: Pending | None = None
         self.outcomes: list[Outcome] = []

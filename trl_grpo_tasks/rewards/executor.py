@@ -17,13 +17,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..task import Score, Task
+from ..task import Score, Task, weighted_total
 from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
@@ -118,6 +118,8 @@ class RewardExecutor:
     If the task has an `api_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
     it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own.
 
+    Totals are made with `weights`, from `component_weights`; without them, with those of the task.
+
     Equal (row, completion) pairs are scored once. Up to `cache_size` scores are cached; failures are not cached.
     """
 
@@ -130,6 +132,7 @@ class RewardExecutor:
         backend: str = "process",
         cache_size: int = 100_000,
         with_prefixes: bool = False,
+        weights: Mapping[str, float] | None = None,
     ):
         if backend not in BACKENDS:
             raise ValueError(f"unknown reward backend {backend!r}; backends are: {', '.join(BACKENDS)}")
@@ -141,7 +144,7 @@ class RewardExecutor:
             raise ValueError(f"the reward timeout must be more than 0 seconds, got {timeout}")
         if memory_mb is not None and memory_mb <= 0:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
-        self.task, self.workers = task, workers
+        self.task, self.workers, self.weights = task, workers, task.weights if weights is None else weights
         self.judge = task.api_judge()
         self.stats = RewardStats()
         self._lock = threading.Lock()
@@ -169,10 +172,10 @@ class RewardExecutor:
             raise RuntimeError("the reward executor is closed")
         pairs = list(zip(rows, completions, strict=True))
         parts = [self._submit_one(row, text) for row, text in pairs]
-        if self.judge is None:
-            return Pending(parts, self._pool.drain, self._pool.discard)
-        opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
-        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._with_opinions, opinions))
+        opinions: list[Opinion | None] = [None] * len(pairs)
+        if self.judge is not None:
+            opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
+        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._completed, opinions))
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
@@ -220,15 +223,17 @@ class RewardExecutor:
         self._pool.submit(Job(row, completion, lambda reply: self._finish(key, future, reply)))
         return future
 
-    def _with_opinions(self, opinions: Sequence[Opinion | None], outcomes: list[Outcome]) -> list[Outcome]:
-        """Wait for the judge and add its opinions to the outcomes."""
-        judged = []
+    def _completed(self, opinions: Sequence[Opinion | None], outcomes: list[Outcome]) -> list[Outcome]:
+        """Wait for the judge, add its opinions to the outcomes, and make their totals with the weights."""
+        completed = []
         for outcome, opinion in zip(outcomes, opinions, strict=True):
-            if outcome.score is not None and opinion is not None:
-                score, reason = opinion.added_to(outcome.score, self.task)
-                outcome = replace(outcome, score=score, reason=outcome.reason if score else reason)
-            judged.append(outcome)
-        return judged
+            score, reason = outcome.score, outcome.reason
+            if score is not None and opinion is not None:
+                score, reason = opinion.added_to(score)
+            if score is not None:
+                score = replace(score, total=weighted_total(score, self.weights))
+            completed.append(replace(outcome, score=score, reason=reason if score is None else outcome.reason))
+        return completed
 
     def _finish(self, key: bytes, future: Future[Outcome], reply: Reply | RewardWorkerError) -> None:
         with self._lock:

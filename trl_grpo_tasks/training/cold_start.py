@@ -48,10 +48,10 @@ def cold_start(
     folder = Path(folder)
     if tokenizer is None and isinstance(task, RepairTask):  # which writes feedback with it
         tokenizer = load_tokenizer(model)
-    golds = gold_dataset(task, rows, tokenizer)
+    golds, template = gold_dataset(task, rows, tokenizer), getattr(tokenizer, "chat_template", None)
     origin = {
         "model": origin_of(model) or model,
-        "answers": hashlib.sha256(json.dumps(golds.to_list()).encode()).hexdigest(),
+        "answers": hashlib.sha256(json.dumps([golds.to_list(), template]).encode()).hexdigest(),
         "steps": steps,
         "learning_rate": learning_rate,
         "batch_size": batch_size,

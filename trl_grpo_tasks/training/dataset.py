@@ -1,9 +1,10 @@
-"""A task's rows as the data set that TRL trains on."""
+"""A task's rows as the data set that TRL trains on, and held-out rows for comparing models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -27,3 +28,33 @@ def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any 
             "index": list(range(len(rows))),
         }
     )
+
+
+def split_held_out(
+    task: Task, size: int | None, seed: int, say: Callable[[str], Any] | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return held-out rows to report, and rows to compare models on. They share no request.
+
+    Where the task has no requests beyond `size` rows, a random half of them is for comparing, and `say` is called with
+    a line for people to read. ValueError if there is only one.
+    """
+    reported = rows_of(task, "test", size, seed, say=say)
+    requests = list(dict.fromkeys(map(task.request, reported)))
+    more = [] if size is None else rows_of(task, "test", 2 * size, seed)
+    taken = set(requests)
+    compared = [row for row in more if task.request(row) not in taken][:size]
+    if not compared:
+        if len(requests) == 1:
+            raise ValueError(
+                f"best_by compares models on other held-out rows than those that are reported, and task {task.name!r} "
+                "has only one held-out request; leave best_by out"
+            )
+        chosen = set(random.Random(seed).sample(requests, len(requests) // 2))
+        compared = [row for row in reported if task.request(row) in chosen]
+        reported = [row for row in reported if task.request(row) not in chosen]
+        if say is not None:
+            say(
+                f"--best_by compares models on {len(compared)} held-out rows, and {len(reported)} are left for the "
+                "evaluation: the task has no others (a smaller --eval_rows leaves some)"
+            )
+    return reported, compared

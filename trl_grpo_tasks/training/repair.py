@@ -126,8 +126,8 @@ def shown_reason(reason: str) -> str:
 class RepairTask(Task):
     """A task with up to `turns` attempts per completion.
 
-    A completion is a conversation as `join_turns` writes it. Its score is that of the last turn, with components
-    multiplied by `discount` for every turn before it. The facts `turns` and `repaired` are added.
+    A completion is a conversation as `join_turns` writes it. Its score is that of the last turn, with components that
+    are not penalties multiplied by `discount` for every turn before it. The facts `turns` and `repaired` are added.
     `constrain` is whether turns are under the task's own constraint; None: if it has one.
     """
 
@@ -218,13 +218,14 @@ class RepairTask(Task):
         score = self.inner.score(row, turns[-1])
         if score is None:
             return None
-        factor = self.discount ** (len(turns) - 1)
-        return replace(
-            score,
-            components={name: factor * value for name, value in score.components.items()},
-            total=factor * score.total,
-            info={**score.info, "turns": len(turns), "repaired": score.success and len(turns) > 1},
-        )
+        components = {name: value * self._factor(name, value, len(turns)) for name, value in score.components.items()}
+        info = {**score.info, "turns": len(turns), "repaired": score.success and len(turns) > 1}
+        return self.inner.make_score(components, score.valid, score.success, score.reason, info)
+
+    def _factor(self, name: str, value: float, turns: int) -> float:
+        """Return the discount of a component. A penalty is not discounted: failing later would be worth more."""
+        is_penalty = value * (self.weights[name] or 1) < 0
+        return 1.0 if is_penalty else self.discount ** (turns - 1)
 
     def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
         turns, _ = split_turns(completion)

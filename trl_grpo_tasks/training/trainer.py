@@ -111,7 +111,10 @@ class TaskGRPOTrainer(GroupLayer):
         self._guard = self._make_guard()
         self._plain_weights = self.reward_weights.clone()
         check_best_by(args, self.reward_func_names, has_task=task is not None)
-        self._best = None if args.best_by is None else BestModel(args)
+        self._best = None
+        if args.best_by is not None:
+            compared = [] if task is None else [task.request(json.loads(row)) for row in self.eval_dataset["row"]]
+            self._best = BestModel(args, compared)
         self.metrics_file = MetricsFile()
         self._samples_notice, self._card_notice = FailureNotice(), FailureNotice()
         self.add_callback(self.metrics_file)

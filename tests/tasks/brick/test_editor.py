@@ -82,10 +82,6 @@ def stands(sample):
     return sample.score["info"]["stable"]
 
 
-def is_cut_off(sample, length=60):
-    return sample.tokens >= length
-
-
 def test_the_names_of_the_editors():
     assert BrickTask().editors == ("rejection", "rollback", "rejection+rollback")
     assert ToyTask().editors == ()
@@ -106,7 +102,7 @@ def test_rejection_writes_no_wrong_line(loaded):
     """The model is wrong once in a few lines, so that 50 draws in vain do not happen."""
     result = run(loaded, "rejection", max_bricks=4)
     for sample in result.samples:
-        if not is_cut_off(sample):
+        if not sample.cut_off:
             assert sample.score["valid"] or not sample.completion.strip(), sample
         whole = parse(sample.completion[: sample.completion.rfind("\n") + 1], WORLD)
         assert not whole.problems and (not whole.lines or not whole.structure.problems(4))
@@ -128,7 +124,7 @@ def test_a_line_is_drawn_again_so_often_and_then_kept(loaded):
 def test_constrained_is_valid_always(loaded):
     for attach in (True, False):
         result = run(loaded, constrain=True, length=400, attach=attach)
-        assert all(s.score["valid"] for s in result.samples if not is_cut_off(s, 400))
+        assert all(s.score["valid"] for s in result.samples if not s.cut_off)
         assert not any(parse(s.completion, WORLD).structure.problems() for s in result.samples)
         assert any(not stands(s) for s in result.samples)
 
@@ -139,7 +135,7 @@ def test_rollback_ends_with_what_stands(loaded, rejection, constrain):
     options = {"constrain": constrain, "rows": ROWS[::2], "length": length, "attach": False}
     before = run(loaded, "rejection" if rejection else None, **options)
     result = run(loaded, "rejection+rollback" if rejection else "rollback", **options)
-    stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not is_cut_off(s, length)]
+    stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not s.cut_off]
     assert len(stopped) > len(result.samples) / 2
     assert all(s.score["valid"] and stands(s) for s in stopped)
     assert result.metrics["rollbacks"] > 0 and result.metrics["rollbacks_median"] >= 0
@@ -151,7 +147,7 @@ def test_there_are_only_so_many_rollbacks(loaded):
     assert [s.completion for s in none.samples] == [s.completion for s in run(loaded).samples]
     few = run(loaded, "rollback", max_rollbacks=2)
     assert {s.counts["rollbacks"] for s in few.samples} <= {0, 1, 2}
-    assert all(stands(s) for s in few.samples if s.counts["rollbacks"] < 2 and not is_cut_off(s))
+    assert all(stands(s) for s in few.samples if s.counts["rollbacks"] < 2 and not s.cut_off)
 
 
 def test_rejection_samples_lines_from_their_conditional_distribution(loaded):
@@ -309,7 +305,7 @@ def test_an_unknown_editor_is_an_error(loaded):
 
 def test_counts_are_averaged():
     samples = [Sample(ROW, "", 3, None, counts={"rollbacks": n}) for n in (0, 1, 1, 6)]
-    metrics, _ = summarise(samples, 2, 9)
+    metrics, _ = summarise(samples, 2)
     assert (metrics["rollbacks"], metrics["rollbacks_median"]) == (2, 1)
 
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from trl_grpo_tasks.evaluation.samples import Completion
 from trl_grpo_tasks.evaluation.solver import Solver
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
@@ -16,7 +17,7 @@ class Writes:
         self.text = text
 
     def sample(self, rows, editor=None):
-        return [(self.text, 1)] * len(rows)
+        return [Completion(self.text, 1)] * len(rows)
 
 
 def solved(request, text):

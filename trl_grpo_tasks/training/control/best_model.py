@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from transformers import TrainerCallback
 from ...files import write_atomically
 from ...models import checkpoints
 from ...report.run_folder import OUTCOME_FILE
+from ...task import short_hash
 
 
 class BestModel(TrainerCallback):
     """Saves a checkpoint at each new best value of `best_by`, and ends training if `early_stopping` evaluations in a
     row bring none. transformers keeps that checkpoint and loads it at the end.
 
-    At the end of training, outcome.json in the run folder says which step the final model is from, and why training
-    ended early. The evaluations so far are part of a checkpoint, so that a resumed run decides as the whole run does.
+    At the end of training, outcome.json in the run folder says which step the final model is from, why training ended
+    early, and on which requests models were compared, which later evaluations leave out. The evaluations so far are
+    part of a checkpoint, so that a resumed run decides as the whole run does.
     """
 
-    def __init__(self, args: Any, say: Any = tqdm.write):
+    def __init__(self, args: Any, requests: Iterable[str] = (), say: Any = tqdm.write):
+        self._requests = sorted({short_hash(request) for request in requests})
         self._name, self._metric = args.best_by, f"eval_{args.metric_for_best_model}"
         self._sign = 1 if args.greater_is_better else -1
         self._patience = args.early_stopping
@@ -94,6 +98,7 @@ class BestModel(TrainerCallback):
             "last_step": state.global_step,
             "evaluations": [[at, None if math.isnan(found) else found] for at, found in self._evaluations],
             "stopped": reason,
+            "requests": self._requests,
         }
         write_atomically(Path(args.output_dir) / OUTCOME_FILE, json.dumps(outcome))
 

@@ -29,7 +29,7 @@ from ...constraints.sharding import output_size
 from ...constraints.table import MaskTable, MaskTables, pad_mask_numbers
 from ...constraints.turns import TurnsConstraint
 from ...constraints.vocabulary import check_outputs
-from ...models.loading import adapter_dtype, end_of_answer, is_adapter, load_for_training
+from ...models.loading import adapter_dtype, end_of_answer, is_adapter, load_for_training, set_template_variables
 from ...models.masked_policy import MaskedPolicy, check_settings, is_masked_lm, prepare_for_trl, save_fill_steps
 from ...models.quantised import (
     adapter_weights,
@@ -38,6 +38,7 @@ from ...models.quantised import (
     keep_weights_unpacked,
     restore_adapter,
 )
+from ...models.tiny import PLAIN_CHAT_TEMPLATE
 from ...rewards.judge import text_of
 from ...rollout import Decoder, rollout, unsupported_reason_in
 from ...rollout.gathered import GatheredCopy, reason_of_any
@@ -100,6 +101,9 @@ class GenerationLayer(CheckpointLayer):
         self._prepare_quantised(given)
         if is_peft_model(self.model) and ADAPTER in self.model.peft_config:
             copy_trained_adapter(self.model)
+        if task is not None:
+            self._tokenizer.chat_template = self._tokenizer.chat_template or PLAIN_CHAT_TEMPLATE
+            set_template_variables(self._tokenizer, args.chat_template_kwargs)
         self.task = task
         self.latest_rollout = RolloutRecord(self._mode)  # the layer above starts one per rollout
         self._filters = args.sampling_filters

@@ -12,15 +12,16 @@ import torch
 from accelerate.utils import gather, gather_object
 
 from ...failures import FailureNotice
-from ...models.tiny import PLAIN_CHAT_TEMPLATE
 from ...rewards.api_judge import Usage
 from ...rewards.components import TaskRewards, unusable
 from ...rewards.judge import text_of
 from ...task import Task, printable
 from ..advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
 from ..credit import StepFinder, check_credit_task, step_credits, token_credits
-from ..dataset import task_dataset
+from ..dataset import split_held_out, task_dataset
+from ..evaluated import EvaluatedBatches
 from ..options.config import TaskGRPOConfig
+from ..options.sampling import check_endings
 from ..repair import RepairTask, scoring_turns_with
 from ..stores.canonical_forms import CanonicalForms
 from .scoring import ScoringLayer
@@ -49,12 +50,15 @@ class RewardLayer(ScoringLayer):
         self._rewards: TaskRewards | None = None
         self._forms = None if task is None else CanonicalForms(task)
         if task is not None:
+            check_endings(args)
             if reward_funcs is not None or args.reward_weights is not None:
                 raise ValueError("a task defines its own rewards: leave out reward_funcs and reward_weights, and set "
                                  "component_weights to weight its components")  # fmt: skip
             self._rewards = TaskRewards(task, args, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
             reward_funcs = self._rewards.functions()
             train_dataset = task_dataset(task, "train", args.train_rows, args.seed, train_dataset)
+            if eval_dataset is None and args.load_best_model_at_end:
+                _, eval_dataset = split_held_out(task, args.eval_rows, args.seed)
             test_rows = partial(task_dataset, task, "test", args.eval_rows, args.seed)
             if isinstance(eval_dataset, Mapping):  # several, each of which is evaluated
                 eval_dataset = {name: test_rows(rows) for name, rows in eval_dataset.items()}
@@ -64,13 +68,12 @@ class RewardLayer(ScoringLayer):
         if self._rewards is not None:
             self.reward_func_names = self._rewards.names
             self.reward_weights = torch.tensor(self._rewards.weights, dtype=torch.float32)
-            if self._tokenizer.chat_template is None:
-                self._tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
         if args.step_credit and self.tools:
             raise ValueError("step_credit does not work with tools, whose results are in the text; set step_credit=0")
         self._steps = StepFinder(self._tokenizer)
         self._judge_usage: Usage | None = None  # of all processes
         self._unscored_notice, self._unusable_notice = FailureNotice(), FailureNotice()  # each is printed once
+        self._evaluated = EvaluatedBatches()
 
     @property
     def _group_size(self) -> int:
@@ -103,6 +106,8 @@ class RewardLayer(ScoringLayer):
             # TRL logs the mean since the last log, which for a total must be the mean of one value.
             for name, value in asdict(self._judge_usage).items():
                 metrics[f"perf/judge_{name}"].append(float(value))
+        if not self.model.training:
+            self._evaluated.average(self._metrics["eval"])
         super().log(*args, **kwargs)
 
     # ---- rewards
@@ -151,6 +156,9 @@ class RewardLayer(ScoringLayer):
             )
         if rewards is not None:
             rewards_N_F = rewards.unscored_to_nan(rewards_N_F)
+        if not self.model.training:
+            indexes = gather_object([example.get("index") for example in inputs])
+            rewards_N_F = self._evaluated.add(indexes, rewards_N_F, self._group_size)
         record.rewards_N_F = rewards_N_F
         return rewards_N_F
 
@@ -202,7 +210,8 @@ class RewardLayer(ScoringLayer):
             metrics["step_credit/steps"].append(sum(map(len, credits_N)) / len(credits_N))
             metrics["step_credit/unscored"].append(scores_N.count(None) / len(scores_N))
         self.latest_rollout.without_signal_P = without_signal_P
-        metrics["groups_without_signal"].append(without_signal_P.float().mean().item())
+        kept_P = slice(None) if self.model.training else self._evaluated.is_new_N[::size]
+        metrics["groups_without_signal"].append(without_signal_P[kept_P].float().mean().item())
         if self._rewards is not None:
             for name, values_P_G in (("pass", self._component("success").view(-1, size)), ("max", totals_P_G)):
                 for k, value in expected_best_curve(values_P_G).items():
@@ -222,8 +231,9 @@ class RewardLayer(ScoringLayer):
         forms = gather_object(
             [self._forms.of(one["row"], text) if out.score and out.score.valid else None for one, text, out in samples]
         )
-        groups = [set(forms[start : start + size]) - {None} for start in range(0, len(forms), size)]
-        return sum(map(len, groups)) / len(forms)
+        is_new_N = self._evaluated.is_new_N
+        groups = [set(forms[start : start + size]) - {None} for start in range(0, len(forms), size) if is_new_N[start]]
+        return sum(map(len, groups)) / sum(is_new_N)
 
     def _put_advantages(self, output: dict[str, Any], advantages_N: torch.Tensor) -> None:
         """Replace TRL's advantages in a rollout and in the table of logged completions."""

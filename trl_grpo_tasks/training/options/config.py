@@ -103,7 +103,9 @@ class TaskGRPOConfig(GRPOConfig):
         "again. max_completion_length counts all turns and the feedback. Needs rollout 'fast' or 'auto'.",
     )
     repair_discount: float = option(
-        0.9, "Factor on the reward for each turn before the last, so that answers which succeed at once are preferred."
+        0.9,
+        "Factor on the positive parts of the reward for each turn before the last, so that answers which succeed at "
+        "once are preferred.",
     )
 
     # Rollouts

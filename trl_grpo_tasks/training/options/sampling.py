@@ -46,6 +46,8 @@ NEUTRAL_SAMPLING = (
     "low_memory", "max_cache_len", "max_length", "max_new_tokens", "max_time", "pad_token_id", "prefill_chunk_size",
     "remove_invalid_values", "renormalize_logits", "stop", "stop_strings", "stop_token_ids", "use_cache",
 )  # fmt: skip
+# Those of them that say where a completion ends.
+ENDINGS = ("eos_token_id", "max_length", "max_new_tokens", "max_time", "stop", "stop_strings", "stop_token_ids")
 
 
 def check_temperature(args: Any) -> None:
@@ -86,6 +88,18 @@ def refuse_inexact(found: str, promise: str) -> None:
             f"{found}: exact log-probs of such samples, which {promise} needs, cannot be computed; leave it out, or "
             "set the neutral value in generation_kwargs if the model's own file sets it (temperature, top_k, top_p "
             "and min_p are supported)"
+        )
+
+
+def check_endings(args: Any) -> None:
+    """Raise ValueError for generation_kwargs that end completions of a task: only TRL's and vLLM's generation knows
+    them, so that evaluations, `solve` and our rollouts would score other texts than training."""
+    found = sorted(name for name in ENDINGS if (args.generation_kwargs or {}).get(name) is not None)
+    if found:
+        raise ValueError(
+            f"generation_kwargs {found}: completions of a task end with the tokenizer's eos_token or after "
+            "max_completion_length tokens, in training and in evaluations; set that option, or end the answer in the "
+            "task's score or constraint"
         )
 
 
