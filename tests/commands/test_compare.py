@@ -58,7 +58,7 @@ def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
     out = capsys.readouterr().out
     text = (tmp_path / "out" / "evaluation.md").read_text()
     for said in (out, text):
-        assert "5 held-out rows of task toy 1, 4 samples each, constrained, temperature 1; in brackets: " in said
+        assert "5 held-out rows (2 different requests) of task toy 1, 4 samples each, constrained, temperature" in said
         assert f"{base['metrics']['success']:.3f} [{base['intervals']['success'][0]:.3f}, " in said
     assert "| success" in text and f"- gold: `{file}`, 3 samples per row" in text
     assert "\nsuccess  " in out and "written: " in out

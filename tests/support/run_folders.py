@@ -48,7 +48,7 @@ def evaluation(name, task, completions_P_G):
     for row, completions in zip(rows(len(completions_P_G)), completions_P_G, strict=True):
         for text in completions:
             score = task.score(row, text)
-            samples.append(Sample(row, text, len(text), score.as_dict(), score.reason))
+            samples.append(Sample(row, text, len(text), score.as_dict(), score.reason, cut_off=False))
     metrics, intervals = summarise(samples, len(completions_P_G[0]))
     return Evaluation(name, metrics, samples, intervals)
 

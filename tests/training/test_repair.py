@@ -91,7 +91,7 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
         assert text == constraint.text_of(row, ids) and trainer.task.score(row, text) == score
         assert (start > 0) == (score.info["turns"] > 1)
         assert set(trainer._tokenizer.decode(ids[start:], skip_special_tokens=True)) <= set("abcd")
-    stored = [success for kept in trainer._successes.state_dict()["rows"] for success in kept]
+    stored = [success for kept in trainer._successes.state_dict()["requests"] for success in kept]
     assert stored
     for success in stored:  # what is imitated is the last turn, after the others
         assert trainer._tokenizer.decode(success["completion_ids"], skip_special_tokens=True) == success["answer"]
