@@ -8,7 +8,7 @@
                                                        # needs playwright and Chromium
 
 `strip` and `tasks` show held-out rows before and after GRPO. They are not cherry-picked: improved, worse and unchanged
-rows appear in proportion, each with its median sample.
+rows appear in proportion, each kind at least once, each row with its median sample.
 
 `constraints` trains the task that `trl-grpo-tasks new` writes, from the same cold start, with the same seeds and under
 the same grammar: once with the grammar in sampling and scoring, as in this package, and once in sampling only, as with
@@ -57,18 +57,19 @@ def strip(run_dir: str, columns: int = 5) -> None:
     task = task_of(run_dir)
     before, after = json.loads(Path(run_dir, "results.json").read_text())["evaluations"]
     shown = choose(pairs(before, after), columns)
-    sheet = Image.new("RGB", (MARGIN + columns * SIDE, 2 * HIGH + 3 * LINE + 4), "white")
+    captions = [_wrapped(prompt_of(pair.before), 36) for pair in shown]
+    sheet = Image.new("RGB", (MARGIN + columns * SIDE, 2 * HIGH + (max(map(len, captions)) + 1) * LINE + 4), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     for row, name in enumerate((before["name"], after["name"])):
         pen.text((8, row * HIGH + HIGH // 2), name, "black", font)
-    for column, pair in enumerate(shown):
+    for column, (pair, caption) in enumerate(zip(shown, captions, strict=True)):
         left = MARGIN + column * SIDE
         for row, sample in enumerate((pair.before, pair.after)):
             drawn = Image.open(io.BytesIO(task.render(sample["row"], sample["completion"])))
             width, height = drawn.size  # crop the text below the structure, which would be too small to read
             sheet.paste(drawn.crop((0, 0, width, round(0.9 * height))).resize((SIDE, HIGH)), (left, row * HIGH))
         successes = "success {:.0%} -> {:.0%}".format(*pair.successes)
-        for line, text in enumerate([*_wrapped(prompt_of(pair.before), 36)[:2], successes]):
+        for line, text in enumerate([*caption, successes]):
             pen.text((left + 4, 2 * HIGH + 4 + line * LINE), text, "black", font)
     _save(sheet, "before_after.png")
 

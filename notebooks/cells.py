@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 class Own(NamedTuple):
     """What differs between the notebooks.
 
-    `cpu` is the recipe for machines without a GPU. `cpu_time` is recorded, `cpu_memory` was measured in the stored
-    run, and `gpu_memory` is an estimate. `changes` is code that changes `settings`. `stored` are the options of the
+    `cpu` is the recipe for machines without a GPU. `cpu_memory` was measured in the stored run, and `gpu_memory` is an
+    estimate. `changes` is code that changes `settings`. `stored` are the options of the
     run whose outputs are stored. `text` and `code` are the last section, which uses the model.
     """
 
@@ -16,7 +16,6 @@ class Own(NamedTuple):
     extras: str
     cpu: str
     gpu_memory: str
-    cpu_time: str
     cpu_memory: str
     stored: dict[str, Any]
     text: str
@@ -33,7 +32,6 @@ stands, also under the weights that the caption names.""",
         extras="brick,report",
         cpu="brick/demo",
         gpu_memory="about 4 GB (estimate: a step with 64 completions of 256 tokens peaked at 4.3 GB on an H200)",
-        cpu_time="about 5 minutes on two x86 cores (estimate)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={"max_steps": 60, "eval_rows": 40, "logging_steps": 5},
         text="""
@@ -58,7 +56,6 @@ reward, the other is only logged, as a check.""",
         extras="infill,report",
         cpu="infill/tiny_cpu",
         gpu_memory="less than 8 GB (estimate from the sizes of weights and activations)",
-        cpu_time="less than 10 minutes on two CPU cores, judges included",
         cpu_memory="less than 2 GB, without reward workers",
         changes='settings["judges_folder"] = f"{OUTPUT}_judges"\n',
         stored={
@@ -91,7 +88,6 @@ it drives or throws.""",
         extras="machine,report",
         cpu="machine/tiny_cpu",
         gpu_memory="less than 8 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
-        cpu_time="12 minutes on two x86 cores that other jobs shared",
         cpu_memory="less than 2 GB, without reward workers",
         stored={
             "cold_start_steps": 30,
@@ -131,7 +127,6 @@ a pattern, a length.""",
         extras="report",
         cpu="prompts/tiny_cpu",
         gpu_memory="less than 6 GB (estimate from the sizes of weights and activations)",
-        cpu_time="103 s of processor time on two CPU cores",
         cpu_memory="less than 2 GB, without reward workers",
         stored={
             "cold_start_steps": 100,
@@ -168,7 +163,6 @@ anomalies cancel and computes the masses of its particles.""",
         extras="theory,report",
         cpu="theory/tiny_cpu",
         gpu_memory="about 6 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
-        cpu_time="2 min 17 s on two x86 cores",
         cpu_memory="less than 2 GB, without reward workers",
         stored={"max_steps": 30, "eval_rows": 21, "logging_steps": 5},
         text="""
@@ -254,17 +248,17 @@ if torch.cuda.is_available():
     bf16 = "with" if gpu.major >= 8 else "without"
     print(f"GPU: {gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, {bf16} bf16; torch {torch.__version__}")
     name = "@TASK/colab_t4"
-    time, memory = "not measured on this GPU", "@GPU_MEMORY_SHORT"
+    memory = "@GPU_MEMORY_SHORT"
 elif ALLOW_CPU:
     print(f"no GPU found; ALLOW_CPU is set, so training runs on the CPU ({os.cpu_count()} cores)")
     name = "@CPU"
-    time, memory = "@CPU_TIME", "@CPU_MEMORY"
+    memory = "@CPU_MEMORY"
 else:
     raise RuntimeError(
         "No GPU found. On Colab choose Runtime, Change runtime type, T4 GPU. To train the embedded tiny model on the "
         "CPU instead, set ALLOW_CPU = True."
     )
-print(f"recipe: {name}; expected time: {time}; expected memory: {memory}")""",
+print(f"recipe: {name}; expected memory: {memory}")""",
     """
 ## Output folder
 

@@ -21,6 +21,8 @@ from typing import Any
 
 from cells import CELLS, TASKS, WITHOUT_RECIPE
 
+from trl_grpo_tasks.commands.recipes import expected_time
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 LARGEST = 300_000  # bytes of a stored notebook
@@ -52,7 +54,7 @@ def notebook(task: str, address: str) -> dict[str, Any]:
         "@EXTRAS": own.extras,
         "@GPU_MEMORY_SHORT": own.gpu_memory.split(" (")[0] + " (estimate)",
         "@GPU_MEMORY": own.gpu_memory,
-        "@CPU_TIME": own.cpu_time,
+        "@CPU_TIME": expected_time(own.cpu),
         "@CPU_MEMORY": own.cpu_memory,
         "@CPU": own.cpu,
         "@STORED": json.dumps(own.stored),

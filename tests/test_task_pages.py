@@ -1,11 +1,13 @@
 """The task pages of the documentation agree with the code; the READMEs of the task folders are short and complete."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from trl_grpo_tasks.commands.recipes import expected_result, expected_results, recipe_names
 from trl_grpo_tasks.registry import TASKS, find_task_class, get_task
 
 ROOT = Path(__file__).parent.parent
@@ -35,12 +37,51 @@ def test_every_generated_block_is_on_its_page(name, generator):
 
 
 def test_an_outdated_page_is_found(generator, tmp_path, monkeypatch):
-    monkeypatch.setattr(generator, "PAGES", tmp_path)
+    monkeypatch.setattr(generator, "FILES", [tmp_path / "machine.md"])
     (tmp_path / "machine.md").write_text("# x\n\n<!-- generated: machine.levels -->\nstale\n<!-- end -->\n\nrest\n")
     assert generator.main(["--check"]) == 1
     assert generator.main([]) == 0 and generator.main(["--check"]) == 0
     written = (tmp_path / "machine.md").read_text()
     assert "`small`" in written and "stale" not in written and written.endswith("<!-- end -->\n\nrest\n")
+
+
+def test_expected_results_are_the_same_everywhere(generator):
+    """Those of README, quickstart, the READMEs of tasks and the comments of recipes; task pages are tested above."""
+    written = [path for path in generator.FILES if path.parent.name != "tasks"]
+    assert {ROOT / "README.md", ROOT / "docs/start/quickstart.md"} < set(written)
+    for path in written:
+        text = path.read_text(encoding="utf-8")
+        name = f"{path.parent.name}/{path.stem}"
+        made = generator.updated(text) if path.suffix == ".md" else generator.updated_recipe(text, name)
+        assert made == text, f"{path}: run python docs/make_task_pages.py"
+
+
+def test_results_of_recipes_are_not_written_by_hand(generator):
+    for path in generator.FILES:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".yaml":
+            text = re.sub(r"# Expected: .*\n(#   .*\n)*", "", text)
+        elif path.name == "README.md":
+            text = re.sub(r"<!-- (expected|output): .*?<!-- end -->|```.*?```", "", text, flags=re.DOTALL)
+        else:
+            continue
+        found = re.search(r"\d%? (→|->) \d.*|(rises|rose|falls|fell) from [\d.]+.*|\b\d+ min(utes)?\b.*", text)
+        assert found is None, f"{path}: {found[0]!r} belongs into trl_grpo_tasks/recipes/expected.yaml"
+
+
+def test_entries_of_expected_results():
+    entries = expected_results()
+    assert set(TASKS) <= set(entries) <= {*TASKS, *recipe_names()}
+    for name, entry in entries.items():
+        assert set(entry) <= {"results", "seeds", "hardware", "minutes", "commit", "note", "output"}, name
+        for measure, (before, after) in entry.get("results", {}).items():
+            assert f"{measure} {before} -> {after}" in expected_result(name)
+            row = re.search(
+                rf"^{re.escape(measure)} +([\d.]+) \S+ \S+ +([\d.]+) ", entry.get("output", ""), re.MULTILINE
+            )
+            shares = [] if row is None else [f"{100 * float(share):.1f}%" for share in row.groups()]
+            assert shares in ([], [before, after]), f"{name}: {measure} differs from the output"
+        assert "results" not in entry or {"seeds", "hardware"} <= set(entry), name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ import yaml
 
 import trl_grpo_tasks
 from trl_grpo_tasks import get_task
+from trl_grpo_tasks.commands.recipes import expected_result
 
 RECIPES = Path(trl_grpo_tasks.__file__).parent / "recipes"
 SEED = 42
@@ -66,34 +67,12 @@ def options(name: str) -> str:
     return table(["option", "default", "meaning"], rows)
 
 
-# Recipes whose results are on the results page, and what was changed there.
-_MEASURED = {
-    "brick/demo": "yes",
-    "brick/tiny_cpu": "yes",
-    "brick/pivot": "yes",
-    "brick/paper": "scaled down",
-    "brick/single_gpu": "with weights from a GGUF file",
-    "theory/tiny_cpu": "yes",
-    "theory/tiny_gpu": "yes",
-    "theory/colab_t4": "memory and time only, on an H200",
-    "theory/paper": "221 of its steps, and with changed options",
-    "machine/tiny_cpu": "yes",
-    "machine/paper": "scaled down",
-    "machine/colab_t4": "memory and time only, on an H200",
-    "machine/single_gpu": "with weights from a GGUF file, in batches of 8",
-    "infill/tiny_cpu": "yes",
-    "infill/multi_step": "with another cold start",
-    "infill/single_gpu": "yes",
-    "infill/paper": "scaled down",
-    "prompts/tiny_cpu": "yes",
-    "prompts/colab_t4": "memory and time only, on an H200",
-    "prompts/paper": "scaled down",
-    "prompts/single_gpu": "with weights from a GGUF file",
-}
 _HARDWARE = {
     "tiny_cpu": "2 CPU cores",
     "tiny_gpu": "1 GPU",
     "demo": "2 CPU cores",
+    "pivot": "2 CPU cores",
+    "multi_step": "2 CPU cores",
     "colab_t4": "GPU with 15 GB",
     "single_gpu": "1 GPU",
     "multi_gpu": "8 GPUs",
@@ -103,8 +82,9 @@ _HARDWARE = {
 
 
 def recipes(task: str) -> str:
-    """The recipes of a task: for which hardware, with which model, and whether they were run."""
-    rows = []
+    """A task without a recipe, and its recipes: for which hardware, with which model, and what to expect."""
+    steps = get_task(task).tiny_defaults.get("max_steps", "-")
+    rows = [(f"none (`--task {task}`)", "2 CPU cores", "embedded", steps, expected_result(task))]
     for file in sorted((RECIPES / task).glob("*.yaml")):
         recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
         name = f"{task}/{file.stem}"
@@ -112,8 +92,8 @@ def recipes(task: str) -> str:
         model = code(recipe["model_name_or_path"]) if "model_name_or_path" in recipe else "embedded, or `--model`"
         weights = " (LoRA)" if recipe.get("use_peft") else ""
         steps = recipe.get("max_steps") or f"{recipe['num_train_epochs']} epochs"
-        rows.append((code(name), hardware, model + weights, steps, _MEASURED.get(name, "no")))
-    return table(["recipe", "hardware", "model", "GRPO steps", "measured"], rows)
+        rows.append((code(name), hardware, model + weights, steps, expected_result(name)))
+    return table(["recipe", "hardware", "model", "GRPO steps", "expected on held-out rows"], rows)
 
 
 def _shown(default: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,34 @@ def describe_recipe(name: str) -> str:
     """The comment in the first line of a recipe, which says what it trains on which machine."""
     first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").rstrip(".:") if first.startswith("#") else ""
+
+
+@functools.cache
+def expected_results() -> dict[str, dict[str, Any]]:
+    """The expected results of recipes, and of tasks without a recipe, by name; the file says what an entry holds."""
+    return read_yaml(FOLDER / "expected.yaml", "expected results")
+
+
+def expected_result(name: str) -> str:
+    """What a recipe, or a task without a recipe, is expected to give on held-out rows, in one line.
+
+    >>> expected_result("theory/paper")
+    'success 11% -> 87% (one seed; H200, 7 min; in 221 of its 1,000 steps)'
+    """
+    entry = expected_results().get(name, {})
+    if "results" not in entry:
+        return entry.get("note", "not measured")
+    results = ", ".join(f"{measure} {before} -> {after}" for measure, (before, after) in entry["results"].items())
+    commit = f"commit {entry['commit']}" if "commit" in entry else None
+    about = (entry["seeds"], expected_time(name), commit, entry.get("note"))
+    return f"{results} ({'; '.join(filter(None, about))})"
+
+
+def expected_time(name: str) -> str:
+    """The hardware on which the expected result was measured, and the minutes that it took where they are recorded."""
+    entry = expected_results().get(name, {})
+    minutes = f", {entry['minutes']} min" if "minutes" in entry else ""
+    return f"{entry['hardware']}{minutes}" if "hardware" in entry else "not measured"
 
 
 def find_recipe(given: str) -> Path:

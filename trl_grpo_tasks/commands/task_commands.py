@@ -16,7 +16,7 @@ from ..registry import TASKS, find_task_class
 from ..task import Task, nearest
 from .command_parser import CommandParser, require_task, task_with_options
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
-from .recipes import describe_recipe, recipe_names
+from .recipes import describe_recipe, expected_result, recipe_names
 
 REWARD_TIMEOUT_HELP = "seconds that scoring one completion may take (default: 30)"
 
@@ -45,7 +45,8 @@ def recipes(arguments: Sequence[str]) -> int:
     if not names:
         raise ValueError(f"there are no recipes for task {task!r}{nearest(task, TASKS)}; "
                          f"tasks with recipes are: {', '.join(sorted(TASKS))}")  # fmt: skip
-    print("\n".join(line.removeprefix("  ") for line in columns({name: describe_recipe(name) for name in names})))
+    listed = {name: f"{describe_recipe(name)}. Expected: {expected_result(name)}" for name in names}
+    print("\n".join(line.removeprefix("  ") for line in columns(listed)))
     return 0
 
 

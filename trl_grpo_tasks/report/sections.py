@@ -175,8 +175,8 @@ def samples(run: RunFolder, pictures: Pictures) -> str:
             f"<h2>Before and after</h2><p>Of {len(found):,} held-out prompts, <b class=better>{counts['better']:,} "
             f"improved</b>, {counts['same']:,} did not change, and <b class=worse>{counts['worse']:,} got worse</b> "
             "(by success rate, then by mean reward over the samples of the prompt). The examples are not "
-            "cherry-picked: improved, unchanged and worse prompts appear in proportion, and each prompt is shown with "
-            "its median sample by reward. Click on a sample to enlarge it.</p>"
+            "cherry-picked: improved, unchanged and worse prompts appear in proportion, but each kind at least once, "
+            "and each prompt is shown with its median sample by reward. Click on a sample to enlarge it.</p>"
         )
         parts.append(_grid("pairs", [_pair(pair, names, pictures) for pair in chosen]))
     else:
