@@ -186,14 +186,14 @@ def test_other_metrics(tiny_path, tmp_path, best_by):
 
 def test_distinct_answers_of_an_evaluation(tiny_path, tmp_path):
     """Of the toy task's answers, those with other letters than a to d are not valid."""
-    trainer = toy_trainer(tiny_path, tmp_path, eval_strategy="steps", per_device_eval_batch_size=4)
+    trainer = toy_trainer(tiny_path, tmp_path, eval_strategy="steps", per_device_eval_batch_size=4, eval_rows=3)
     trainer.model.eval()
     groups = (["a", "a", "b", "ab"], ["x", "c", "c", "c"], ["1", "2", "x", "12"])
     found = []
-    for texts in groups:
+    for example, texts in zip(trainer.eval_dataset, groups, strict=True):
         ids = [trainer._tokenizer(text)["input_ids"] + [trainer._tokenizer.eos_token_id] for text in texts]
         trainer._generate_single_turn = lambda prompt_ids, *args, ids=ids: (ids, None)
-        trainer._generate_and_score_completions([trainer.eval_dataset[0]] * 4)
+        trainer._generate_and_score_completions([example] * 4)
         found.append(trainer._metrics["eval"]["distinct_answers"][-1])
     assert found == [3 / 4, 1 / 4, 0]
 

@@ -37,7 +37,7 @@ class EvaluatedBatches:
         return rewards_N_F
 
     def average(self, metrics: dict[str, list[float]]) -> None:
-        """Replace the values of the batches by their means over samples, and start the next evaluation."""
+        """Replace the values of the batches by their means over samples."""
         for name, values in metrics.items():
             if len(values) != len(self._sizes):
                 continue
@@ -46,5 +46,3 @@ class EvaluatedBatches:
             weighted = [(value, size[is_of_scores]) for value, size in sized if not math.isnan(value)]
             if total := sum(weight for _, weight in weighted):
                 values[:] = [sum(value * weight for value, weight in weighted) / total]
-        self._seen.clear()
-        self._sizes = []

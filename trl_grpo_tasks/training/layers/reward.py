@@ -100,6 +100,10 @@ class RewardLayer(ScoringLayer):
             self._replace_advantages(output)
         return output
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._evaluated = EvaluatedBatches()
+        return super().evaluation_loop(*args, **kwargs)
+
     def log(self, *args: Any, **kwargs: Any) -> None:
         metrics = self._metrics["train"]
         if self._judge_usage is not None and self.model.training and metrics:
