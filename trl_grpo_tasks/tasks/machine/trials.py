@@ -201,8 +201,8 @@ def _trial(name: Any, entry: Any) -> Trial:
             raise ValueError(f"{text!r:.80} must be a text of 1 to 1,000 characters")
     scene = {key: _numbers(entry, key) for key in _SCENE if key in entry}
     seconds = _numbers(entry, "seconds") if "seconds" in entry else Trial.seconds
-    goals = entry["goal"] if isinstance(entry["goal"], list) else [entry["goal"]]
-    goals = tuple(_checked("goal", goal, _RANGES["goal"]) for goal in goals)
+    given = entry["goal"] if isinstance(entry["goal"], list) else [entry["goal"]]
+    goals = tuple(_checked("goal", goal, _RANGES["goal"]) for goal in given)
     if not goals or list(goals) != sorted(set(goals)):
         raise ValueError(f"'goal': {entry['goal']!r:.80} must be a number, or numbers that rise")
     return Trial(name, entry["words"], entry["score"], goals[0], Scene(**scene), seconds, tuple(requests), goals)
