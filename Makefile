@@ -29,7 +29,7 @@ install: $(STAMP)
 
 demo: $(STAMP)
 	rm -rf outputs/demo
-	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --config brick/demo
+	$(EXPORT) HF_HUB_OFFLINE=1 $(BIN)/python train.py --task brick --output_dir outputs/demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,14 +3,14 @@
     python benchmarks/learning.py benchmarks/grids/brick_demo.yaml --output_dir outputs/learning [--parallel 2]
                                   [--settings NAME ...] [--seeds 1 2 3] [--rows choose|report|all] [--model FOLDER]
 
-A grid names a recipe, options for all runs, seeds, settings (options of train), the baseline, which is one of them or
-`cold start`, and, if wanted, components of the score that get a column each, and a field of the rows, such as their
-level, for a table by its values (`by`). Each seed has one cold start, from which all settings train with this seed. A
-setting for which the cold start does not fit, for example because it writes text in another form, is listed under
-`own_start`, with the options of its own cold start, training and evaluation. Then the cold start and all models of a
-seed are evaluated on the same held-out rows. Settings are chosen on a random half of their requests (--rows choose)
-and reported on the others (--rows report, the default). If no setting was chosen, all rows may be reported (--rows
-all).
+A grid names a recipe, or a task with its defaults, options for all runs, seeds, settings (options of train), the
+baseline, which is one of them or `cold start`, and, if wanted, components of the score that get a column each, and a
+field of the rows, such as their level, for a table by its values (`by`). Each seed has one cold start, from which all
+settings train with this seed. A setting for which the cold start does not fit, for example because it writes text in
+another form, is listed under `own_start`, with the options of its own cold start, training and evaluation. Then the
+cold start and all models of a seed are evaluated on the same held-out rows. Settings are chosen on a random half of
+their requests (--rows choose) and reported on the others (--rows report, the default). If no setting was chosen, all
+rows may be reported (--rows all).
 
 Settings run in the order of the grid, each with all seeds, so that a grid that was stopped has whole settings. The
 same command resumes it, and finished runs are not repeated. A setting of which a run failed or, with --finished, is
@@ -45,6 +45,7 @@ from harness import flags, table_line
 
 from trl_grpo_tasks.evaluation.samples import Sample, request_numbers
 from trl_grpo_tasks.files import write_atomically
+from trl_grpo_tasks.registry import TASKS
 from trl_grpo_tasks.report.run_folder import SETTINGS_FILE
 from trl_grpo_tasks.task import describe_rows
 from trl_grpo_tasks.training.advantages import expected_best
@@ -195,12 +196,17 @@ def train(grid: dict[str, Any], folder: Path, name: str, seed: int) -> None:
         run(grid, folder, name, seed, options | {"model": model_folder(folder, start, seed), "cold_start_steps": 0})
 
 
+def settings_of(grid: dict[str, Any]) -> list[str]:
+    """The words that name the recipe of a grid, or its task with the defaults for the embedded model."""
+    return ["--task" if grid["recipe"] in TASKS else "--config", grid["recipe"]]
+
+
 def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[str, Any]) -> None:
     """Train with the command line, in a process of its own; an interrupted run resumes."""
     out = run_folder(folder, name, seed)
     fixed = {"seed": seed, "eval_before_and_after": "false", "report_to": "none", "output_dir": out}
     begin = time.monotonic()
-    command(["train", "--config", grid["recipe"], *flags(grid["options"] | options | fixed),
+    command(["train", *settings_of(grid), *flags(grid["options"] | options | fixed),
              "--resume_from_checkpoint", "auto"], out.with_suffix(".log"))  # fmt: skip
     minutes = (time.monotonic() - begin) / 60
     write_atomically(out / DONE_FILE, json.dumps({"minutes": minutes}))
@@ -232,7 +238,7 @@ def evaluate(
             return None
         sampling = {"eval_rows": 2 * grid["rows"], "num_samples": size, "seed": EVALUATION_SEED}
         options = flags(grid["options"] | starts_of(grid)[start] | sampling | {"output_dir": out})
-        command(["eval", "--config", grid["recipe"], *options, "--models", f"model={model}"], out.with_suffix(".log"))
+        command(["eval", *settings_of(grid), *options, "--models", f"model={model}"], out.with_suffix(".log"))
     samples = [Sample(**one) for one in json.loads(file.read_text())["evaluations"][0]["samples"]]
     if len(samples) != 2 * grid["rows"] * size:
         raise RuntimeError(f"{file} has {len(samples)} samples, not {2 * grid['rows']} x {size}: remove it")

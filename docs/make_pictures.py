@@ -2,7 +2,7 @@
 
     make demo && python docs/make_pictures.py strip    # docs/images/before_after.png, from the run in outputs/demo
     python docs/make_pictures.py tasks                 # docs/images/tasks.png, from runs of the recipes
-                                                       # machine/tiny_cpu, theory/tiny_cpu and infill/tiny_cpu
+                                                       # tasks machine, theory and infill
     python docs/make_pictures.py constraints           # docs/images/constraints.png, about five minutes
     python docs/make_pictures.py playground            # docs/images/playground.png, from the run in outputs/demo; it
                                                        # needs playwright and Chromium
@@ -78,7 +78,7 @@ def tasks(outputs: str = "outputs") -> None:
     """A car, the paths of all cars, the masses of a theory, filled texts: before GRPO above, after GRPO below."""
     panels = []
     for name, draw in (("machine", _cars), ("machine", _paths), ("theory", _masses), ("infill", _fills)):
-        folder = Path(outputs, f"{name}_tiny")
+        folder = Path(outputs, name)
         before, after = json.loads((folder / "results.json").read_text())["evaluations"]
         found = pairs(before, after)
         panels.append(draw(task_of(folder), found, before["metrics"], after["metrics"]))

@@ -30,7 +30,7 @@ TASKS = {
 The model reads a caption and writes a structure, one brick per line. A linear program decides whether the structure
 stands, also under the weights that the caption names.""",
         extras="brick,report",
-        cpu="brick/demo",
+        cpu="brick",
         gpu_memory="about 4 GB (estimate: a step with 64 completions of 256 tokens peaked at 4.3 GB on an H200)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={"max_steps": 60, "eval_rows": 40, "logging_steps": 5},
@@ -54,7 +54,7 @@ A masked language model over characters fills all gaps of a text at once. The re
 which was trained to tell original text from corrupted text. Before the run, two judges are trained: one gives the
 reward, the other is only logged, as a check.""",
         extras="infill,report",
-        cpu="infill/tiny_cpu",
+        cpu="infill",
         gpu_memory="less than 8 GB (estimate from the sizes of weights and activations)",
         cpu_memory="less than 2 GB, without reward workers",
         changes='settings["judges_folder"] = f"{OUTPUT}_judges"\n',
@@ -86,7 +86,7 @@ for sample in generate(task, str(OUTPUT), text, "generated", num_samples=3, max_
 The model writes a machine made of blocks as JSON. A physics engine builds the machine, starts it, and measures how far
 it drives or throws.""",
         extras="machine,report",
-        cpu="machine/tiny_cpu",
+        cpu="machine",
         gpu_memory="less than 8 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={
@@ -125,7 +125,7 @@ The prompts of this notebook are generated: facts to be written as JSON on a GPU
 `prompts_file` you give your own, and each row names its rewards: the final number, tests in a sandbox, a JSON schema,
 a pattern, a length.""",
         extras="report",
-        cpu="prompts/tiny_cpu",
+        cpu="prompts",
         gpu_memory="less than 6 GB (estimate from the sizes of weights and activations)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={
@@ -161,7 +161,7 @@ for row in task.dataset("test", 3, seed=1):
 The model continues a theory word by word: gauge groups, multiplets, couplings. Exact arithmetic decides whether its
 anomalies cancel and computes the masses of its particles.""",
         extras="theory,report",
-        cpu="theory/tiny_cpu",
+        cpu="theory",
         gpu_memory="about 6 GB (estimate: a step with 64 completions of 512 tokens peaked at 6.3 GB on an H200)",
         cpu_memory="less than 2 GB, without reward workers",
         stored={"max_steps": 30, "eval_rows": 21, "logging_steps": 5},

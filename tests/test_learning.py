@@ -102,7 +102,7 @@ def test_a_gain_on_one_request_is_not_taken_for_one_on_many_rows():
 
 def grid_file(folder, **changes):
     grid = {
-        "recipe": "brick/demo",
+        "recipe": "brick/single_gpu",
         "seeds": [1],
         "rows": 2,
         "samples": 2,
@@ -157,7 +157,7 @@ def test_grids_name_options_that_exist(path):
     grid = learning.read_grid(path, None, None)
     for name, options in grid["settings"].items():
         started = learning.starts_of(grid)[learning.start_of(grid, name)]
-        parse(["--config", grid["recipe"], *learning.flags(grid["options"] | started | options)])
+        parse([*learning.settings_of(grid), *learning.flags(grid["options"] | started | options)])
 
 
 def test_a_table_of_nothing_is_refused(tmp_path, monkeypatch):
@@ -177,7 +177,10 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "| cold start |" in printed and "| grpo |" in printed
     page = (tmp_path / "out/grid/learning.md").read_text()
-    assert page.strip() in printed and "2 held-out rows, not used to choose settings, 4 samples each; cpu" in page
+    assert (
+        page.strip() in printed
+        and "2 held-out rows (1 different request), not used to choose settings, 4 samples each; cpu" in page
+    )
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
     evaluated = json.loads((tmp_path / "out/grid/evaluation_grpo-1/evaluation.json").read_text())["evaluations"]
     samples = evaluated[0]["samples"]

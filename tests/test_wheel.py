@@ -61,5 +61,5 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     assert "passed all checks" in done(command, "check", "my_task.py", **alone)
     short = "--steps 1 --cold_start_steps 1 --cold_start_batch_size 4 --train_rows 8 --eval_rows 2 --num_samples 2"
     short += " --batch_size 8 --reward_workers 0 --use_cpu true --report_to none"
-    done(command, "train", "--config", "brick/demo", *short.split(), **alone)
+    done(command, "train", "brick", "--output_dir", "outputs/demo", *short.split(), **alone)
     assert (tmp_path / "outputs" / "demo" / "report.html").is_file()

@@ -363,7 +363,8 @@ def short_hash(text: str) -> str:
 
 def describe_rows(rows: int, requests: int) -> str:
     """Return "64 held-out rows", with the number of different requests where it differs."""
-    return f"{rows} held-out rows" + (f" ({requests} different requests)" if requests != rows else "")
+    different = f" ({requests} different request{'s' * (requests > 1)})" if requests != rows else ""
+    return f"{rows} held-out rows{different}"
 
 
 class EditorError(ValueError):

@@ -68,9 +68,7 @@ def options(name: str) -> str:
 
 
 _HARDWARE = {
-    "tiny_cpu": "2 CPU cores",
     "tiny_gpu": "1 GPU",
-    "demo": "2 CPU cores",
     "pivot": "2 CPU cores",
     "multi_step": "2 CPU cores",
     "colab_t4": "GPU with 15 GB",

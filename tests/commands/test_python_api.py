@@ -47,10 +47,10 @@ def test_a_recipe_is_found_by_name_and_its_values_are_replaced(tmp_path):
 
 
 def test_what_cannot_be_is_raised_as_on_the_command_line(tmp_path):
-    with pytest.raises(ValueError, match="brick/demo"):
+    with pytest.raises(ValueError, match="brick/paper"):
         load_recipe("brick/dem")
     with pytest.raises(ValueError, match="unknown option --max_stps; did you mean --max_steps"):
-        load_recipe("brick/demo", max_stps=3)
+        load_recipe("brick", max_stps=3)
 
 
 def test_a_run_from_python_is_the_run_of_the_command_line(recipe_file, tmp_path):

@@ -409,6 +409,17 @@ def test_hints_say_what_to_change():
     for _ in range(3):
         hints.on_log(args, state, None, logs=bad)
     assert len(said) == 4 and all(line.startswith("hint: ") and "\n" not in line for line in said)
+    said.clear()
+    for share in (0.84, 0.99, 0.9):  # not all groups, but most
+        hints.on_log(args, state, None, logs={"reward": 0.0, "groups_without_signal": share, "reward_failures": 0.5})
+    assert len(said) == 2 and "90% of the groups" in said[0] and "50% of the completions could not" in said[1]
+    for _ in range(3):
+        logs = {"reward": 1.0, "groups_without_signal": 0.95, "rewards/success/mean": 0.97}
+        hints.on_log(args, state, None, logs=logs)
+    assert len(said) == 2, "a model that has mastered the task needs no hint"
+    for _ in range(3):
+        hints.on_log(args, state, None, logs=bad)
+    said[:] = said[-4:]
     for _ in range(2):
         hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("nan")})
     assert len(said) == 5 and "not finite" in said.pop()

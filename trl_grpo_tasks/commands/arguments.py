@@ -15,6 +15,7 @@ from ..redact import redacted_words, remember
 from ..registry import TASKS, find_task_class, get_task
 from ..task import Task
 from ..training.options.ranges import check_ranges
+from .defaults import describe, kind_of, layers
 from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
 from .hub import take_token
 from .old_names import OLD_NAMES
@@ -37,6 +38,9 @@ OUR_BONUS = 0.1  # how much less alike one of our options may be than one of TRL
 class RunArguments:
     """Options of what a run does around GRPO: its task, the cold start, and the evaluations."""
 
+    # Not options: the kind of weights, and the defaults that were taken, as text.
+    kind: str = field(default="full", init=False)
+    defaults: list[str] = field(default_factory=list, init=False)
     task: str | None = field(
         default=None, metadata={"help": "A built-in task, a .py file with a task, or a module. Also the first word."}
     )
@@ -126,8 +130,8 @@ def _what_to_pass(command: str, recipe: str | None) -> str:
         return f"--config {recipe} names no task; give one: {PROGRAM} {command} TASK --config {recipe}"
     more = {"eval": " --models NAME=MODEL", "sweep": " --search NAME=VALUES"}.get(command, "")
     ways = {
-        f"{command} --config brick/demo{more}": "a recipe, which names its task",
         f"{command} brick{more}": f"a built-in task: {', '.join(sorted(TASKS))}",
+        f"{command} --config brick/single_gpu{more}": "a recipe, which names its task",
         f"{command} my_task.py{more}": f"your own task ('{PROGRAM} new my_task' writes one)",
     }
     width = max(map(len, ways))
@@ -154,7 +158,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     on_cpu = _is_true(line, "use_cpu")
     half = None if on_cpu else fast_half_precision()
     on_accelerator = half is not None or (torch.cuda.is_available() and not on_cpu)
-    # Precedence, from low to high: these, the task's, the task's for the tiny model, the recipe, flags.
+    # Precedence, from low to high: these, those of the kind of weights, the task's, the recipe, flags.
     defaults = {
         "bf16": half == "bf16",
         "fp16": half == "fp16" and _is_true(line, "bf16") is None and "bf16" not in task_class.defaults,
@@ -172,10 +176,11 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
         "report_to": default_tracker(),
         "project": DEFAULT_PROJECT,
     }
-    for name in ("defaults", "tiny_defaults") if _is_tiny(line) else ("defaults",):
-        own = dict(getattr(task_class, name))
-        if unknown := parser.set_defaults_with_config(**(defaults := defaults | own)):
-            raise ValueError(f"task {task_class.name!r}: its {name} name options that do not exist: {unknown}")
+    kind = kind_of(line.given)
+    chosen = layers(task_class, kind, line.given, half)
+    for layer in chosen:
+        if unknown := parser.set_defaults_with_config(**(defaults := defaults | layer.values)):
+            raise ValueError(f"the {layer.origin} name options that do not exist: {unknown}")
     for action in parser._actions:
         check_recipe_value(action, line.recipe.get(action.dest))
         if action.dest == "resume_from_checkpoint":
@@ -192,7 +197,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     )
     refuse_unknown([*from_file, *from_flags], parser, *_our_options(task_class, TaskGRPOConfig))
     run, args, model, options = parsed
-    run.task = line.task
+    run.task, run.kind, run.defaults = line.task, kind, describe(chosen, line.given)
     if (resume := args.resume_from_checkpoint) is not None:  # a recipe can hold a bool
         args.resume_from_checkpoint = {"true": NEWEST, "false": None}.get(str(resume).lower(), resume)
     args.run_name = args.run_name or Path(args.output_dir).absolute().name
@@ -295,15 +300,10 @@ def _print_all_options(parser: Any, task_class: type[Task], command: str) -> Non
     group_options(parser, titles)
     parser.usage = f"{PROGRAM} {command} [TASK] [--config RECIPE] [--option value ...]"
     parser.description = (
-        "--config takes a recipe's name, such as brick/tiny_cpu, or a YAML file with options. "
+        "--config takes a recipe's name, such as brick/single_gpu, or a YAML file with options. "
         f"'{PROGRAM} {command} TASK {HELP_ALL}' also lists the options of that task."
     )
     parser.print_help()
-
-
-def _is_tiny(line: CommandLine) -> bool:
-    """Whether the embedded tiny model is trained: it is named, or no model is."""
-    return (line.given.get("model_name_or_path") or "tiny") == "tiny"
 
 
 def _is_true(line: CommandLine, option: str) -> bool | None:

@@ -234,7 +234,6 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     from ..evaluation.evaluate import add_group_components, scored_samples
     from ..evaluation.samples import Evaluation
     from ..evaluation.summary import summarise
-    from ..rewards.judge import frozen_of
 
     completions = candidate.completions or []
     each = len(completions) // len(rows)
@@ -244,10 +243,7 @@ def evaluate_completions(candidate: Candidate, task: Task, rows: Sequence[Row], 
     with _executor(task, args) as executor:
         texts = [one.text for one in completions[share]]
         outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in repeated[share]], texts).result()
-    judges = frozen_of(task.judges())
-    samples = gather_object(
-        scored_samples(task, judges, executor.weights, repeated[share], completions[share], outcomes)
-    )
+    samples = gather_object(scored_samples(task, repeated[share], completions[share], outcomes))
     add_group_components(task, executor.weights, samples, each)
     metrics, intervals = summarise(samples, each, task.facts)
     return Evaluation(candidate.name, metrics | {"seconds": math.nan}, samples, intervals)

@@ -22,7 +22,7 @@ HELP_ALL = "--help-all"
 
 # The options that most runs need. Their defaults are the task's or TRL's; --help-all shows them.
 RUN_OPTIONS = {
-    "--config RECIPE": "a recipe's name such as brick/tiny_cpu, or a YAML file with options",
+    "--config RECIPE": "a recipe's name such as brick/single_gpu, or a YAML file with options",
     "--model MODEL": "a Hub id, a folder, a .gguf file, or tiny: the task's own (default)",
     "--output_dir DIR": "the folder of the run (default: outputs/TASK)",
     "--steps N": "optimizer steps",
@@ -67,7 +67,7 @@ SCREENS: dict[str, dict[str, Any]] = {
         "evaluated on held-out rows before and after, and ends with a report in its output folder.",
         "options": RUN_OPTIONS,
         "examples": [
-            "trl-grpo-tasks train --config brick/demo",
+            "trl-grpo-tasks train brick --output_dir outputs/demo",
             "trl-grpo-tasks train my_task.py --steps 50",
             "trl-grpo-tasks train theory --model HuggingFaceTB/SmolLM2-135M --use_peft --lr 1e-4",
             "accelerate launch train.py --config brick/multi_gpu",
@@ -90,7 +90,7 @@ SCREENS: dict[str, dict[str, Any]] = {
         "The same command resumes a sweep that was stopped.",
         "options": SWEEP_OPTIONS,
         "examples": [
-            "trl-grpo-tasks sweep --config prompts/tiny_cpu --search lr=1e-5..1e-3:log beta=0,0.02 --trials 10",
+            "trl-grpo-tasks sweep prompts --search lr=1e-5..1e-3:log beta=0,0.02 --trials 10",
         ],
     },
 }

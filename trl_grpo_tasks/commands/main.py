@@ -101,10 +101,10 @@ def usage() -> str:
     lines += [
         f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a path to a .py file, a",
         "module such as my_package.my_task, or trl:module:function, a reward function for TRL.",
-        "RECIPE is a name such as brick/tiny_cpu, or a YAML file.",
+        "RECIPE is a name such as brick/single_gpu, or a YAML file.",
         "",
         "to begin:",
-        f"  {PROGRAM} train --config brick/demo    train a tiny model on this machine in minutes",
+        f"  {PROGRAM} train brick --output_dir outputs/demo    train a tiny model on this machine in minutes",
         f"  {PROGRAM} new my_task                  write a task of your own",
         "",
         f"'{PROGRAM} COMMAND -h' (or 'help COMMAND') shows the options most people need,",

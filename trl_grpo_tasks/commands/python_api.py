@@ -1,6 +1,6 @@
 """Training from Python, for scripts and notebooks: `load_recipe` reads settings, `train` runs them.
 
-recipe = load_recipe("brick/tiny_cpu", output_dir="outputs/my_run", max_steps=50)
+recipe = load_recipe("brick", output_dir="outputs/my_run", max_steps=50)
 result = train(recipe)
 result.evaluations[-1].metrics["success"]
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..redact import redacted_words
+from ..registry import TASKS
 from ..report.page import option_words
 from ..task import Task
 from ..training.repair import with_repair
@@ -41,12 +42,13 @@ class Recipe:
 
 
 def load_recipe(name: str | Path, **options: Any) -> Recipe:
-    """Read a recipe of the package by name (`brick/tiny_cpu`), or a YAML file by path. `options` replace its values;
+    """Read a recipe of the package by name (`brick/single_gpu`), a YAML file by path, or the defaults of a task by its
+    name (`brick`), which train the embedded model. `options` replace values;
     their names are those of the command line. Raises ValueError for options that do not exist or cannot be combined.
     """
     quiet_third_party_logging()
     values = {option: str(value) if isinstance(value, Path) else value for option, value in options.items()}
-    words = ["--config", str(name), *option_words(values)]
+    words = ["--task" if str(name) in TASKS else "--config", str(name), *option_words(values)]
     task, run, config, model = parse(words)
     return Recipe(task, config, model, run, f"trl-grpo-tasks train {shlex.join(redacted_words(words))}")
 

@@ -1,4 +1,4 @@
-"""Recipes: YAML files with options. Those that ship with the package are found by name, such as brick/demo."""
+"""Recipes: YAML files with options. Those that ship with the package are found by name, such as brick/single_gpu."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def find_recipe(given: str) -> Path:
         by_name = path.with_suffix("").as_posix().removeprefix("recipes/")
         known = f"; the recipe of the package is --config {by_name}" if by_name in names else ""
         raise ValueError(f"--config {given}: this file does not exist{hint}{known}")
-    # A name without its task, such as tiny_cpu, is near to nothing.
+    # A name without its task, such as single_gpu, is near to nothing.
     same = [name for name in names if name.split("/")[1] == given]
     raise ValueError(
         f"--config {given}: there is no recipe of this name{nearest(given, names)}; recipes are: "

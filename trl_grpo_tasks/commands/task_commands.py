@@ -37,7 +37,7 @@ def recipes(arguments: Sequence[str]) -> int:
         "[TASK]",
         "List the recipes of the package, or those of one task: options for a task and a kind of machine. Give the "
         "name to train or eval as --config NAME; options that follow on the command line override the recipe's.",
-        ["trl-grpo-tasks recipes brick", "trl-grpo-tasks train --config brick/tiny_cpu --steps 100"],
+        ["trl-grpo-tasks recipes brick", "trl-grpo-tasks train brick --steps 100"],
     )
     parser.add_argument("task", nargs="?", metavar="TASK", help="only the recipes of this task")
     task = parser.parse(arguments).task

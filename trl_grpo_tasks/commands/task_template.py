@@ -2,7 +2,7 @@
 
 trl-grpo-tasks check my_task.py          checks without a model that the parts fit together
 trl-grpo-tasks train my_task.py          trains the tiny model of the task, offline, in about a minute
-trl-grpo-tasks train my_task.py --model Qwen/Qwen2.5-0.5B-Instruct --use_peft --lr 1e-4 --steps 200
+trl-grpo-tasks train my_task.py --model Qwen/Qwen2.5-0.5B-Instruct --use_peft
 """
 
 import random
@@ -33,9 +33,8 @@ class MyTask(Task):
     levels = ("short", "long")  # from easy to hard; each row names one as `level`
     # Training options that suit the task with any model. Recipes and command-line options override them.
     defaults = {"max_completion_length": 12, "temperature": 1.0}
-    # More of them, for the tiny model only. It knows nothing at first, so it starts with supervised steps.
-    tiny_defaults = {"cold_start_steps": 150, "max_steps": 120, "learning_rate": 5e-4,
-                     "num_generations": 16, "per_device_train_batch_size": 256}  # fmt: skip
+    # More of them, for the tiny model only, where the package's defaults do not suit it.
+    tiny_defaults = {"max_steps": 120}
     Options = MyOptions
 
     def dataset(self, split, size, seed):

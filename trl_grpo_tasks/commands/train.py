@@ -16,11 +16,12 @@ from ..failures import known_failure
 from ..files import write_atomically
 from ..models.checkpoints import CheckpointError, DifferentStartError, newest_complete
 from ..report.page import write_report
-from ..report.run_folder import JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duration
+from ..report.run_folder import COLD_START_FOLDER, JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duration
 from ..serving import ServerError
 from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
+from .defaults import rate_hints
 from .hub import PushError, push
 from .lock import locked
 from .old_names import meaning_hints
@@ -116,6 +117,7 @@ def run_training(
     from ..models.loading import TINY, merged_folder
     from ..models.precision import is_bf16_fast
     from .interrupt import saved_when_interrupted
+    from .run_hints import before_training_hints, outcome
 
     state = PartialState()
     say = print if state.is_main_process else _print_nothing
@@ -126,13 +128,10 @@ def run_training(
     how = f"{precision(args)} on {args.device.type}{slow}"
     say(f"task {task.name} {task.version}, model {name}, {how}, output in {folder}")
     say(_outline(run, args, len(plan.test_rows)))
-    for hint in meaning_hints(args):
+    for line in run.defaults:
+        say(line)
+    for hint in [*meaning_hints(args), *rate_hints(run.kind, args.learning_rate)]:
         say(f"hint: {hint}")
-    if name == TINY and args.learning_rate == type(args).learning_rate:
-        say(
-            f"hint: the learning rate {args.learning_rate:g}, TRL's default, suits pretrained models and is too small "
-            "for the tiny model; use a recipe (trl-grpo-tasks recipes), or --lr 1e-3"
-        )
 
     model = plan.model.path
     evaluations = _Evaluations(task, run, args, state, plan)
@@ -142,6 +141,8 @@ def run_training(
     if run.eval_before_and_after and not evaluations.has(before):
         evaluations.add(before, evaluations.load(model))
         evaluations.save()
+        for hint in before_training_hints(evaluations.done[-1], run):
+            say(f"hint: {hint}")
 
     trainer = _make_trainer(model, task, run, args, plan)
     for callback in callbacks:
@@ -156,6 +157,8 @@ def run_training(
             evaluations.add("GRPO", policy)
         evaluations.save()
         evaluations.show()
+        for line in outcome(evaluations.done[-2], evaluations.done[-1], run, args, name):
+            say(line)
     usage = judge_usage(task)
     if state.is_main_process:
         if usage is not None:
@@ -286,7 +289,7 @@ def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
         plan.model.path,
         task,
         plan.rows[: run.cold_start_rows],
-        Path(args.output_dir) / "cold_start",
+        Path(args.output_dir) / COLD_START_FOLDER,
         tokenizer=plan.model.tokenizer,
         steps=run.cold_start_steps,
         learning_rate=run.cold_start_learning_rate,

@@ -24,7 +24,6 @@ from ..constraints.filters import SamplingFilters
 from ..constraints.sharding import is_sharded
 from ..files import not_through_a_link, write_atomically
 from ..rewards.executor import Outcome, Pending, RewardExecutor
-from ..rewards.judge import FrozenJudge, frozen_of
 from ..rollout import NO_FILTERS, Editor
 from ..task import EditorError, Row, Score, Task, check_editor, short_hash
 from ..training.repair import scoring_turns_with
@@ -82,7 +81,6 @@ def evaluate(
     rows_per_device = PLAIN_BATCH if sharded else ROLLOUT_ROWS.get(model.device.type, ROLLOUT_ROWS["cpu"])
     batch_size = batch_size or rows_per_device
     devices = [model.device] if model.device.type == "cuda" else []
-    judges = frozen_of(task.judges())
     scoring: _Batch | None = None
     # With None, tqdm shows the bar only on a terminal, so that log files stay free of it.
     hidden = None if processes.is_main_process else True
@@ -102,11 +100,11 @@ def evaluate(
             rows_as_json = [json.dumps(row, ensure_ascii=False) for row in batch]
             pending = executor.submit(rows_as_json, [one.text for one in completions])
             if scoring is not None:  # the previous batch was scored while this one was generated
-                samples += scoring.finish(task, judges, executor.weights, kept)
+                samples += scoring.finish(task, kept)
             scoring = _Batch(batch, completions, counts, pending, time.monotonic() - start)
             bar.update(min(per_round, len(repeated) - round_start))
         if scoring is not None:
-            samples += scoring.finish(task, judges, executor.weights, kept)
+            samples += scoring.finish(task, kept)
     model.train(was_training)
     add_group_components(task, executor.weights, samples, num_samples)
     metrics, intervals = summarise(samples, num_samples, task.facts)
@@ -137,24 +135,16 @@ def sample_batch(
 
 def scored_samples(
     task: Task,
-    judges: Mapping[str, FrozenJudge],
-    weights: Mapping[str, float],
     rows: Sequence[Row],
     completions: Sequence[Completion],
     outcomes: Sequence[Outcome],
     counts: Sequence[dict[str, int]] | None = None,
 ) -> list[Sample]:
-    """Combine completions with their outcomes from an executor with these `weights`, and with those of the judges."""
-    texts = [one.text for one in completions]
-    judged = {name: judge.score(rows, texts) for name, judge in judges.items()}
+    """Combine completions with their outcomes from an executor."""
     samples = []
     for i, (row, (text, tokens, cut_off), outcome) in enumerate(zip(rows, completions, outcomes, strict=True)):
         score = None if outcome.score is None else outcome.score.as_dict()
         reason = outcome.reason if outcome.score is None else outcome.score.reason
-        if score is not None:
-            for name, values in judged.items():
-                score["components"][name] = values[i]
-                score["total"] += weights[name] * values[i]
         form, request = short_hash(task.canonical(row, text)), short_hash(task.request(row))
         edits = counts[i] if counts else {}
         samples.append(Sample(dict(row), text, tokens, score, reason, edits, form, request, cut_off))
@@ -232,11 +222,9 @@ class _Batch:
     pending: Pending
     seconds: float
 
-    def finish(
-        self, task: Task, judges: Mapping[str, FrozenJudge], weights: Mapping[str, float], kept: KeptSamples | None
-    ) -> list[Sample]:
+    def finish(self, task: Task, kept: KeptSamples | None) -> list[Sample]:
         """Wait for the scores and return the samples of all processes in this round, in the order of the rows."""
-        own = scored_samples(task, judges, weights, self.rows, self.completions, self.pending.result(), self.counts)
+        own = scored_samples(task, self.rows, self.completions, self.pending.result(), self.counts)
         samples = gather_object(own)
         if kept is not None and PartialState().is_main_process:
             kept.add(samples, self.seconds)

@@ -28,7 +28,6 @@ from ..report.run_folder import local_run, sampling_of, settings_of
 from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
-from ..rewards.judge import frozen_of
 from ..task import Row, Task, check_editor
 from ..training.options.ranges import check_ranges
 from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
@@ -62,7 +61,7 @@ class Solver:
         self.task = task
         self.sampler, self._ready, self._executor = sampler, ready, executor
         self._editor, self.seed, self._is_greedy = editor, seed, is_greedy
-        self._judges, self.weights = frozen_of(task.judges()), executor.weights
+        self.weights = executor.weights
         self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._largest_batch = ROLLOUT_ROWS["cuda" if self._devices else "cpu"]
 
@@ -230,7 +229,7 @@ class Solver:
         rows, texts = [row] * len(completions), [one.text for one in completions]
         pending = self._executor.submit([json.dumps(row, ensure_ascii=False)] * len(rows), texts)
         outcomes = pending.result(deadline)
-        return scored_samples(self.task, self._judges, self.weights, rows, completions, outcomes, counts)
+        return scored_samples(self.task, rows, completions, outcomes, counts)
 
     def check_row(self, row: Row) -> None:
         """Raise ValueError if the model or the constraint cannot work with this row."""

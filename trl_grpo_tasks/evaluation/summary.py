@@ -43,6 +43,18 @@ def summarise(
     return metrics, intervals
 
 
+def change(before: Evaluation, after: Evaluation, flag: str, num_samples: int) -> list[float]:
+    """Return the 95% interval of the change of `success` or `valid` between two evaluations of the same rows."""
+    rows_P = [before.samples[first : first + num_samples] for first in range(0, len(before.samples), num_samples)]
+    changes_N = [
+        None if one.score is None or other.score is None else float(other.score[flag]) - float(one.score[flag])
+        for one, other in zip(before.samples, after.samples, strict=True)
+    ]
+    per_row_P = [_sum_and_count(changes_N[i : i + num_samples]) for i in range(0, len(changes_N), num_samples)]
+    sums_P, counts_P = np.array(per_row_P).T
+    return _intervals(sums_P[None], counts_P[None], request_numbers(rows_P))[0]
+
+
 def table(evaluations: Sequence[Evaluation], markdown: bool = False) -> str:
     """Format the metrics of several evaluations as a table with one column each, with intervals where known."""
     names = shown_metrics([evaluation.metrics for evaluation in evaluations])

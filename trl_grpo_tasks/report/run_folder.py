@@ -14,6 +14,7 @@ from ..failures import first_line
 from ..files import looks_local
 
 SETTINGS_FILE = "settings.json"
+COLD_START_FOLDER = "cold_start"  # the model before GRPO
 RESULTS_FILE = "results.json"
 EVAL_ONLY_FILE = "evaluation.json"  # written by --eval_only, possibly into the folder of a training run
 METRICS_FILE = "training_metrics.jsonl"
@@ -51,8 +52,11 @@ def local_run(name: str) -> str:
 
 
 def settings_of(model: str | Path) -> dict[str, Any]:
-    """Read the settings of a run; {} for a model that is not the folder of a run. ValueError if they are damaged."""
-    return _read_json(Path(model) / SETTINGS_FILE)
+    """Read the settings of the run that made a model, given the run's folder, its cold start or one of its checkpoints;
+    {} for other models. ValueError if they are damaged."""
+    folder = Path(model)
+    is_part = folder.name == COLD_START_FOLDER or folder.name.startswith("checkpoint-")
+    return _read_json(folder / SETTINGS_FILE) or (_read_json(folder.parent / SETTINGS_FILE) if is_part else {})
 
 
 def compared_requests(model: str) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 from ..constraints.workers import usable_cores
 from ..task import Score, Task
 from .executor import Outcome, Pending, RewardExecutor
-from .judge import FrozenJudge, frozen_of
+from .judge import FrozenJudge
 from .worker import LARGEST_COMPONENT
 
 # Flags of every score. They are logged like components and can be weighted; their default weight is 0.
@@ -51,13 +51,10 @@ class TaskRewards:
     def weights(self) -> list[float]:
         return list(self._weights.values())
 
-    @property
-    def frozen_judges(self) -> dict[str, FrozenJudge]:
-        return frozen_of(self._judges)
-
     def functions(self) -> list[Any]:
-        """Return the reward functions for TRL in the order of `names`. Judges, which score in batches, stay as is."""
-        return [self._judges.get(name) or _component(name, self) for name in self.names]
+        """Return the reward functions for TRL in the order of `names`. TRL itself evaluates judges that are models."""
+        models = {name: judge for name, judge in self._judges.items() if not isinstance(judge, FrozenJudge)}
+        return [models.get(name) or _component(name, self) for name in self.names]
 
     def begin(self, rows: Sequence[str], completions: Sequence[str]) -> None:
         """Start scoring a batch and return without waiting; `rows` are JSON texts."""

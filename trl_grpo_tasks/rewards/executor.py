@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task, weighted_total
+from .judge import frozen_of
 from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
@@ -116,7 +117,8 @@ class RewardExecutor:
     With `with_prefixes`, outcomes also have the task's prefix scores, which count towards the same time limit.
 
     If the task has an `api_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
-    it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own.
+    it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own. The task's frozen judges
+    score in this process, in batches, when the result is requested.
 
     Totals are made with `weights`, from `component_weights`; without them, with those of the task.
 
@@ -146,6 +148,7 @@ class RewardExecutor:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
         self.task, self.workers, self.weights = task, workers, task.weights if weights is None else weights
         self.judge = task.api_judge()
+        self.frozen_judges = frozen_of(task.judges())
         self.stats = RewardStats()
         self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # pickled replies, which take a sixth of the memory
@@ -175,7 +178,7 @@ class RewardExecutor:
         opinions: list[Opinion | None] = [None] * len(pairs)
         if self.judge is not None:
             opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
-        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._completed, opinions))
+        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._completed, pairs, opinions))
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
@@ -223,17 +226,27 @@ class RewardExecutor:
         self._pool.submit(Job(row, completion, lambda reply: self._finish(key, future, reply)))
         return future
 
-    def _completed(self, opinions: Sequence[Opinion | None], outcomes: list[Outcome]) -> list[Outcome]:
-        """Wait for the judge, add its opinions to the outcomes, and make their totals with the weights."""
+    def _completed(
+        self, pairs: Sequence[tuple[str, str]], opinions: Sequence[Opinion | None], outcomes: list[Outcome]
+    ) -> list[Outcome]:
+        """Wait for the judges, add their components to the outcomes, and make the totals with the weights."""
         completed = []
-        for outcome, opinion in zip(outcomes, opinions, strict=True):
+        judged = self._judged(pairs)
+        for i, (outcome, opinion) in enumerate(zip(outcomes, opinions, strict=True)):
             score, reason = outcome.score, outcome.reason
             if score is not None and opinion is not None:
                 score, reason = opinion.added_to(score)
             if score is not None:
+                for name, values in judged.items():
+                    score = self.frozen_judges[name].added_to(score, values[i])
                 score = replace(score, total=weighted_total(score, self.weights))
             completed.append(replace(outcome, score=score, reason=reason if score is None else outcome.reason))
         return completed
+
+    def _judged(self, pairs: Sequence[tuple[str, str]]) -> dict[str, list[float]]:
+        """Return what the frozen judges say of rows and completions, by component."""
+        rows = [json.loads(row) for row, _ in pairs] if self.frozen_judges else []
+        return {name: judge.score(rows, [text for _, text in pairs]) for name, judge in self.frozen_judges.items()}
 
     def _finish(self, key: bytes, future: Future[Outcome], reply: Reply | RewardWorkerError) -> None:
         with self._lock:

@@ -6,15 +6,15 @@ A judge scores in batches, on the accelerator if there is one, caches its scores
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..files import looks_local
-from ..task import Row
+from ..task import Row, Score
 
 REAL = "real"  # the label for real text in judges with two labels
 BATCH_SIZE = 128
@@ -24,20 +24,28 @@ CACHE_SIZE = 20_000
 class FrozenJudge:
     """A judge loaded from `source`, a folder or a Hub id, on first use.
 
-    `text_of(row, completion)` returns the text to judge, or None for a score of 0. An instance is also a reward
-    function for TRL, which passes the rows in the column `row`. The cached scores are part of a checkpoint, because a
-    text that is judged again in another batch may differ in the last bit.
+    `text_of(row, completion)` returns the text to judge, or None for a score of 0. A valid completion that gets at
+    least `accepts` is a success; None: the judge does not decide. The cached scores are part of a checkpoint, because
+    a text that is judged again in another batch may differ in the last bit.
     """
 
-    def __init__(self, name: str, source: str, text_of: Callable[[Row, str], str | None]):
-        self.__name__ = name
+    def __init__(
+        self, name: str, source: str, text_of: Callable[[Row, str], str | None], accepts: float | None = None
+    ):
+        self.name, self._accepts = name, accepts
         self._source, self._text_of = source, text_of
         self._model: Any = None
         self._tokenizer: Any = None
         self._cache: dict[str, float] = {}  # hash of the text -> score
 
-    def __call__(self, completions: Sequence[Any], row: Sequence[str], **_: Any) -> list[float]:
-        return self.score([json.loads(text) for text in row], [text_of(completion) for completion in completions])
+    def added_to(self, score: Score, value: float) -> Score:
+        """Return the score of a completion with this judge's component, and its decision if it makes one."""
+        score = replace(score, components={**score.components, self.name: value})
+        if self._accepts is None or not score.valid or score.success:
+            return score
+        if value >= self._accepts:
+            return replace(score, success=True, reason="")
+        return replace(score, reason=f"{self.name} {value:.2f}, below {self._accepts:g}")
 
     def score(self, rows: Sequence[Row], completions: Sequence[str]) -> list[float]:
         """Rate how real each completion looks in its row."""

@@ -26,6 +26,11 @@ from .control.diversity import collapse
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")
 SHORT = 10.0  # seconds; no estimate is printed for less
+# Shares from which hints are given.
+MOST_WASTED = 0.8  # of groups with equal rewards, or of completions that are cut off
+MOST_UNSCORED = 0.2
+MASTERED = 0.9  # success from which groups with equal rewards are expected
+FEW = 0.01
 WARM_UP, MEASURED = 2, 3  # steps that include start-up costs, and the steps after them that are timed
 
 
@@ -213,17 +218,26 @@ class Hints(TrainerCallback):
                 "checkpoint before this step with a lower learning_rate"
             )
         kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
+        wasted = logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0))
+        is_solved = (logs.get("rewards/success/mean") or 0) > MASTERED
         self._watch(
             "no signal",
-            logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0)) == 1,
-            "every group has had equal rewards for {n} logs, so nothing can be learned: "
-            "use an easier level, a higher temperature, more num_generations, or a reward that gives partial credit",
+            wasted >= MOST_WASTED and not is_solved,
+            f"{wasted:.0%} of the groups have equal rewards, for {{n}} logs, so that little can be learned: use an "
+            "easier level, a cold start, more num_generations, a higher temperature, or a reward with partial credit",
+        )
+        unscored = logs.get("reward_failures") or 0
+        self._watch(
+            "unscored",
+            unscored >= MOST_UNSCORED,
+            f"{unscored:.0%} of the completions could not be scored, for {{n}} logs, and are left out: the reasons "
+            "are in the report and above",
         )
         self._watch(
             "nothing valid",
-            logs.get("rewards/valid/mean") == 0,
-            "no completion has been valid for {n} logs: turn on --constrain, run --cold_start_steps, "
-            "or show the format in the prompt",
+            (logs.get("rewards/valid/mean") or 0) < FEW and "rewards/valid/mean" in logs and unscored < MOST_UNSCORED,
+            "fewer than 1% of the completions have been valid for {n} logs: turn on --constrain, run "
+            "--cold_start_steps, or show the format in the prompt",
         )
         self._watch(
             "kl",
@@ -233,9 +247,9 @@ class Hints(TrainerCallback):
         )
         self._watch(
             "truncated",
-            logs.get("completions/clipped_ratio") == 1,
-            "every completion has been cut off at max_completion_length for {n} logs: raise it, "
-            "or ask for shorter answers",
+            (logs.get("completions/clipped_ratio") or 0) >= MOST_WASTED,
+            f"{logs.get('completions/clipped_ratio') or 0:.0%} of the completions are cut off at "
+            "max_completion_length, for {n} logs: raise it, or ask for shorter answers",
         )
         is_new = "pass@1" in logs and "collapse" not in self._streaks
         if is_new and (found := collapse(state.log_history, _prompts_per_step(args))):

@@ -281,7 +281,7 @@ def test_prompts_from_a_file(tmp_path):
         make(prompts_file=str(file))
 
 
-@pytest.mark.parametrize("name", ["tiny_cpu", "tiny_gpu", "single_gpu", "colab_t4", "paper"])
+@pytest.mark.parametrize("name", ["tiny_gpu", "single_gpu", "colab_t4", "paper"])
 def test_recipes_are_understood(name):
     words = ["--config", str(OWN_RECIPES / f"{name}.yaml"), "--task", MODULE, "--use_cpu", "true"]
     if name == "single_gpu":

@@ -43,6 +43,21 @@ class BrickTask(Task):
         "max_completion_length": 1200,
         "num_generations": 8,
         "temperature": 1.0,
+        "cold_start_steps": 300,  # no pretrained model knows the captions and the format
+    }
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {
+        "brick_levels": ["carry"],
+        "max_bricks": 16,
+        "max_completion_length": 64,
+        "eval_rows": 150,
+        "cold_start_steps": 250,
+        "cold_start_learning_rate": 2e-3,
+        "learning_rate": 3e-4,
+        "num_generations": 4,
+        "max_steps": 80,
+        "own_successes": 2048,
+        "own_successes_fraction": 0.5,
+        "component_weights": {"success": 1.0},
     }
     facts = ("stable", "iou")
     fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
@@ -285,7 +300,7 @@ class BrickTask(Task):
             pieces += [f"{n} (" for n in range(self.options.max_bricks)]
         single = list("0123456789x@(,)- \n")
         tokens = list(dict.fromkeys([*words, *pieces, *single]))
-        return TinySpec(tokens=tokens, hidden_size=128, layers=4, heads=4, context=640)
+        return TinySpec(tokens=tokens, hidden_size=96, layers=3, heads=3, context=640)
 
     def render(self, row: Row, completion: str) -> bytes:
         """Draw the structure with its weights, failing bricks in red, and the verdict below it."""

@@ -1,7 +1,7 @@
 """Draw held-out texts of a run before and after GRPO below the original, with fills coloured by
 the judge. Also print how both judges score the originals: the best that a generator can reach.
 
-trl-grpo-tasks task infill show outputs/infill_tiny --output before_and_after.png
+trl-grpo-tasks task infill show outputs/infill --output before_and_after.png
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 JUDGES = ("judge", "held_out")
 JUDGE_SEED = 42  # independent of --seed, so that runs with different seeds have the same reward
 JUDGE_HEADS = 4
+REAL_FROM = 0.5  # the score from which the judge takes a text for real
 DRAWS = 100  # attempts to draw a text that can be written in the tokens of a model
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 GIVEN = "given"  # the `schedule` of rows whose gaps the user chose
@@ -77,12 +79,12 @@ class InfillOptions:
 class InfillTask(Task):
     """Fills gaps in texts. The reward is the judge's probability that the filled text is real.
 
-    Agreement with the original and the score of a second judge, which training never sees, are only monitored. Success
-    means that the original text is restored exactly.
+    A fill succeeds if the judge takes the text for real, or if it is the original. Agreement with the original and
+    the score of a second judge, which training never sees, are only monitored.
     """
 
     name: ClassVar[str] = "infill"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Fill the gaps of a text; a frozen judge scores how real it looks"
     weights: Mapping[str, float] = {"judge": 1.0, "held_out": 0.0, "agreement": 0.0, "restored": 0.0}
     watched = ("held_out",)
@@ -91,6 +93,22 @@ class InfillTask(Task):
         "temperature": 0.8,
         "beta": 0.1,
         "max_completion_length": 64,
+    }
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {
+        "text_length": 40,
+        "mask_ratios": [0.05, 0.1, 0.2],
+        "judge_steps": 800,
+        "judge_width": 64,
+        "tiny_width": 96,
+        "tiny_layers": 3,
+        "train_rows": 20000,
+        "eval_rows": 150,
+        "cold_start_steps": 400,
+        "cold_start_batch_size": 64,
+        "learning_rate": 3e-4,
+        "per_device_train_batch_size": 256,
+        "max_steps": 60,
+        "reward_workers": 0,
     }
     Options: ClassVar[type] = InfillOptions
     tools: ClassVar[Mapping[str, Any]] = {
@@ -173,8 +191,9 @@ class InfillTask(Task):
         places = [place for place, piece in enumerate(pieces) if piece == GAP]
         return self._with_prompt({"pieces": pieces, "places": places, "level": self.levels[0], "schedule": GIVEN})
 
-    def unverifiable(self, row: Row) -> str:
-        return f"{UNKNOWN}, so the judge's score is all there is" if row.get("schedule") == GIVEN else ""
+    def request(self, row: Row) -> str:
+        """Texts are different requests, even if so much of them is missing that their prompts are equal."""
+        return json.dumps([row["pieces"], row["places"]], ensure_ascii=False)
 
     def score(self, row: Row, completion: str) -> Score:
         found, problem = fills.read(row, completion)
@@ -183,7 +202,7 @@ class InfillTask(Task):
         share = fills.agreement(row, found)
         reason = "" if share == 1 else f"{share:.0%} of the missing text matches the original"
         if row.get("schedule") == GIVEN:
-            reason = UNKNOWN
+            share, reason = 0.0, UNKNOWN
         components = {"agreement": share, "restored": fills.restored(row, found)}
         return self.make_score(components, True, share == 1, reason)
 
@@ -230,7 +249,10 @@ class InfillTask(Task):
     def judges(self) -> dict[str, Any]:
         from ...rewards.judge import FrozenJudge
 
-        return {name: FrozenJudge(name, source, self.filled) for name, source in self._sources.items()}
+        decides = {"judge": REAL_FROM}
+        return {
+            name: FrozenJudge(name, source, self.filled, decides.get(name)) for name, source in self._sources.items()
+        }
 
     @property
     def _sources(self) -> dict[str, str]:

@@ -99,6 +99,15 @@ class MachineTask(Task):
         "num_generations": 16,
         "per_device_train_batch_size": 16,
         "temperature": 1.0,
+        "cold_start_steps": 400,  # no pretrained model knows the blocks
+    }
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {
+        "trials": ["car"],
+        "max_completion_length": 144,
+        "cold_start_steps": 120,
+        "cold_start_batch_size": 16,
+        "per_device_train_batch_size": 64,
+        "max_steps": 50,
     }
     Options: ClassVar[type] = MachineOptions
     tools: ClassVar[Mapping[str, Any]] = {

@@ -33,6 +33,20 @@ class PromptsTask(Task):
     version: ClassVar[str] = "2"
     description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards per row"
     defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
+    tiny_defaults: ClassVar[Mapping[str, Any]] = {
+        "generator_levels": ["1", "2"],
+        "train_rows": 2000,
+        "eval_rows": 100,
+        "num_samples": 8,
+        "cold_start_steps": 200,
+        "cold_start_batch_size": 64,
+        "cold_start_learning_rate": 3e-3,
+        "num_generations": 16,
+        "per_device_train_batch_size": 256,
+        "max_steps": 120,
+        "own_successes": 4096,
+        "own_successes_fraction": 0.5,
+    }
     Options: ClassVar[type] = PromptsOptions
 
     def __init__(self, options: Any = None):

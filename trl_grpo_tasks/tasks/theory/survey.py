@@ -1,7 +1,7 @@
 """Count how many theories succeed, how many of them are distinct, and which of them have a name.
 
 trl-grpo-tasks task theory survey --samples 4000                  # random walks of the grammar
-trl-grpo-tasks task theory survey --results outputs/theory_tiny   # beside the samples of a run
+trl-grpo-tasks task theory survey --results outputs/theory   # beside the samples of a run
 
 All rows count the same number of theories: that of the run's evaluations, or --samples.
 """

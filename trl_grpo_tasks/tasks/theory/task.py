@@ -87,12 +87,15 @@ class TheoryTask(Task):
         "num_generations": 16,
         "per_device_train_batch_size": 16,
         "temperature": 1.0,
+        "cold_start_steps": 100,  # no pretrained model knows the language
     }
     tiny_defaults: ClassVar[Mapping[str, Any]] = {
-        "per_device_train_batch_size": 128,
-        "learning_rate": 5e-4,
-        "max_steps": 150,
+        "new_multiplets": 3,
+        "max_completion_length": 160,
+        "train_rows": 512,
         "cold_start_steps": 60,
+        "per_device_train_batch_size": 64,
+        "max_steps": 50,
     }
     Options: ClassVar[type] = TheoryOptions
     tools: ClassVar[Mapping[str, Any]] = {"survey": "trl_grpo_tasks.tasks.theory.survey:main"}

@@ -275,5 +275,5 @@ class RewardLayer(ScoringLayer):
     def _parts(self) -> dict[str, Any]:
         if self._rewards is None:
             return super()._parts()
-        judges = {f"judge {name}": judge for name, judge in self._rewards.frozen_judges.items()}
+        judges = {f"judge {name}": judge for name, judge in self._rewards.executor.frozen_judges.items()}
         return super()._parts() | {"rewards": self._rewards.executor} | judges
