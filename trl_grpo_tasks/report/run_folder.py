@@ -52,8 +52,8 @@ def local_run(name: str) -> str:
 
 
 def settings_of(model: str | Path) -> dict[str, Any]:
-    """Read the settings of the run that made a model, given the run's folder, its cold start or one of its checkpoints;
-    {} for other models. ValueError if they are damaged."""
+    """Read the settings of the run that made a model, given the run's folder, its cold start or a checkpoint of it; {}
+    for other models. ValueError if they are damaged."""
     folder = Path(model)
     is_part = folder.name == COLD_START_FOLDER or folder.name.startswith("checkpoint-")
     return _read_json(folder / SETTINGS_FILE) or (_read_json(folder.parent / SETTINGS_FILE) if is_part else {})
