@@ -282,7 +282,7 @@ def test_grammar_per_row_and_unconstrained_rows():
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (Grammar.regex("(1"), "parenthesis"),
+        (Grammar.regex("(1"), r"missing \)"),
         (Grammar.ebnf('root ::= "a" other'), '"other" is not defined'),
         (Grammar.json_schema({"type": "number of bricks"}), "number of bricks"),
         (Grammar.json_schema("{"), "JSON"),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .base import FORCED_LIMIT, only_token, pack_ids, words_for
+from .patterns import pattern_to_ebnf
 from .vocabulary import Vocabulary
 
 _COMPILED_CACHE = 256
@@ -40,7 +41,10 @@ class Grammar:
 
     @staticmethod
     def regex(pattern: str) -> Grammar:
-        """Create a grammar from a regular expression that the whole text must match."""
+        """Create a grammar of the texts that `regex.fullmatch(pattern, text)` accepts.
+
+        Constructs that no grammar can express, such as a lookahead, are refused when the grammar is parsed.
+        """
         return Grammar("regex", pattern)
 
     @staticmethod
@@ -68,7 +72,7 @@ class Grammar:
             if self.kind == "ebnf":
                 return xgrammar.Grammar.from_ebnf(self.text)
             if self.kind == "regex":
-                return xgrammar.Grammar.from_regex(self.text)
+                return xgrammar.Grammar.from_ebnf(pattern_to_ebnf(self.text))
             return xgrammar.Grammar.from_json_schema(
                 self.text, any_whitespace=self.any_whitespace, separators=self.separators
             )

@@ -53,7 +53,7 @@ class Channel:
             if kind == "changed":  # the arguments, which may have been modified in place, and the value
                 return rest
             if kind == "raise":
-                raise exception_class(rest[0])(rest[1])
+                raise exception_class(rest[0], ends_loop=question[:2] == ("apply", "next"))(rest[1])
             self.serve(kind, *rest)
 
     def serve(self, kind: str, *rest: Any) -> None:
@@ -212,12 +212,19 @@ def class_names(cls: type) -> list[tuple[str, str]]:
     return [(one.__module__, one.__name__) for one in cls.__mro__]
 
 
-def exception_class(names: list[tuple[str, str]]) -> Any:
+def exception_class(names: list[tuple[str, str]], ends_loop: bool = False) -> Any:
     """Return a class to raise or catch here for an exception class of the other process.
 
-    This is the builtin class itself, or a class of the same name derived from the nearest standard-library class.
+    This is the builtin class itself, or a class of the same name derived from the nearest standard-library class. An
+    exception that makes Python, asyncio or unittest stop without an error becomes a RuntimeError, because it would let
+    a test pass. Only a StopIteration that answers `next` (`ends_loop`) is kept.
     """
-    base = next(found for module, name in names if (found := library_exception(module, name)) is not None)
+    found = (library_exception(module, name) for module, name in names)
+    base = next((one for one in found if one is not None), RuntimeError)  # the code may send names of no class
+    if ends_loop and base is StopIteration:
+        return base
+    if stops_silently(base):
+        base = RuntimeError
     if [base.__module__, base.__name__] == ["builtins", names[0][1]]:
         return base
     # Some classes of the standard library require more arguments than a message.
@@ -236,4 +243,14 @@ def library_exception(module: str, name: str) -> Any:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
+def stops_silently(error: type) -> bool:
+    return any(name in SILENT or name[0].partition(".")[0] == "unittest" for name in class_names(error))
+
+
+SILENT = {
+    ("builtins", "StopIteration"),  # ends `all(map(f, values))`
+    ("builtins", "StopAsyncIteration"),
+    ("builtins", "GeneratorExit"),
+    ("asyncio.exceptions", "CancelledError"),  # a TaskGroup ignores tasks that were cancelled
+}
 KNOWN_ERRORS: dict[tuple[str, ...], Any] = {}

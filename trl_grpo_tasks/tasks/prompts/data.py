@@ -242,7 +242,7 @@ def _pattern(value: Any) -> str:
 
     try:
         regex.compile(_text(value))
-    except regex.error as error:
+    except (regex.error, RecursionError) as error:
         raise ValueError(f"is not a regular expression: {error}") from error
     return value
 

@@ -312,14 +312,14 @@ def tags(row: Mapping[str, Any], completion: str) -> Verdict:
 
 
 def pattern(row: Mapping[str, Any], completion: str) -> Verdict:
-    """Check that the whole completion, without outer whitespace, matches the row's `pattern`."""
+    """Check that the whole completion, with or without its outer whitespace, matches the row's `pattern`."""
     import regex  # unlike re, it can be given a time limit
 
-    text = completion.strip()
-    if len(text) > LONGEST_FOR_REGEX:
+    texts = [text for text in dict.fromkeys((completion, completion.strip())) if len(text) <= LONGEST_FOR_REGEX]
+    if not texts:
         return Verdict(0.0, f"the answer is longer than {LONGEST_FOR_REGEX} characters", readable=False)
     try:
-        matches = regex.fullmatch(row["pattern"], text, timeout=REGEX_SECONDS)
+        matches = any(regex.fullmatch(row["pattern"], text, timeout=REGEX_SECONDS) for text in texts)
     except TimeoutError as error:
         raise CannotJudgeError(f"pattern {row['pattern']!r} took longer than {REGEX_SECONDS:g} s") from error
     return Verdict(1.0) if matches else Verdict(0.0, "the answer does not match the pattern", readable=False)

@@ -30,7 +30,7 @@ class PromptsTask(Task):
     """
 
     name: ClassVar[str] = "prompts"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Your own prompts, or arithmetic, word problems, code and JSON, with rewards per row"
     defaults: ClassVar[Mapping[str, Any]] = {"max_completion_length": 256, "num_generations": 8, "temperature": 1.0}
     tiny_defaults: ClassVar[Mapping[str, Any]] = {
