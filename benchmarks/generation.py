@@ -63,8 +63,8 @@ def main() -> None:
     device = torch.device("cuda" if on_gpu else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if options.model:
-        tokenizer = AutoTokenizer.from_pretrained(options.model)
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).to(device)
+        tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, trust_remote_code=False).to(device)
     else:
         tokenizer = synthetic_tokenizer(49152)
         config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,

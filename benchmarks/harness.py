@@ -68,7 +68,7 @@ def random_model(config: Any) -> Any:
 
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+        return AutoModelForCausalLM.from_config(config, dtype=config.dtype, trust_remote_code=False)
 
 
 def add_lora(model: Any) -> Any:

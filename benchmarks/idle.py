@@ -181,7 +181,7 @@ def model_and_tokenizer(options: Any, task: Any, folder: str) -> tuple[Any, Any]
     dtype = "bfloat16" if on_gpu else "float32"
     if options.model:
         source = prepare_model(options.model, task, folder)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), trust_remote_code=False)
         return model.to("cuda" if on_gpu else "cpu").eval(), load_tokenizer(source)
     size = 2_000 if options.shape == "tiny" else 49_152
     tokenizer = synthetic_bpe_tokenizer(size)

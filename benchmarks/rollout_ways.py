@@ -212,7 +212,7 @@ def dtype_of(options: Any, shape: str) -> str:
 def model_and_tokenizer(options: Any, folder: str, shape: str, text: str) -> tuple[Any, Any]:
     """Return a real model, or one with random weights; quantised weights are saved once and read from disk."""
     tokenizer = (
-        AutoTokenizer.from_pretrained(options.model)
+        AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
         if options.model
         else character_tokenizer(SHAPES[shape][1], ends=text != "free")
     )
@@ -238,7 +238,7 @@ def model_and_tokenizer(options: Any, folder: str, shape: str, text: str) -> tup
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, quantization_config=quantization, device_map=device
+        source, dtype=dtype, quantization_config=quantization, device_map=device, trust_remote_code=False
     )
     return model, tokenizer
 

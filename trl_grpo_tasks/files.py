@@ -74,6 +74,22 @@ def model_file_in(folder: str | Path) -> str | None:
     return next((name for name in MODEL_FILES if (Path(folder) / name).is_file()), None)
 
 
+def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
+    """Load a configuration, tokenizer or model by an Auto class of transformers or PEFT.
+
+    Python code that comes with a model is never run, and nobody is asked whether to run it.
+    """
+    try:
+        return auto_class.from_pretrained(source, **options | {"trust_remote_code": False})
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"model {source!r} needs Python code of its own, which is never run here (--trust_remote_code has no "
+            "effect); choose a model of an architecture that transformers implements"
+        ) from error
+
+
 def looks_local(text: str) -> bool:
     """Whether `text` is meant as a path on this machine rather than as an id on the Hub (owner/name)."""
     first, slash, _ = text.partition("/")

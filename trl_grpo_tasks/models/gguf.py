@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..failures import first_line
+from ..files import from_pretrained
 
 
 def convert_gguf(file: Path, folder: str | Path) -> None:
@@ -19,12 +20,12 @@ def convert_gguf(file: Path, folder: str | Path) -> None:
 
     from ..constraints.sharding import loading_whole_models
 
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    folder_of_file, options = str(file.parent), {"gguf_file": file.name}
     try:
         with loading_whole_models():
-            loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        config = AutoConfig.from_pretrained(**source)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+            loaded = from_pretrained(AutoModelForCausalLM, folder_of_file, **options, dtype=torch.float32)
+        config = from_pretrained(AutoConfig, folder_of_file, **options)
+        tokenizer = from_pretrained(AutoTokenizer, folder_of_file, **options)
     except ImportError:
         raise
     except Exception as error:  # the GGUF reader raises arbitrary errors for a truncated file

@@ -18,7 +18,7 @@ import torch
 from jinja2 import TemplateError
 
 from ..failures import first_line
-from ..files import MODEL_FILES, check_local_path, model_file_in, write_atomically
+from ..files import MODEL_FILES, check_local_path, from_pretrained, model_file_in, write_atomically
 from ..task import Task
 from .checkpoints import DifferentStartError, newest_complete
 from .gguf import convert_gguf
@@ -146,7 +146,7 @@ def load_model(path: str, policy: str = "causal", quantization_config: Any = Non
         kwargs["quantization_config"] = quantization_config
     source, revision = full_model_of(path, kwargs.pop("revision", None))
     with loading_whole_models():
-        model = _auto_class(policy).from_pretrained(source, revision=revision, **kwargs)
+        model = from_pretrained(_auto_class(policy), source, revision=revision, **kwargs)
     keep_weights_unpacked(model)
     return _with_adapter_of(path, model) if is_adapter(path) else model
 
@@ -199,7 +199,7 @@ def empty_model(config: Any, policy: str) -> Any:
     from ..constraints.sharding import loading_whole_models
 
     with torch.device("meta"), loading_whole_models():
-        return _auto_class(policy).from_config(config)
+        return _auto_class(policy).from_config(config, trust_remote_code=False)
 
 
 def _auto_class(policy: str) -> Any:
@@ -213,7 +213,7 @@ def model_config(path: str, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     source, revision = full_model_of(path, revision)
-    return AutoConfig.from_pretrained(source, revision=revision)
+    return from_pretrained(AutoConfig, source, revision=revision)
 
 
 def check_policy(path: str, policy: str, revision: str | None = None) -> Any:
@@ -287,8 +287,8 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     if is_adapter(model) and not (Path(model) / TOKENIZER_CONFIG).is_file():
         source, revision = full_model_of(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, padding_side="left", truncation_side="left"
+        tokenizer = from_pretrained(
+            AutoTokenizer, source, revision=revision, padding_side="left", truncation_side="left"
         )
     except OSError as error:
         not_local = "" if Path(source).is_dir() else "there is no such folder here, and from the Hub: "

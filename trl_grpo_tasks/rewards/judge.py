@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..files import looks_local
+from ..files import from_pretrained, looks_local
 from ..task import Row, Score
 
 REAL = "real"  # the label for real text in judges with two labels
@@ -119,7 +119,7 @@ def check_judge(source: str) -> None:
             f"prepare-judge --output_dir {source}, or omit the option to have one created"
         )
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = from_pretrained(AutoConfig, source)
     except (OSError, ValueError) as error:
         raise ValueError(f"judge {source!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     name = (config.architectures or ["a model without a head"])[0]
@@ -143,8 +143,8 @@ def load_judge(source: str) -> tuple[Any, Any]:
 
     check_judge(source)
     with loading_whole_models():
-        model = AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="right")
+        model = from_pretrained(AutoModelForSequenceClassification, source, dtype=torch.float32)
+    tokenizer = from_pretrained(AutoTokenizer, source, padding_side="right")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     device = "cpu"
