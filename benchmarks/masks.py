@@ -160,7 +160,9 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     if path.endswith(".gguf"):
-        return AutoTokenizer.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            str(Path(path).parent), gguf_file=Path(path).name, trust_remote_code=False
+        )
     return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 

@@ -141,15 +141,34 @@ def test_secrets_are_removed_from_the_options_in_trackers_and_checkpoints(tmp_pa
 
 @pytest.mark.parametrize("name", ["token", "hub_token", "--hub-token", "HF_TOKEN", "WANDB_API_KEY", "apiKey", "apikey",
                                   "AWS_SECRET_ACCESS_KEY", "aws_access_key_id", "client_secret", "Authorization",
-                                  "DB_PASSWORD", "credentials", "accessToken"])  # fmt: skip
+                                  "DB_PASSWORD", "credentials", "accessToken", "OPENAI_KEY",
+                                  "Ocp-Apim-Subscription-Key", "auth", "HTTP_AUTH", "jwt", "GITHUB_PAT",
+                                  "GRB_WLSSECRET", "DB_PASS", "Cookie", "ssh_private_key", "x-api-key"])  # fmt: skip
 def test_names_of_secrets(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize("name", ["pad_token", "eos_token", "image_token", "max_new_tokens", "pass_k", "key",
-                                  "TOKENIZERS_PARALLELISM", "PWD", "HF_TOKEN_PATH", "keywords", "pass@4"])  # fmt: skip
+                                  "TOKENIZERS_PARALLELISM", "PWD", "HF_TOKEN_PATH", "keywords", "pass@4",
+                                  "judge_key_variable", "sort_key", "author", "OLDPWD", "public_key",
+                                  "SSH_AUTH_SOCK"])  # fmt: skip
 def test_names_that_are_not_secret(name):
     assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://hf_abc@host/x", "https://...@host/x"),
+        ("https://me:hf_abc@host/x", "https://me:...@host/x"),
+        ("see http://host/v1?a=1&token=abc&b=2#top", "see http://host/v1?a=1&token=...&b=2#top"),
+        ("http://host?access_key=abc", "http://host?access_key=..."),
+        ("http://host/?page=2&sort_key=name", "http://host/?page=2&sort_key=name"),
+        ("mail me@example.com, ssh://git@host/x", "mail me@example.com, ssh://git@host/x"),
+    ],
+)
+def test_secrets_in_addresses_are_removed(address, shown):
+    assert redacted(address) == shown
 
 
 def test_other_values_are_kept(monkeypatch):

@@ -16,18 +16,23 @@ REDACTED = "..."
 SHORTEST = 8  # characters; a shorter value could occur in any text, so it is only removed under its own name
 
 _SECRET_NAME = re.compile(
-    r"(.*_)?(token|api_?key|access_key(_id)?|secret(_(access_)?key)?|private_key|password|passwd|passphrase"
-    r"|credentials?|authorization)"
+    r"(.*_)?(token|jwt|api_?key|password|passwd|passcode|passphrase|credentials?|auth|authorization|bearer|cookie)"
+    r"|.*secret|.+_(key(_id)?|pass|pwd|pat)"
 )
+_PLAIN_KEY = re.compile(r"(.*_)?(public|primary|foreign|sort|cache|group|row|dict|partition)_key")
 _TOKENIZER_NAME = re.compile(r"(.*_)?(pad|eos|bos|unk|mask|sep|cls|stop|start|end|image|video|audio)_token")
 _PASSWORD_IN_URL = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+_USER_IN_URL = re.compile(r"(https?://)[^/\s:@]+@")  # a token may be given in place of a user
+_QUERY = re.compile(r"([?&;])([\w.-]+)=([^&;#\s\"']+)")
 _known: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
     """Tell whether an option, key or environment variable of this name (hub-token, apiKey, HF_TOKEN) is secret."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).replace("-", "_").lower()
-    return bool(_SECRET_NAME.fullmatch(plain)) and not _TOKENIZER_NAME.fullmatch(plain)
+    return bool(_SECRET_NAME.fullmatch(plain)) and not (
+        _TOKENIZER_NAME.fullmatch(plain) or _PLAIN_KEY.fullmatch(plain)
+    )
 
 
 def remember(value: Any, name: str = "") -> None:
@@ -73,7 +78,8 @@ def _without_values(text: str) -> str:
     in_environment = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= SHORTEST}
     for secret in sorted(_known | in_environment, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    text = _PASSWORD_IN_URL.sub(rf"\g<1>{REDACTED}@", text)
+    text = _USER_IN_URL.sub(rf"\g<1>{REDACTED}@", _PASSWORD_IN_URL.sub(rf"\g<1>{REDACTED}@", text))
+    text = _QUERY.sub(lambda part: f"{part[1]}{part[2]}={REDACTED}" if is_secret(part[2]) else part[0], text)
     if text.lstrip().startswith(("{", "[")):
         try:
             parsed = json.loads(text)

@@ -65,7 +65,7 @@ def hostile(tmp_path, monkeypatch):
          "tokenizer of an adapter", "config of a judge", "judge"],
 )  # fmt: skip
 def test_a_model_with_code_of_its_own_is_refused(hostile, load):
-    with pytest.raises(ValueError, match="needs Python code of its own, which is never run here .*choose a model"):
+    with pytest.raises(ValueError, match=r"needs Python code of its own, which is never run here .*choose a model"):
         load(hostile)
 
 

@@ -221,9 +221,10 @@ class ApiJudge:
                 self._count(asked, reply)
                 try:
                     scores, reason = rubric.read(reply.text)
-                    return _Answer(scores, printable(reason)[:300])
+                    # The reply has been cleaned as text; JSON can spell the key with escapes.
+                    return _Answer(scores, printable(self.api.clean(reason))[:300])
                 except AnswerError as error:
-                    problem = f"its answer was rejected: {error}"
+                    problem = self.api.clean(f"its answer was rejected: {error}")
                     correction = f"Your reply was rejected: {error}. Reply with the JSON object only, as described."
                     asked = [
                         *messages,

@@ -61,10 +61,10 @@ class ChatApi:
             usage = answer.get("usage") or {}
             tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-            said = self._clean(content.decode("utf-8", "replace"))
+            said = self.clean(content.decode("utf-8", "replace"))
             raise ChatError(f"the reply is not that of a chat API: {said:.100}", retryable=True, status=200) from error
         counted = [n if isinstance(n, int) and not isinstance(n, bool) and n >= 0 else None for n in tokens]
-        return ChatReply(text if isinstance(text, str) else "", *counted)
+        return ChatReply(self.clean(text) if isinstance(text, str) else "", *counted)
 
     def check(self) -> None:
         """Raise ValueError if the endpoint cannot be reached or refuses the key. This sends nothing but the key."""
@@ -97,7 +97,7 @@ class ChatApi:
         except httpx.TimeoutException as error:
             raise ChatError(f"no reply within {self._timeout:g} s", retryable=True) from error
         except httpx.HTTPError as error:
-            said = self._clean(f"{type(error).__name__}: {error}")
+            said = self.clean(f"{type(error).__name__}: {error}")
             raise ChatError(f"no connection to {self.base_url}: {said:.200}", retryable=True) from error
         if response.status_code != 200:
             raise self._refusal(response, bytes(content))
@@ -111,7 +111,7 @@ class ChatApi:
         except (ValueError, RecursionError, KeyError, TypeError):
             pass  # not the error format of OpenAI; the text is shown as it is
         status = response.status_code
-        said = " ".join(self._clean(text).split())
+        said = " ".join(self.clean(text).split())
         return ChatError(
             f"status {status} from {self.base_url}{f': {said:.200}' if said else ''}",
             retryable=status in RETRIED,
@@ -131,7 +131,7 @@ class ChatApi:
         remember(key, "api_key")
         return key
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
         """Remove the key from text of the server, which may repeat it."""
         key = os.environ.get(self._key_variable or "", "").strip()
         return redacted(text.replace(key, REDACTED) if key else text)

@@ -16,7 +16,10 @@ from typing import Any
 DEFAULT_SCALE = (1.0, 5.0)
 
 # Control tokens of chat templates. Servers may tokenise them as such inside a message, which would end the message.
-_CONTROL = re.compile(r"<(?=[|｜][^<>]{1,60}[|｜]>|/?s>|(?:start|end)_of_turn>)|\[(?=/?(?:INST|SYSTEM_PROMPT)\])")
+_CONTROL = re.compile(
+    r"<(?=[|｜]|[^<>\s]{1,60}[|｜]>|</?SYS>>|/?(?i:s|eos|bos|eot|eod|eom|pad|unk|mask|sep|cls|endoftext|extra_id_[0-9]+"
+    r"|(?:start|end)_of_\w+|(?:unused|reserved)_?\w+)>)|\[(?=/?(?:[A-Z]{3,}|gMASK)(?:_[A-Z]+)*\])"
+)
 _FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
 
 

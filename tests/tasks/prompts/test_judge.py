@@ -160,3 +160,26 @@ def test_a_training_run_with_a_judge(tmp_path, monkeypatch, capsys):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10 and not [path for path in files if KEY.encode() in path.read_bytes()]
     assert get_task("prompts").api_judge() is None
+
+
+def test_a_row_in_the_form_of_the_data_set_cannot_name_a_file_as_its_rubric(tmp_path):
+    """Rows come from visitors and requests too; their columns are checked whatever their form."""
+    (tmp_path / "secret.json").write_text('{"criteria": {"secret": "planted"}}')
+    seen = []
+
+    def grade(body):
+        seen.append(json.dumps(body))
+        return grades(quality=3)
+
+    with ChatServer(grade) as server:
+        options = {"judge_url": server.url, "judge_model": "m", "judge_cache": str(tmp_path / "c.jsonl")}
+        task = make(rewards=["judge", "numeric"], judge_rubric="nice?", **options)
+        row = {"prompt": [{"role": "user", "content": "p"}], "rewards": {"judge": 1.0}}
+        with RewardExecutor(task, workers=0) as executor:
+            rubric = str(tmp_path / "secret.json")
+            executor.submit([json.dumps({**row, "rubric": rubric})], ["hello"]).result()
+    assert len(seen) == 1 and rubric in seen[0] and "planted" not in seen[0]
+    with pytest.raises(ValueError, match="the row: column 'rubric' needs 'criteria'"):
+        task.row_from({**row, "rubric": {"criteria": {}}})
+    with pytest.raises(ValueError, match="the row: reward 'numeric' needs a column 'answer'"):
+        task.row_from({**row, "rewards": {"numeric": 1.0}})

@@ -272,19 +272,19 @@ class PromptsTask(Task):
         return {**row, "prompt": data.messages(row["prompt"], self.options.system_prompt, place)}
 
     def _known_row(self, row: Row) -> Row:
-        """Return the row in the form that `dataset` gives.
+        """Return the row in the form that `dataset` gives, with every column checked.
 
-        A row from elsewhere may be as in a prompts file and may choose rewards that no row of this task has, but not
-        user-defined functions, because resolving those would run their code.
+        A row from elsewhere may be as in a prompts file or as `dataset` gives it. It may choose rewards that no row of
+        this task has, but not user-defined functions, because resolving those would run their code.
         """
-        if not isinstance(row.get("rewards"), Mapping) or not isinstance(row.get("prompt"), list):
+        if isinstance(row.get("rewards"), Mapping) and isinstance(row.get("prompt"), list):
+            cleaned = data.clean_row(row, "the row", "prompt", "answer", {})
+            row = self._finished_row({"rewards": {}, **cleaned}, "the row")
+        else:
             row = self._ready_row(row, "the row")
-        chosen = {name: weight for name, weight in row["rewards"].items() if weight is not None}
-        row = {**row, "rewards": chosen}
-        if new := [name for name in chosen if name not in self.weights]:
+        if new := [name for name in row["rewards"] if name not in self.weights]:
             if unknown := [name for name in new if name not in REWARDS or name == "reward_model"]:
                 raise ValueError(f"the row's reward {unknown[0]!r} is not enabled for this task; name it in --rewards")
-            self._finished_row(dict(row), "the row")
             self._judges.update(self._find_judges(dict.fromkeys(new)))
             self.weights.update(dict.fromkeys(new, 1.0))
         return row
