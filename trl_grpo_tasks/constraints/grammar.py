@@ -16,6 +16,7 @@ import numpy as np
 
 from .base import FORCED_LIMIT, only_token, pack_ids, words_for
 from .patterns import pattern_to_ebnf
+from .schemas import unenforced_keywords
 from .vocabulary import Vocabulary
 
 _COMPILED_CACHE = 256
@@ -56,7 +57,7 @@ class Grammar:
         By default the text is formatted like `json.dumps(value, separators=separators)`, so that each value has
         exactly one text and the model cannot emit endless whitespace. `any_whitespace=True` allows any formatting.
         Avoid `maxLength`: close to the limit a mask takes milliseconds, because xgrammar tests thousands of tokens
-        one by one.
+        one by one. `Grammar.unenforced` names the keywords that no grammar enforces, such as `uniqueItems`.
         """
         return Grammar(
             "json_schema", schema if isinstance(schema, str) else json.dumps(schema), any_whitespace, separators
@@ -73,13 +74,24 @@ class Grammar:
                 return xgrammar.Grammar.from_ebnf(self.text)
             if self.kind == "regex":
                 return xgrammar.Grammar.from_ebnf(pattern_to_ebnf(self.text))
-            return xgrammar.Grammar.from_json_schema(
+            parsed = xgrammar.Grammar.from_json_schema(
                 self.text, any_whitespace=self.any_whitespace, separators=self.separators
             )
+            self.unenforced()
+            return parsed
         except RuntimeError as error:
+            if "Regex" in str(error):
+                self.unenforced()  # its error has a way out
             reason = str(error).strip().split(": ", 1)[-1]  # drops xgrammar's timestamp and source line
             shown = self.text if len(self.text) <= 300 else self.text[:300] + "..."
             raise ValueError(f"invalid {self.kind.replace('_', ' ')}: {reason}\n{shown}") from error
+
+    def unenforced(self) -> dict[str, str]:
+        """Return the keywords of a JSON schema that the grammar does not enforce, with the first place of each.
+
+        ValueError if the grammar excludes texts that the schema accepts.
+        """
+        return unenforced_keywords(json.loads(self.text)) if self.kind == "json_schema" else {}
 
 
 class GrammarConstraint:

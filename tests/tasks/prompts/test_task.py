@@ -166,6 +166,17 @@ def test_constraint_by_schema_and_by_pattern(tmp_path):
     assert make().constraint(None) is None
 
 
+def test_keywords_that_the_constraint_does_not_enforce_are_named_once(tmp_path, caplog):
+    unique = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    rows = [{"prompt": str(n), "schema": {**unique, "minItems": n}, "rewards": ["schema"]} for n in range(3)]
+    from trl_grpo_tasks.models.tiny import make_tokenizer
+
+    task = from_rows(tmp_path, rows)
+    task.constraint(make_tokenizer(task.tiny().tokens, 512))
+    (warning,) = [record.getMessage() for record in caplog.records if "does not enforce" in record.getMessage()]
+    assert warning.endswith("only the reward notices: uniqueItems (at $)")
+
+
 def test_schema_generator_under_its_constraint():
     check_task(get_task("prompts", {"generator": "schema"}), size=30)
 

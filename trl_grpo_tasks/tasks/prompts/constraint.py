@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from ...constraints.grammar import Grammar, GrammarConstraint
-from ...task import Row
+from ...task import Row, printable
+
+logger = logging.getLogger(__name__)
 
 
 def row_grammar(row: Row) -> Grammar | None:
@@ -24,7 +27,16 @@ def row_grammar(row: Row) -> Grammar | None:
 
 def format_constraint(tokenizer: Any, rows: Sequence[Row]) -> GrammarConstraint:
     """Make the constraint. Grammars are compiled on first use, but those of `rows` are parsed now to report errors."""
+    unenforced: dict[str, str] = {}
     for grammar in {row_grammar(row) for row in rows}:
         if grammar is not None:
             grammar.parse()
+            unenforced |= grammar.unenforced()
+    if unenforced:
+        named = ", ".join(f"{keyword} (at {place})" for keyword, place in sorted(unenforced.items()))
+        logger.warning(
+            "the constraint does not enforce these keywords of schemas, so that samples may break them and only the "
+            "reward notices: %s",
+            printable(named),
+        )
     return GrammarConstraint(tokenizer, row_grammar)
