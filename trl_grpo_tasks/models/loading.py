@@ -95,7 +95,7 @@ def _downloaded_adapter(name: str, revision: str | None) -> str | None:
     except (OSError, ValueError):  # no adapter, or no access to the Hub: loading says which
         return None
     try:
-        return snapshot_download(name, revision=revision, allow_patterns=ADAPTER_PATTERNS)
+        return snapshot_download(name, revision=revision, allow_patterns=[*ADAPTER_PATTERNS])
     except OSError as error:
         raise ValueError(f"the adapter {name} could not be downloaded from the Hub: {first_line(error)}") from error
 
