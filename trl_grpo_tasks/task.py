@@ -79,6 +79,26 @@ def describe_error(error: Exception, path: str | Path) -> str:
     return f"{type(error).__name__}: {error}{f' (line {lines[-1]})' if lines else ''}"
 
 
+def check_whole(row: Row, name: str, least: int, most: int) -> None:
+    """Raise ValueError unless the entry `name` of a row is a whole number from `least` to `most`."""
+    value = row.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"the {name!r} of a row must be a whole number from {least} to {most}, not {value!r:.60}")
+
+
+def check_one_of(row: Row, name: str, choices: Collection[str]) -> None:
+    """Raise ValueError unless the entry `name` of a row is one of `choices`."""
+    value = row.get(name)
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"the {name!r} of a row must be one of {', '.join(choices)}, not {value!r:.60}")
+
+
+def check_text(row: Row, name: str) -> None:
+    """Raise ValueError unless the entry `name` of a row is a text, or None, or missing."""
+    if not isinstance(row.get(name), str | None):
+        raise ValueError(f"the {name!r} of a row must be a text, not {row[name]!r:.60}")
+
+
 class UnfinishedTaskError(NotImplementedError, ValueError):
     """A task lacks a required method. Being a ValueError too, it is printed in one line, without a traceback."""
 
@@ -226,7 +246,11 @@ class Task:
         )
 
     def row_from(self, given: Row) -> dict[str, Any]:
-        """Return a row that the user wrote in the form of `dataset`; ValueError if it is none. `solve` calls it."""
+        """Return a row that somebody wrote in the form of `dataset`; ValueError if it is none.
+
+        `solve`, the playground and servers call it. Rows may come from strangers, so it must refuse whatever would
+        take much time or memory, as `row_of` does for texts.
+        """
         prompt = given.get("prompt")
         parts = prompt if isinstance(prompt, list) else []
         is_chat = all(isinstance(part, Mapping) and isinstance(part.get("content"), str) for part in parts)

@@ -17,6 +17,7 @@ from trl_grpo_tasks.commands.main import main
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     save_run("run")
     return "run"
 
@@ -91,19 +92,25 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_the_page_is_served_until_ctrl_c(run, tmp_path, capfd):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_page_is_served_until_it_is_stopped_and_leaves_no_folder(run, tmp_path, capfd, monkeypatch, number):
     pytest.importorskip("gradio")
     (tmp_path / "main.py").write_text(PLAY)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.delenv("GRADIO_TEMP_DIR")
     process, url = start(tmp_path / "main.py", path="/config")
     try:
         out = ""
         while "page: " not in out:  # the server answers a little earlier
             out += capfd.readouterr().out
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(120) == 0
     finally:
         process.kill()
     assert f"page: {url}" in out and "share=True" not in out and "Traceback" not in capfd.readouterr().err
+    left = [path.relative_to(tmp_path) for path in (tmp_path / "temporary").rglob("*")]
+    assert left == []
 
 
 # ---- Spaces

@@ -73,7 +73,7 @@ def test_the_server_has_the_processor_the_task_and_what_trl_needs(started, capsy
     record = ServedTask.from_config(config)
     assert record.task == "brick" and record.tokenizer == served[4]
     assert record.options["max_bricks"] == 7 and record.options["attach"] is False
-    assert record.constraint().start({"world": 8, "prompt": "x"}).mask().any()
+    assert record.build()[1].start({"world": 8, "prompt": "x"}).mask().any()
     assert capsys.readouterr().out.count("\n") == 1
 
 

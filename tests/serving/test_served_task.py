@@ -191,7 +191,7 @@ def test_a_fingerprint_depends_on_how_text_is_split():
 
 def test_the_constraint_is_that_of_the_task(tiny_path):
     served = over_http(ServedTask.of(ToyTask(), load_tokenizer(tiny_path)))
-    constraint = served.constraint()
+    constraint = served.build()[1]
     allowed = np.flatnonzero(unpack(constraint.start({}).mask(), constraint.vocab_size))
     assert load_tokenizer(tiny_path).convert_ids_to_tokens(allowed.tolist()) == list(LETTERS)
 
@@ -199,12 +199,12 @@ def test_the_constraint_is_that_of_the_task(tiny_path):
 def test_no_constraint_unknown_options_and_a_changed_tokenizer_are_refused(tiny_path, monkeypatch):
     served = ServedTask.of(ToyTask(), load_tokenizer(tiny_path))
     with pytest.raises(ValueError, match=r"'tests.support.toy' cannot be created with these options: .*width"):
-        replace(served, options={"width": 1}).constraint()
+        replace(served, options={"width": 1}).build()
     with pytest.raises(ValueError, match="has changed since the server was started; restart it"):
-        replace(served, fingerprint="f").constraint()
+        replace(served, fingerprint="f").build()
     monkeypatch.setattr(ToyTask, "constraint", lambda self, tokenizer: None)
     with pytest.raises(ValueError, match=r"task 'toy' has no constraint with these options; choose options with one"):
-        served.constraint()
+        served.build()[1]
 
 
 # ---- the check of requests
@@ -225,11 +225,11 @@ def asked(row):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(served_task, "served_here", Picky)
+    monkeypatch.setattr(served_task, "served_here", lambda: (ToyTask(), Picky()))
 
 
 def test_rows_of_the_task_and_requests_without_a_row_are_accepted(server):
-    for row in ('{"letter": "a"}', '{"letter": "free"}', None):
+    for row in ('{"prompt": "a", "letter": "a"}', '{"prompt": "a", "letter": "free"}', None):
         check_row(asked(row))
     check_row(SimpleNamespace(extra_args={}))
 
@@ -245,7 +245,14 @@ def test_rows_that_are_not_json_of_an_object_are_refused_also_without_a_server(r
     check_row(asked('{"what": "ever"}'))
 
 
-@pytest.mark.parametrize(("row", "error"), [("{}", "KeyError: 'letter'"), ('{"letter": "e"}', "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ('{"prompt": "a"}', "KeyError: 'letter'"),
+        ('{"prompt": "a", "letter": "e"}', "ZeroDivisionError"),
+        ("{}", "ValueError: a row needs a 'prompt'"),
+    ],
+)
 def test_rows_on_which_the_constraint_fails_are_refused_whatever_it_raises(server, row, error):
     with pytest.raises(ValueError, match=f"the constraint cannot start on this row .{error}"):
         check_row(asked(row))
@@ -270,8 +277,8 @@ def test_the_process_of_a_server_builds_the_constraint_once_from_its_environment
     assert served_here() is None
     served = ServedTask.of(ToyTask(), load_tokenizer(tiny_path))
     monkeypatch.setenv(SERVED_VARIABLE, json.dumps({CONFIG_KEY: served.to_config()}))
-    assert served_here() is served_here() and served_here().start({}).mask().any()
-    check_row(asked("{}"))
+    assert served_here() is served_here() and served_here()[1].start({}).mask().any()
+    check_row(asked('{"prompt": "a1x"}'))
     monkeypatch.setenv(SERVED_VARIABLE, "{}")
     with pytest.raises(ValueError, match=f"{SERVED_VARIABLE} holds no entry"):
         served_here()

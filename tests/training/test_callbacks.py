@@ -60,6 +60,23 @@ def test_a_disk_that_is_full_does_not_take_the_metrics_there_are(tmp_path, monke
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_metrics_are_not_written_through_a_link(tmp_path, is_there):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    if is_there:
+        victim.write_text("mine\n")
+    run.mkdir()
+    (run / "training_metrics.jsonl").symlink_to(victim)
+    file, args = MetricsFile(), SimpleNamespace(output_dir=run)
+    for step in (0, 1):  # a new run, and one that is resumed
+        state = SimpleNamespace(is_world_process_zero=True, global_step=step)
+        file.on_train_begin(args, state, None)
+        file.on_log(args, state, None, logs={"reward": 1.0})
+    assert victim.read_text() == "mine\n" if is_there else not victim.exists()
+    lines = (run / "training_metrics.jsonl").read_text().splitlines()
+    assert lines == ['{"step": 0, "reward": 1.0}', '{"step": 1, "reward": 1.0}']
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, truth_value
@@ -58,16 +60,19 @@ def play(arguments: Sequence[str]) -> int:
         print(write_space(model, task, initial_model(model), known.space, sampling))
         return 0
     from ..playground.page import import_gradio, launch, make_page
+    from .interrupt import sigterm_as_ctrl_c
 
-    import_gradio()
-    check_port(known.port)
-    with (
-        tempfile.TemporaryDirectory(prefix="playground-") as folder,
-        Models(model, task, initial_model(model), folder, **sampling) as models,
-    ):
-        page = make_page(models)
-        launch(page, HOST, known.port, known.share)
-        page.block_thread()
+    # After SIGTERM too, the folder is removed and reward workers end.
+    with sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="playground-") as folder:
+        os.environ.setdefault(
+            "GRADIO_TEMP_DIR", str(Path(folder) / "gradio")
+        )  # which gradio reads when it is imported
+        import_gradio()
+        check_port(known.port)
+        with Models(model, task, initial_model(model), folder, **sampling) as models:
+            page = make_page(models)
+            launch(page, HOST, known.port, known.share)
+            page.block_thread()
     return 0
 
 

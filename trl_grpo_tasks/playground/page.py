@@ -25,6 +25,7 @@ from .stream import Step, stream
 
 BOTH = "both"
 LONGEST_REQUEST = 50_000  # characters
+MOST_BYTES = 2**20  # of the body of an HTTP request
 MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
 ANSWERS_KEPT = 32  # answers whose files are kept
@@ -266,6 +267,38 @@ def _panel(gradio: Any, name: str, can_compare: bool) -> Panel:
     return Panel(column, strip, position, table, verdict, scene, picture, files, **states)
 
 
+class RequestLimit:
+    """ASGI middleware that refuses uploads, which the page does not need, and large bodies before they are read."""
+
+    def __init__(self, app: Any):
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.exceptions import HTTPException
+        from starlette.responses import PlainTextResponse
+
+        read = 0
+
+        async def limited() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MOST_BYTES:  # a body that did not state its length
+                raise HTTPException(413)
+            return message
+
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if scope["method"] == "POST" and scope["path"].rstrip("/").endswith("/upload"):
+            refusal = PlainTextResponse("this page takes no files", 403)
+        elif not length.isdigit() or int(length) > MOST_BYTES:
+            refusal = PlainTextResponse(f"at most {MOST_BYTES:,} bytes are read", 413)
+        else:
+            return await self._app(scope, limited, send)
+        await refusal(scope, receive, send)
+
+
 def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:
     """Start to serve the page, and print and return its address; `page.block_thread()` waits for Ctrl+C.
 
@@ -273,6 +306,8 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False) -
     from 7860. `share` makes a public address through Gradio's servers.
     """
     gradio = import_gradio()
+    from starlette.middleware import Middleware
+
     # Fonts of the system: those of Gradio's own themes come from another host.
     theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     page.queue(max_size=32)
@@ -290,7 +325,7 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False) -
         ssr_mode=False,
         mcp_server=False,
         enable_monitoring=False,
-        max_file_size="1mb",
+        app_kwargs={"middleware": [Middleware(RequestLimit)]},
     )
     print(f"page: {public or address} (Ctrl+C stops it)", flush=True)
     return public or address

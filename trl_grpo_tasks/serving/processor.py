@@ -98,7 +98,7 @@ class Processor(ProcessorV1, ProcessorV2):
         else:
             served = ServedTask.from_config(self._vllm_config.additional_config)
             assert served is not None
-            constraint, tokenizer = served.build()
+            _, constraint, tokenizer = served.build()
             sampling = Sampling(constraint, tokenizer.eos_token_id)
         vocab_size = self._vllm_config.model_config.get_vocab_size()
         most = self._vllm_config.scheduler_config.max_num_seqs

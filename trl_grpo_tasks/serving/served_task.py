@@ -84,11 +84,8 @@ class ServedTask:
             )
         return cls(**entry)
 
-    def constraint(self) -> Constraint:
-        return self.build()[0]
-
-    def build(self) -> tuple[Constraint, Any]:
-        """Load the tokenizer, create the task with its options, and return its constraint and the tokenizer."""
+    def build(self) -> tuple[Task, Constraint, Any]:
+        """Create the task with its options, load the tokenizer, and return both, with the constraint between them."""
         from ..models.loading import load_tokenizer
 
         try:
@@ -98,7 +95,7 @@ class ServedTask:
         tokenizer = load_tokenizer(self.tokenizer)
         if fingerprint_of(tokenizer) != self.fingerprint:
             raise ValueError(f"the tokenizer of {self.tokenizer} has changed since the server was started; restart it")
-        return constraint_of(task, tokenizer), tokenizer
+        return task, constraint_of(task, tokenizer), tokenizer
 
     def difference(self, own: ServedTask) -> str | None:
         """Name the first difference between this server and a run's `own` task; None if they agree.
@@ -146,23 +143,24 @@ def fingerprint_of(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def served_here() -> Constraint | None:
-    """Return the constraint of the server that this process belongs to; None outside `trl-grpo-tasks serve`."""
+def served_here() -> tuple[Task, Constraint] | None:
+    """Return the task and the constraint of the server that this process belongs to; None outside `trl-grpo-tasks
+    serve`."""
     config = os.environ.get(SERVED_VARIABLE)
-    return None if config is None else _constraint_from(config)
+    return None if config is None else _served_from(config)
 
 
 @cache
-def _constraint_from(config: str) -> Constraint:
+def _served_from(config: str) -> tuple[Task, Constraint]:
     served = ServedTask.from_config(json.loads(config))
     if served is None:
         raise ValueError(f"the environment variable {SERVED_VARIABLE} holds no entry {CONFIG_KEY!r}: {config[:200]}")
-    return served.constraint()
+    return served.build()[:2]
 
 
 def check_row(params: Any) -> None:
     """Raise ValueError if the row of a request (vLLM's SamplingParams) is not the JSON text of an object, or if the
-    constraint of this server cannot start on it. A request without a row is not constrained."""
+    task of this server refuses it or its constraint cannot start on it. A request without a row is not constrained."""
     text = (params.extra_args or {}).get(ROW)
     if text is None:
         return
@@ -173,10 +171,12 @@ def check_row(params: Any) -> None:
     if not isinstance(row, dict):
         raise ValueError(f"{ROW!r} must be the JSON text of an object, but it is that of a {type(row).__name__}")
     with _checking:
-        constraint = served_here()
-        if constraint is None:
+        served = served_here()
+        if served is None:
             return
+        task, constraint = served
         try:
+            task.row_from(row)
             state = constraint.start(row)
             if state is not None:
                 state.mask()

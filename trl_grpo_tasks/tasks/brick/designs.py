@@ -134,6 +134,10 @@ def encode_voxels(voxels: np.ndarray) -> str:
 
 
 def decode_voxels(text: str, world: int) -> np.ndarray:
-    """Decode the boolean grid [x, y, z] that `encode_voxels` encoded."""
-    bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8), count=world**3)
+    """Decode the boolean grid [x, y, z] that `encode_voxels` encoded; ValueError if it is that of another world."""
+    size = -(-(world**3) // 8)
+    packed = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # at most: it may come from a stranger
+    if len(packed) != size:
+        raise ValueError(f"the target shape does not fit a world of {world}")
+    bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=world**3)
     return bits.reshape((world,) * 3).astype(bool)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec
+from ...task import Row, Score, Task, TinySpec, check_text, check_whole
 from . import hub
 from .captions import CAPTION_WORDS, caption, choices
 from .catalogue import CATEGORIES
@@ -25,11 +26,14 @@ from .reward import Judgement, facts, judge, verdict
 from .solvers import Solving
 from .stability import SolverError
 from .steps import prefix_scores
-from .structure import WORLD, Reading, parse
+from .structure import READ_LIMIT, WORLD, Reading, parse
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
     from ...rollout import Editor
+
+
+MOST_GRAMS = 1_000_000  # of a weight in a row from outside
 
 
 class BrickTask(Task):
@@ -154,6 +158,27 @@ class BrickTask(Task):
         ignored = unused_words(said, row["caption"])
         left = f" (not used: {', '.join(ignored)})" if ignored else ""
         return {**row, "interpretation": f"{row['caption']}, world {row['world']}{left}"}
+
+    def row_from(self, given: Row) -> dict[str, Any]:
+        """Return a row with a caption and a world, which may have a target shape and weights on it."""
+        row = {"caption": "", **super().row_from(given)}
+        check_whole(row, "world", 1, LARGEST_WORLD)
+        if row.get("max_bricks") is not None:
+            check_whole(row, "max_bricks", 1, READ_LIMIT)
+        for name in ("caption", "gold", "voxels"):
+            check_text(row, name)
+        try:
+            if row.get("voxels") is not None:
+                decode_voxels(row["voxels"], row["world"])
+        except (ValueError, zlib.error) as error:
+            raise ValueError(f"the 'voxels' of the row cannot be read: {error}") from error
+        loads = row.get("loads") or []
+        if not isinstance(loads, list) or len(loads) > row["world"] ** 2 or not all(map(_is_load, loads)):
+            raise ValueError(
+                'the \'loads\' of a row must be a list of {"grams": G, "at": [x, y]}, at most one per column, with G '
+                f"above 0 and below {MOST_GRAMS:,}"
+            )
+        return row
 
     def _nearest_row(self, text: str, world: int | None) -> dict[str, Any]:
         """Return the row of the request nearest to a caption, in a world of this size if one is given."""
@@ -330,6 +355,14 @@ class BrickTask(Task):
             "parts.csv": parts_csv(structure),
             "steps.md": steps_markdown(structure, row["caption"]),
         }
+
+
+def _is_load(load: Any) -> bool:
+    if not isinstance(load, Mapping) or not isinstance(load.get("grams"), int | float):
+        return False
+    place = load.get("at")
+    is_place = isinstance(place, list) and len(place) == 2 and all(type(one) is int for one in place)
+    return is_place and 0 < load["grams"] < MOST_GRAMS
 
 
 def _world_size(level: str) -> int:

@@ -195,6 +195,20 @@ class InfillTask(Task):
         """Texts are different requests, even if so much of them is missing that their prompts are equal."""
         return json.dumps([row["pieces"], row["places"]], ensure_ascii=False)
 
+    def row_from(self, given: Row) -> dict[str, Any]:
+        """Return a row with `pieces`, a text or a list of tokens, and `places`, which are missing; its prompt is made
+        from them."""
+        row = super().row_from(given)
+        pieces, places = row.get("pieces"), row.get("places")
+        kind = str if self._tokens is None else list
+        is_text = isinstance(pieces, kind) and all(isinstance(piece, str) for piece in pieces)
+        if not is_text or not pieces:
+            raise ValueError(f"the 'pieces' of a row must be {'a text' if kind is str else 'a list of tokens'}")
+        is_list = isinstance(places, list) and all(type(place) is int for place in places)
+        if not is_list or not places or sorted({*places}) != places or not 0 <= places[0] <= places[-1] < len(pieces):
+            raise ValueError(f"the 'places' of a row must be numbers from 0 to {len(pieces) - 1} in ascending order")
+        return self._with_prompt({name: value for name, value in row.items() if name != "prompt"})
+
     def score(self, row: Row, completion: str) -> Score:
         found, problem = fills.read(row, completion)
         if problem:

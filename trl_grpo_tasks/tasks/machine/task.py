@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, check_choice, option
+from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, check_whole, option
 from . import data, requests
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import manual, question
-from .reading import block_ends
+from .reading import MOST_BLOCKS, block_ends
 from .results import Result
 from .simulator import PERTURBED_DT, simulate, simulate_each
 from .starts import perturbed_starts
@@ -143,6 +143,18 @@ class MachineTask(Task):
         options = self.options
         message = manual(["0", *options.blocks], options.wheels_on_wheels) if options.manual else ""
         return requests.row_of(text, self._chosen, message)
+
+    def row_from(self, given: Row) -> dict[str, Any]:
+        """Return a row with a trial, which may limit the number and the kinds of blocks."""
+        row = super().row_from(given)
+        check_one_of(row, "trial", self.trials)
+        if row.get("max_blocks") is not None:
+            check_whole(row, "max_blocks", 2, MOST_BLOCKS)
+        kinds = row.get("blocks") or []
+        if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in BLOCKS for kind in kinds):
+            raise ValueError(f"the 'blocks' of a row must be a list of some of {', '.join(BLOCKS)}, not {kinds!r:.60}")
+        check_text(row, "gold")
+        return row
 
     def score(self, row: Row, completion: str) -> Score | None:
         """Score a machine. Returns None if the simulation exceeded its wall-clock limit: the outcome is unknown."""

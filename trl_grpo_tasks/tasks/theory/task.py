@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...task import Row, Score, Task, TinySpec, check_choice, option
+from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, option
 from . import data
 from .anomalies import anomalies
 from .canonical import digest, rediscovered
@@ -129,6 +129,19 @@ class TheoryTask(Task):
             return {"prompt": text, "level": self.levels[-1]}
         prompt, interpretation = prompt_of(text)
         return {"prompt": prompt, "level": self.levels[-1], "interpretation": interpretation}
+
+    def row_from(self, given: Row) -> dict[str, Any]:
+        """Return a row whose prompt is the beginning of a theory."""
+        from .constraint import check_prompt
+
+        row = super().row_from(given)
+        if not isinstance(row["prompt"], str):
+            raise ValueError("the 'prompt' of a row must be a text, the beginning of a theory, not chat messages")
+        check_prompt(row["prompt"])
+        row.setdefault("level", self.levels[-1])
+        check_one_of(row, "level", GOALS)
+        check_text(row, "gold")
+        return row
 
     def score(self, row: Row, completion: str) -> Score:
         goal = GOALS[row.get("level", self.levels[-1])]
