@@ -95,6 +95,7 @@ def wrong_rows():
         ("brick", "gold", [5, ["a"]]),
         ("machine", "max_blocks", [one for one in LARGE if one is not None]),
         ("machine", "trial", ["../x", None, 5, ["car"]]),
+        ("machine", "goal", ["9", None, float("inf"), float("nan"), [1]]),
         ("machine", "blocks", [["nothing"], "15", [["0"]], 5]),
         ("theory", "prompt", [[{"role": "user", "content": "BOS"}], "BOS " * 1000, "x", ""]),
         ("theory", "level", ["none", 5, ["a"]]),

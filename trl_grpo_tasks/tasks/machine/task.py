@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,6 +151,9 @@ class MachineTask(Task):
         check_one_of(row, "trial", self.trials)
         if row.get("max_blocks") is not None:
             check_whole(row, "max_blocks", 2, MOST_BLOCKS)
+        goal = row.get("goal", 0.0)
+        if not isinstance(goal, int | float) or not math.isfinite(goal):
+            raise ValueError(f"the 'goal' of a row must be a number, the score that is demanded, not {goal!r:.60}")
         kinds = row.get("blocks") or []
         if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in BLOCKS for kind in kinds):
             raise ValueError(f"the 'blocks' of a row must be a list of some of {', '.join(BLOCKS)}, not {kinds!r:.60}")
