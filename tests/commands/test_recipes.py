@@ -285,17 +285,23 @@ THREE_NODES = {"SLURM_JOB_NODELIST": "node[1-3]", "SLURM_NNODES": "3", "SLURM_GP
 
 
 def steps_of_slurm(server, run):
-    """Slurm's commands for three nodes. The step of the server is `server`, that of the run is `run`; each writes its
-    words to a file, and the run starts after the server did."""
-    srun = f"""case "$1" in
---relative=2) printf "%s\\n" "$@" > server.txt; {server};;
---relative=0) while [ ! -s server.txt ]; do sleep 0.1; done; printf "%s\\n" "$@" > run.txt; {run};;
+    """Slurm's commands for three nodes. The step of the server is `server`, that of the run is `run`. A step writes
+    its words to a file and waits for the file of the other, so that neither ends before both are ready."""
+    srun = f"""trap 'echo ended > ended.txt; exit 0' TERM
+both() {{
+  printf "%s\\n" "${{@:2}}" > "$1.tmp"
+  mv "$1.tmp" "$1"
+  until [ -f server.txt ] && [ -f run.txt ]; do sleep 0.1; done
+}}
+case "$1" in
+--relative=2) both server.txt "$@"; {server};;
+--relative=0) both run.txt "$@"; {run};;
 esac
 """
     return {"scontrol": "printf 'host1\\nhost2\\nhost3\\n'\n", "srun": srun}
 
 
-WAITING = "trap 'echo ended > ended.txt; exit 0' TERM; while true; do sleep 0.1; done"
+WAITING = "while true; do sleep 0.1; done"
 
 
 def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
@@ -332,7 +338,7 @@ def test_the_slurm_script_with_vllm_ends_with_the_status_of_the_run_and_ends_the
 
 def test_the_slurm_script_with_vllm_ends_if_the_server_ends(tmp_path):
     done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT,
-                     commands=steps_of_slurm("sleep 0.5; exit 3", WAITING), **THREE_NODES)  # fmt: skip
+                     commands=steps_of_slurm("exit 3", WAITING), **THREE_NODES)  # fmt: skip
     assert done.returncode == 1 and "the vLLM server ended before the run" in done.stderr
     assert (tmp_path / "ended.txt").is_file()
 

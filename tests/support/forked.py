@@ -23,6 +23,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+# Processes share one pipe. Unbuffered, print() writes each argument on its own, and lines of two processes mix.
+ENVIRONMENT["PYTHONUNBUFFERED"] = ""
 IMPORTED = ("peft", "trl_grpo_tasks.commands.train", "trl_grpo_tasks.training.trainer", "tests.support.toy")
 
 
