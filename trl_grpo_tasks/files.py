@@ -102,8 +102,17 @@ def looks_local(text: str) -> bool:
 
 
 def check_local_path(text: str, option: str) -> None:
-    """Raise ValueError if `text` looks like a local path and nothing is there: the Hub must not be asked for it."""
+    """Raise ValueError if `text` looks like a local path and nothing is there: the Hub must not be asked for it; or if
+    it is a .gguf file that is none."""
     path = Path(text).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        try:
+            with open(path, "rb") as file:
+                is_gguf = file.read(4) == b"GGUF"
+        except OSError as error:
+            raise ValueError(f"{option} {text}: {error.strerror}") from error
+        if not is_gguf:
+            raise ValueError(f"{option} {text} is not a GGUF file (it does not begin with GGUF); download it again")
     if path.exists() or not looks_local(text):
         return
     parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.exists())

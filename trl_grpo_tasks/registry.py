@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -110,15 +111,23 @@ def load_module(spec: str, kind: str) -> Any:
         assert loader is not None and loader.loader is not None  # a .py path always has a loader
         module = importlib.util.module_from_spec(loader)
         sys.modules[name] = module  # dataclasses look their module up there
-        try:
+        with _named(f"{kind} file {spec!r}", path):
             loader.loader.exec_module(module)
-        except ImportError:
-            raise  # its own message names what is missing
-        except Exception as error:
-            raise ValueError(f"{kind} file {spec!r} cannot be read: {describe_error(error, path)}") from error
         return module
     if importlib.util.find_spec(spec.split(".")[0]) is None:
         raise ValueError(
             f"{kind} module {spec!r} cannot be found; install its package, or add its folder to PYTHONPATH"
         )
-    return importlib.import_module(spec)
+    with _named(f"{kind} module {spec!r}", ""):
+        return importlib.import_module(spec)
+
+
+@contextmanager
+def _named(what: str, path: str | Path) -> Iterator[None]:
+    """Name the file or module that is imported here in errors of its code."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} cannot be imported: {describe_error(error, path)}", name=error.name) from error
+    except Exception as error:
+        raise ValueError(f"{what} cannot be read: {describe_error(error, path)}") from error

@@ -130,6 +130,9 @@ BROKEN = {
         )
     },
     "changed the row": {"score": change_row},
+    "score raised KeyError: 'n'": {"row_of": lambda self, text: {"prompt": text}},
+    "row_of raised KeyError: 'x'": {"row_of": lambda self, text: {}["x"]},
+    "row_of must return a row": {"row_of": lambda self, text: None},
     "render must return": {"render": lambda self, row, completion: None},
     "group component 'new'": {"group_components": lambda self, rows, completions, scores: {"new": [0.0] * len(rows)}},
     "values for": {"group_components": lambda self, rows, completions, scores: {"right": [0.0]}},

@@ -222,6 +222,9 @@ def test_a_misspelt_path_is_an_error_with_the_nearest_one(tmp_path, monkeypatch)
         with pytest.raises(ValueError) as error:
             check_local_path(given, "--model")
         assert str(error.value) == message
+    Path("small.gguf").write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match=r"--model small.gguf is not a GGUF file"):  # before anything slow
+        check_local_path("small.gguf", "--model")
     for given in ("outputs/brick_demo", "owner/name", "gpt2"):
         check_local_path(given, "--model")
 
@@ -254,7 +257,7 @@ def test_a_misspelt_path_fails_before_anything_is_asked_for(my_task, capsys, mon
 def test_check_lists_what_it_checked(my_task, capsys):
     code, out, _ = said(capsys, "check", "my_task.py")
     lines = out.splitlines()
-    assert code == 0 and len(lines) == 13 and all(line[:4] in ("ok  ", "-   ") for line in lines[:-1])
+    assert code == 0 and len(lines) == 14 and all(line[:4] in ("ok  ", "-   ") for line in lines[:-1])
     assert "ok  gold answers are valid and succeed (16 rows)" in lines
     assert "ok  the constraint allows gold answers (16 rows)" in lines
     assert "-   components of a group: the task has none" in lines

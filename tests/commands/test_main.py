@@ -256,7 +256,7 @@ def test_check_says_what_is_wrong(my_task, capsys):
     [
         ("import random", "import random; class", "'my_task.py' cannot be read: SyntaxError: invalid syntax"),
         ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
-        ("import random", "import nonesuch", "error: No module named 'nonesuch'"),
+        ("import random", "import nonesuch", "'my_task.py' cannot be imported: ModuleNotFoundError: No module named "),
         ('    name = "my_task"\n', "", "class MyTask needs a name"),
         ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
         ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
@@ -294,7 +294,10 @@ def test_a_task_in_a_package_of_the_current_folder(my_task):
     code, out, err = command("check", "--task", "my_package.letters", cwd=my_task.parent)
     assert code == 0 and "passed all checks" in out, err
     code, _, err = command("check", "--task", "my_package.none", cwd=my_task.parent)
-    assert code == 2 and err.strip() == "error: No module named 'my_package.none'"
+    assert code == 2 and err.strip() == (
+        "error: task module 'my_package.none' cannot be imported: ModuleNotFoundError: No module named "
+        "'my_package.none'"
+    )
 
 
 # ---- options of a run
@@ -405,6 +408,7 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
         (["--output_dir", "my_task.py/out"], "my_task.py is not a writable folder; choose another"),
         (["--output_dir", ""], "--output_dir is empty"),
+        (["--output_dir", "/proc/x"], "--output_dir /proc/x: /proc is not a writable folder; choose another"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: this folder does not exist"),
         (
             ["--resume_from_checkpoint", "."],

@@ -60,6 +60,8 @@ def test_a_file_of_requests_exits_with_1_unless_all_are_solved(easy, capsys):
         'request 3: {"prompt": "zzz", "word": "z"}\n' in out
         and "  could not be scored: 9 x the task returned None" in out
     )
+    written = json.loads(Path("solved/answers.jsonl").read_text().splitlines()[2])["completion"]
+    assert f"  1. {written.strip()!r}; could not be scored: the task returned None" in out
     answers = [json.loads(line) for line in Path("solved/answers.jsonl").read_text().splitlines()]
     assert [(a["request"], a["success"], a["reason"][:5]) for a in answers] == [
         (1, True, ""), (2, False, "never"), (3, None, "the t")

@@ -4,6 +4,7 @@ row. tests/vllm has the real one."""
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from trl_grpo_tasks import Solver
 from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.serving import ServerError
+from trl_grpo_tasks.serving.generation import server_problem
 from trl_grpo_tasks.serving.served_task import CONFIG_KEY, ServedTask
 
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}
@@ -145,3 +148,43 @@ def test_what_a_server_refuses_is_one_message(server, tiny_path):
         pytest.raises(ValueError, match=r"status 400.*cannot start on this row"),
     ):
         solver(ROW)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "no JSON",
+        "[" * 100_000,
+        "null",
+        "[]",
+        '{"choices": null}',
+        '{"choices": [1]}',
+        '{"choices": [{}]}',
+        '{"choices": [{"token_ids": null}]}',
+        '{"choices": [{"token_ids": ["a"]}]}',
+        '{"choices": [{"token_ids": [1e9]}]}',
+        '{"choices": [{"token_ids": [-1]}]}',
+        '{"choices": [{"token_ids": [123456789]}]}',
+        '{"choices": []}',
+        '{"choices": [{"token_ids": [5]}]}',
+    ],
+)
+def test_a_reply_that_is_malformed_or_has_too_few_completions_is_an_error(server, tiny_path, monkeypatch, reply):
+    with solver_at(server, tiny_path) as solver:
+        monkeypatch.setattr(Handler, "do_POST", lambda self: self.reply_text(reply))
+        with pytest.raises(ServerError, match="/v1/completions is not that of a vLLM server"):
+            solver.sample(ROW, 2)
+
+
+@pytest.mark.parametrize("reply", ["no JSON", "[]", '{"data": []}', '{"vllm_config": 3}'])
+def test_a_server_of_another_kind_is_an_error(server, tiny_path, monkeypatch, reply):
+    monkeypatch.setattr(Handler, "do_GET", lambda self: self.reply_text(reply))
+    with pytest.raises(ServerError, match="is not that of a vLLM server"):
+        solver_at(server, tiny_path)
+
+
+@pytest.mark.parametrize("config", [{}, {"model_config": 3}, {"model_config": {"max_model_len": "64"}}])
+def test_a_server_whose_configuration_lacks_what_is_checked_is_refused(server, config):
+    info = {"additional_config": server.served, **config}
+    client = SimpleNamespace(get_server_info=lambda: info)
+    assert "start it with `trl-grpo-tasks serve`" in server_problem(client, ToyTask(), server.tokenizer, 5)

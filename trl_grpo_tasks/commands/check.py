@@ -39,6 +39,7 @@ GARBAGE: tuple[str, ...] = (
 )
 
 COMPARED = 64  # rows of each split, among which none may be shared
+LONGEST_REQUEST = 1000  # characters of a text that `row_of` is tried with
 GARBAGE_ROWS = 2  # rows that are tried with every text of GARBAGE
 
 LabelledRow = tuple[str, dict[str, Any]]  # "train row 3", and the row
@@ -93,6 +94,12 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
     for label, row in tried:
         _check_render(task, label, row)
     yield "ok", f"any text can be rendered and compared ({len(tried)} rows)"
+    if not task.defines("row_of"):
+        yield "-", "rows from a user's text: the task makes none, so solve, generate and play take rows only"
+    elif understood := sum(_check_row_of(task, label, row) for label, row in tried):
+        yield "ok", f"rows that are made from a user's text can be scored ({understood} texts)"
+    else:
+        yield "-", "rows from a user's text: no text of a row was understood, so that none was tried"
     if not task.defines("prefix_scores"):
         yield "-", "prefix scores: the task has none"
     else:
@@ -297,6 +304,30 @@ def _check_prefixes(task: Task, label: str, row: Row) -> None:
                 f"prefix_scores must depend only on the text up to each place: the steps up to {place} characters are "
                 f"{pairs[:number][-3:]}, but {alone and alone[:-1][-3:]} if the text ends there {where}",
             )
+
+
+def _check_row_of(task: Task, label: str, row: Row) -> int:
+    """How many texts of the row `row_of` understands, whose rows can be scored. Others must be a ValueError."""
+    prompt = row["prompt"]
+    own = {value for value in row.values() if isinstance(value, str)}
+    own |= set() if isinstance(prompt, str) else {prompt[-1]["content"]}
+    understood = 0
+    for text in (*sorted(own), *(text for text in GARBAGE if len(text) < LONGEST_REQUEST)):
+        where = f"({label}, text {text[:80]!a})"
+        try:
+            made = task.row_of(text)
+        except ValueError:
+            continue
+        except Exception as error:
+            file = inspect.getsourcefile(type(task)) or ""
+            raise AssertionError(f"row_of raised {describe_error(error, file)}, not ValueError {where}") from error
+        _require(isinstance(made, Mapping), f"row_of must return a row; it returned {made!r:.80} {where}")
+        _check_prompt(made.get("prompt"), f"what row_of returned {where}")
+        if text in own:
+            for answer in (*_golds(task, row), *GARBAGE[:1]):
+                _check_score(task, f"a row of row_of {where}", json.loads(_text_of(made)), answer)
+            understood += 1
+    return understood
 
 
 def _check_render(task: Task, label: str, row: Row) -> None:

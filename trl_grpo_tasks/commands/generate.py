@@ -75,15 +75,15 @@ def generate_command(arguments: Sequence[str]) -> int:
 
 def describe_sample(sample: Sample) -> str:
     """The score of a sample in one line, with the completion if it is short."""
-    score = sample.score
-    if score is None:
-        return printable(f"could not be scored: {sample.reason}")
+    score, text = sample.score, sample.completion.strip()
+    if score is None:  # the text shows what the scorer could not deal with
+        cut = f"{text[:LONGEST_SHOWN]!r}{' ...' * (len(text) > LONGEST_SHOWN)}"
+        return printable(f"{cut}; could not be scored: {sample.reason}")
     word = "success" if score["success"] else "valid" if score["valid"] else "not valid"
     # Lists and tables would fill the screen; they are in the pictures and files.
     info = score["info"].items()
     plain = {name: value for name, value in info if isinstance(value, (bool, int, float, str)) and value != ""}
     facts = plain | sample.counts
     told = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in facts.items()]
-    text = sample.completion.strip()
     written = repr(text) if 0 < len(text) <= LONGEST_SHOWN and text.isprintable() else ""
     return printable("; ".join(part for part in (written, word, sample.reason, ", ".join(told)) if part))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..failures import first_line
+from ..models.hub_access import is_unreachable
 
 # Files of a run that are not pushed: what it started from, checkpoints, and files of trackers and evaluations.
 NOT_PUSHED = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
@@ -51,9 +52,11 @@ def create_repository(name: str, private: bool | None, option: str, way_out: str
         repo = create_repo(name, private=private, exist_ok=True).repo_id
         is_private = private if private is None else model_info(repo).private
     except _errors() as error:
+        fix = "log in with `hf auth login` or set HF_TOKEN"
+        if is_unreachable(error):
+            fix = "the Hub cannot be reached: connect to the network, and unset HF_HUB_OFFLINE if it is set"
         raise ValueError(
-            f"{option}: the repository {name!r} cannot be created or used ({first_line(error)}); log in "
-            f"with `hf auth login` or set HF_TOKEN{way_out}"
+            f"{option}: the repository {name!r} cannot be created or used ({first_line(error)}); {fix}{way_out}"
         ) from error
     if is_private != private:
         kinds = {True: "private", False: "public"}

@@ -10,6 +10,7 @@ from ..failures import known_failure
 from ..registry import TASKS
 from ..task import nearest
 from . import run_commands, task_commands
+from .errors import DEBUG, failed, takes_debug
 from .generate import generate_command
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .play import play
@@ -60,9 +61,10 @@ SUMMARIES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes_debug
+def main(argv: Sequence[str]) -> int:
     """Run a command. Returns the exit status: 0 if it succeeded, 2 for wrong options, 1 for other errors."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(argv)
     if arguments and arguments[0] == "help":
         arguments = [*arguments[1:], "-h"]
     if not arguments or arguments[0] in (*HELP_FLAGS, HELP_ALL):
@@ -87,13 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError) as error:
         if command in ("train", "eval"):  # which report their own errors: this one is a bug
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     except Exception as error:
         if (failure := known_failure(error)) is None:
             raise
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
+        return failed(error, 1, failure)
 
 
 def usage() -> str:
@@ -109,6 +109,7 @@ def usage() -> str:
         "",
         f"'{PROGRAM} COMMAND -h' (or 'help COMMAND') shows the options most people need,",
         f"'{PROGRAM} COMMAND {HELP_ALL}' all of them; '{PROGRAM} --version' shows the version.",
+        f"With {DEBUG}, a command that fails prints the full traceback.",
     ]
     return "\n".join(lines)
 

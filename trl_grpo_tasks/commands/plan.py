@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,8 +175,10 @@ def check_writable(folder: str | Path, option: str = "--output_dir") -> None:
         raise ValueError(f"{option} is empty; give a folder for the results")
     path = Path(folder).absolute()
     there = next(one for one in (path, *path.parents) if os.path.exists(one))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {folder}: {there} is not a writable folder; choose another")
+    try:
+        tempfile.TemporaryFile(dir=there).close()  # os.access lets root write anywhere, even into /proc
+    except OSError as error:
+        raise ValueError(f"{option} {folder}: {there} is not a writable folder; choose another") from error
 
 
 def _check_folder(args: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from ..redact import redacted, redacted_words, remember
 from ..report.run_folder import OUTCOME_FILE, SETTINGS_FILE, RunFolder
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, task_of_run, truth_value
+from .errors import failed
 from .help_screens import PROGRAM
 
 
@@ -61,8 +61,7 @@ def push(arguments: Sequence[str]) -> int:
     try:
         return _push(run, known, rest, typed)
     except PushError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error, 1)
 
 
 def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:

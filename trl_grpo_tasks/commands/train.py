@@ -22,6 +22,7 @@ from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
 from .defaults import rate_hints
+from .errors import failed, takes_debug
 from .hub import PushError, push
 from .lock import locked
 from .old_names import meaning_hints
@@ -36,7 +37,8 @@ class FolderLostError(RuntimeError):
     """The output folder was deleted or emptied while the run was writing to it."""
 
 
-def main(argv: Sequence[str] | None = None, command: str = "train") -> int:
+@takes_debug
+def main(argv: Sequence[str], command: str = "train") -> int:
     """Run `train` or `eval`. Errors that the user can fix are one line without a traceback. Returns the exit status: 0
     if the run succeeded, 2 for wrong options, 1 for other errors, 130 after Ctrl-C and 143 after SIGTERM."""
     with ExitStack() as held:
@@ -45,16 +47,14 @@ def main(argv: Sequence[str] | None = None, command: str = "train") -> int:
         except Exception as error:
             if (failure := known_failure(error)) is None:
                 raise
-            print(f"error: {failure}", file=sys.stderr)
-            return 1
+            return failed(error, 1, failure)
 
 
-def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
+def _main(argv: Sequence[str], command: str, held: ExitStack) -> int:
     try:
-        read_command_line(sys.argv[1:] if argv is None else argv, command)  # mistakes here need no slow imports
+        read_command_line(argv, command)  # mistakes here need no slow imports
     except (ValueError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     from accelerate import PartialState
 
     from .interrupt import StoppedError, exit_status, sigterm_as_ctrl_c
@@ -71,17 +71,14 @@ def _main(argv: Sequence[str] | None, command: str, held: ExitStack) -> int:
         else:
             act = partial(run_training, task, run, args, model_args, prepare(task, run, args, model_args))
     except (ValueError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     try:
         with sigterm_as_ctrl_c():
             act()
     except (DifferentStartError, CheckpointError, ServerError) as error:  # before the cold start or the training
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error, 2)
     except (PushError, EditorError, FolderLostError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error, 1)
     except KeyboardInterrupt as interruption:
         if args.process_index == 0:
             print(_how_to_resume(run, args, interruption), file=sys.stderr, flush=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import torch
@@ -18,6 +19,7 @@ from ..task import Row, Task
 from .sampler import prompt_ids, scored_text
 from .samples import Completion
 
+T = TypeVar("T")
 ANSWER_SECONDS = 3600.0  # limit for one request; a batch of long completions on a busy server takes minutes
 
 
@@ -45,13 +47,13 @@ class ServerSampler:
         self._url, self._tokenizer, self._constrained = url.rstrip("/"), tokenizer, constrained
         self._params = {"temperature": temperature, "max_tokens": max_length}
         self._params |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
-        self.model = self._ask("/v1/models")["data"][0]["id"]
+        self.model = self._ask("/v1/models", lambda reply: str(reply["data"][0]["id"]))
         if constrained and (problem := server_problem(self, task, tokenizer, max_length)) is not None:
             raise ServerError(f"--vllm_server_url {url}: {problem}")
 
     def get_server_info(self) -> dict[str, Any]:
         """Return vLLM's configuration, which only servers with development endpoints tell."""
-        return self._ask("/server_info?config_format=json")["vllm_config"]
+        return self._ask("/server_info?config_format=json", lambda reply: dict(reply["vllm_config"]))
 
     def sample(self, rows: Sequence[Row], editor: None = None) -> list[Completion]:
         """Sample one completion per row; equal neighbouring rows are one request."""
@@ -72,23 +74,39 @@ class ServerSampler:
             if self._constrained:
                 body["vllm_xargs"] = {ROW: text}
             drawn = []
-            for choice in self._ask("/v1/completions", body)["choices"]:
-                tokens = choice["token_ids"]
+            for tokens, is_cut_off in self._ask("/v1/completions", partial(self._read_choices, number), body):
                 written = scored_text(self._tokenizer, prompt, ids[0], tokens)
-                drawn.append(Completion(written, len(tokens), choice.get("finish_reason") == "length"))
+                drawn.append(Completion(written, len(tokens), is_cut_off))
             completions += drawn * (count // number)
         return completions
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _read_choices(self, number: int, reply: Any) -> list[tuple[list[int], bool]]:
+        """Read the tokens of each completion, and whether it was cut off; ValueError if there are not `number`."""
+        drawn = [(list(one["token_ids"]), one.get("finish_reason") == "length") for one in reply["choices"]]
+        if len(drawn) != number:
+            raise ValueError(f"{len(drawn)} completions instead of {number}")
+        known = range(len(self._tokenizer))
+        if not all(isinstance(token, int) and token in known for tokens, _ in drawn for token in tokens):
+            raise ValueError("token_ids must be tokens of the model's tokenizer")
+        return drawn
+
+    def _ask(self, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None = None) -> T:
+        """Return what `read` finds in the JSON reply of the server."""
         method, url = "GET" if body is None else "POST", self._url + path
         try:
             answer = httpx.request(method, url, json=body, timeout=ANSWER_SECONDS, follow_redirects=True)
-            if answer.is_success:
-                return answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerError(
                 f"the vLLM server at {self._url} does not answer ({error}); start one with `trl-grpo-tasks serve`"
             ) from error
+        if answer.is_success:
+            try:
+                return read(answer.json())
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                raise ServerError(
+                    f"the reply of {self._url}{path} is not that of a vLLM server ({type(error).__name__}: {error}): "
+                    f"{answer.text[:200]!r}; start one with `trl-grpo-tasks serve`"
+                ) from error
         if answer.status_code == 404 and path.startswith("/server_info"):
             raise ServerError(
                 f"the vLLM server at {self._url} does not tell its configuration, so its constraint cannot be "

@@ -22,6 +22,7 @@ from ..files import MODEL_FILES, check_local_path, from_pretrained, model_file_i
 from ..task import Task
 from .checkpoints import DifferentStartError, newest_complete
 from .gguf import convert_gguf
+from .hub_access import use_cache_if_unreachable
 from .quantised import keep_weights_unpacked
 from .tiny import PLAIN_CHAT_TEMPLATE, save_tiny
 
@@ -61,6 +62,7 @@ def prepare_model(
     if path.is_file():
         raise ValueError(f"--model {name} is a file; give a folder, a .gguf file, a Hub id, or tiny")
     if not path.is_dir():
+        use_cache_if_unreachable()
         check_cached(name, revision)
         path = Path(_downloaded_adapter(name, revision) or name)
     if path.is_dir() and model_file_in(path) is None:
@@ -71,15 +73,16 @@ def prepare_model(
 
 
 def check_cached(name: str, revision: str | None = None) -> None:
-    """Raise ValueError if the Hub must not be asked (HF_HUB_OFFLINE) and the cache does not hold the model `name`."""
+    """Raise ValueError if the Hub is not asked (it cannot be reached, or HF_HUB_OFFLINE is set) and its cache does not
+    hold the model `name`."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if not constants.HF_HUB_OFFLINE:
         return
     if not any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in MODEL_FILES):
         raise ValueError(
-            f"--model {name}: there is no such folder, the model is not in the cache of the Hub, and HF_HUB_OFFLINE "
-            "forbids a download; unset HF_HUB_OFFLINE, or give a local folder"
+            f"--model {name}: there is no such folder, the model is not in the cache of the Hub, and the Hub cannot "
+            "be reached or HF_HUB_OFFLINE is set; connect to the network, unset HF_HUB_OFFLINE, or give a local folder"
         )
 
 

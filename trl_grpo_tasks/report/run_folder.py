@@ -12,6 +12,7 @@ from typing import Any
 
 from ..failures import first_line
 from ..files import looks_local
+from ..models.hub_access import use_cache_if_unreachable
 
 SETTINGS_FILE = "settings.json"
 COLD_START_FOLDER = "cold_start"  # the model before GRPO
@@ -24,6 +25,29 @@ JUDGE_FILE = "judge.json"  # written at the end of a run with an LLM judge
 EXPORTS_FOLDER = "exports"  # written by `trl-grpo-tasks export`
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_completion_length", "chat_template_kwargs",
             "component_weights")  # fmt: skip
+# What these files hold, as far as it is used; see `_mismatch`. They may come from somebody else, or be edited by hand.
+_NUMBER = int | float
+SETTINGS = {
+    "command?": str,
+    "run?": {"task?": str},
+    "task?": {"name?": str, "version?": str, "options?": dict},
+    "model?": {"name?": str, "revision?": str},
+    "training?": {
+        "temperature?": _NUMBER, "top_p?": _NUMBER, "min_p?": _NUMBER, "top_k?": int, "max_completion_length?": int,
+        "seed?": int, "repair_turns?": int, "repair_discount?": _NUMBER, "chat_template_kwargs?": dict,
+        "component_weights?": dict, "generation_kwargs?": dict,
+    },
+}  # fmt: skip
+_SCORE = {"total": _NUMBER, "success": bool, "valid": bool}
+_SAMPLE = {
+    "row": {"prompt": str | list}, "completion": str, "tokens?": int, "score?": _SCORE, "reason?": str,
+    "counts?": dict, "form?": str,
+}  # fmt: skip
+RESULTS = {
+    "task?": str,
+    "evaluations?": [{"name": str, "metrics": dict, "samples": [_SAMPLE], "intervals?": dict}],
+}
+OUTCOME = {"requests?": [str], "evaluations?": list, "best_by?": str, "best_value?": _NUMBER}
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
     "before": "the model before training",
@@ -39,6 +63,7 @@ def local_run(name: str) -> str:
         return name
     from huggingface_hub import hf_hub_download, snapshot_download
 
+    use_cache_if_unreachable()
     try:
         settings = json.loads(Path(hf_hub_download(name, SETTINGS_FILE)).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -56,14 +81,15 @@ def settings_of(model: str | Path) -> dict[str, Any]:
     for other models. ValueError if they are damaged."""
     folder = Path(model)
     is_part = folder.name == COLD_START_FOLDER or folder.name.startswith("checkpoint-")
-    return _read_json(folder / SETTINGS_FILE) or (_read_json(folder.parent / SETTINGS_FILE) if is_part else {})
+    above = _read_json(folder.parent / SETTINGS_FILE, SETTINGS) if is_part else {}
+    return _read_json(folder / SETTINGS_FILE, SETTINGS) or above
 
 
 def compared_requests(model: str) -> set[str]:
     """Return the hashes of the requests on which --best_by compared the models of a run, given its folder, a
     checkpoint in it or its id on the Hub; none for other models."""
     folder = Path(local_run(model))
-    outcome = _read_json(folder / OUTCOME_FILE) or _read_json(folder.parent / OUTCOME_FILE)
+    outcome = _read_json(folder / OUTCOME_FILE, OUTCOME) or _read_json(folder.parent / OUTCOME_FILE, OUTCOME)
     return set(outcome.get("requests", []))
 
 
@@ -101,7 +127,7 @@ class RunFolder:
             raise ValueError(f"{run_dir}: folder not found; pass the --output_dir of a run")
         evaluations = [*_read_evaluations(path / RESULTS_FILE), *_read_evaluations(path / EVAL_ONLY_FILE)]
         metrics, performance = (_read_lines(path / name) for name in (METRICS_FILE, PERFORMANCE_FILE))
-        outcome, judge = (_read_json(path / name) for name in (OUTCOME_FILE, JUDGE_FILE))
+        outcome, judge = _read_json(path / OUTCOME_FILE, OUTCOME), _read_json(path / JUDGE_FILE, {})
         return cls(path, settings_of(path), evaluations, metrics, performance, outcome, judge)
 
     @property
@@ -215,20 +241,44 @@ def duration(seconds: float) -> str:
 
 
 def _read_evaluations(path: Path) -> list[dict[str, Any]]:
-    results = _read_json(path)
+    results = _read_json(path, RESULTS)
     return [{**one, "file": path.name, "task": results.get("task")} for one in results.get("evaluations", [])]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, kinds: Any) -> dict[str, Any]:
+    """Read a file whose content is of these kinds; see `_mismatch`."""
     if not path.is_file():
         return {}
+    way_out = "move it away to go on without it"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); move it away to get a report without it") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object; move it away to get a report without it")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); {way_out}") from error
+    if (problem := _mismatch(content, kinds)) is not None:
+        raise ValueError(f"{path} is damaged: {problem}; {way_out}")
     return content
+
+
+def _mismatch(value: Any, kinds: Any, place: str = "its content") -> str | None:
+    """Say where a value of JSON is not of the given kinds; None if it is. Kinds are a type, [kinds] for a list, or a
+    mapping for an object: names that end in ? may be missing or null, and other names are not looked at."""
+    if isinstance(kinds, Mapping):
+        if not isinstance(value, dict):
+            return f"{place} must be an object, not {value!r:.60}"
+        for name, inner in kinds.items():
+            entry = value.get(name.rstrip("?"))
+            if entry is None and name.endswith("?"):
+                continue
+            if (problem := _mismatch(entry, inner, repr(name.rstrip("?")))) is not None:
+                return problem
+        return None
+    if isinstance(kinds, list):
+        if not isinstance(value, list):
+            return f"{place} must be a list, not {value!r:.60}"
+        return next((found for one in value if (found := _mismatch(one, kinds[0], f"an entry of {place}"))), None)
+    if isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool)):
+        return None
+    return f"{place} must be of type {getattr(kinds, '__name__', kinds)}, not {value!r:.60}"
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -173,13 +173,16 @@ def server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) 
     difference = served.difference(ServedTask.of(task, tokenizer))
     if difference is not None:
         return f"{difference}; start the server with the task, options and model of this run"
-    config = info["model_config"]
-    if config["logprobs_mode"] != "processed_logprobs":
-        return f"the server's --logprobs-mode is {config['logprobs_mode']}; start it with `trl-grpo-tasks serve`"
-    if length >= config["max_model_len"]:
+    config = info.get("model_config")
+    mode, context = (
+        config.get(name) if isinstance(config, Mapping) else None for name in ("logprobs_mode", "max_model_len")
+    )
+    if mode != "processed_logprobs":
+        return f"the server's --logprobs-mode is {mode}; start it with `trl-grpo-tasks serve`"
+    if not isinstance(context, int) or length >= context:
         return (
-            f"max_completion_length={length} does not fit into the {config['max_model_len']} tokens of the server's "
-            "context; set a smaller one"
+            f"max_completion_length={length} does not fit into the {context} tokens of the server's context; set a "
+            "smaller one"
         )
     return None
 
