@@ -256,6 +256,16 @@ class Task:
         is_chat = all(isinstance(part, Mapping) and isinstance(part.get("content"), str) for part in parts)
         if not (isinstance(prompt, str) or (parts and is_chat)):
             raise ValueError(f"a row needs a 'prompt', which is text or chat messages, but it has {prompt!r:.60}")
+        try:
+            self.unverifiable(given)
+            self.canonical(given, "")
+        except ValueError:
+            raise
+        except Exception as error:  # the row comes from the user, so that a task's code can fail in any way
+            raise ValueError(
+                f"task {self.name!r} cannot use this row ({type(error).__name__}: {error}); give a row like those of "
+                "its data set"
+            ) from error
         return dict(given)
 
     def unverifiable(self, row: Row) -> str:

@@ -9,6 +9,7 @@ import pytest
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.commands.solve import counted
 from trl_grpo_tasks.evaluation import solver as module
+from trl_grpo_tasks.registry import TASKS, get_task
 
 TINY = ("tiny", "--task", "my_task.py", "--max_completion_length", "4")
 
@@ -191,3 +192,19 @@ def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypa
     Path("in.txt").write_text("a car\na poem\n")
     code, _, err = said(capsys, "solve", "tiny", "--task", "machine", "--requests", "in.txt")
     assert code == 2 and "in.txt, line 2: 'a poem' is not understood" in err and not Path("solved").exists()
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_a_row_with_nothing_but_a_prompt_is_refused_or_can_be_used(name):
+    task = get_task(name)
+    try:
+        row = task.row_from({"prompt": "x"})
+    except ValueError as error:
+        assert "row" in str(error)
+    else:
+        assert isinstance(task.canonical(row, "y"), str) and isinstance(task.unverifiable(row), str)
+
+
+def test_a_row_that_lacks_what_the_task_needs_is_refused_with_the_name():
+    with pytest.raises(ValueError, match=r"task 'brick' cannot use this row \(KeyError: 'world'\); give a row like"):
+        get_task("brick").row_from({"prompt": "x"})

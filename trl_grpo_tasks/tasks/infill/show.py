@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...report.page import task_of
+from ...report.run_folder import RESULTS_FILE, RunFolder
 from . import fills
 from .render import UNJUDGED, picture, to_html
 from .task import InfillTask
@@ -29,16 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, required=True, help="a .png or .html file")
     parser.add_argument("--rows", type=int, default=6, help="how many held-out texts; the first ones")
     options = parser.parse_args(arguments)
-    try:
-        task = task_of(options.run_dir)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    results = Path(options.run_dir) / "results.json"
-    if not isinstance(task, InfillTask) or not results.is_file():
-        print(f"error: {options.run_dir} is not the folder of a finished run of task infill", file=sys.stderr)
-        return 2
-    evaluations = json.loads(results.read_text(encoding="utf-8"))["evaluations"]
+    task = task_of(options.run_dir)
+    evaluations = [one for one in RunFolder.read(options.run_dir).evaluations if one["file"] == RESULTS_FILE]
+    if not isinstance(task, InfillTask) or not evaluations:
+        raise ValueError(f"{options.run_dir} is not the folder of a finished run of task infill")
     lines = []
     samples = evaluations[0]["samples"]
     per_row = len(samples) // len({json.dumps(sample["row"]) for sample in samples})
