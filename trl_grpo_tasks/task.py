@@ -99,6 +99,20 @@ def check_text(row: Row, name: str) -> None:
         raise ValueError(f"the {name!r} of a row must be a text, not {row[name]!r:.60}")
 
 
+def checked_row(task: Task, given: Row) -> dict[str, Any]:
+    """Return the row that a user wrote, completed by `Task.row_from`; ValueError if the task cannot use it."""
+    row = task.row_from(given)
+    try:
+        task.unverifiable(row)
+        task.canonical(row, "")
+    except Exception as error:  # the row comes from the user, so that a task's code can fail in any way
+        raise ValueError(
+            f"task {task.name!r} cannot use this row ({type(error).__name__}: {error}); give a row like those of its "
+            "data set"
+        ) from error
+    return row
+
+
 class UnfinishedTaskError(NotImplementedError, ValueError):
     """A task lacks a required method. Being a ValueError too, it is printed in one line, without a traceback."""
 
@@ -251,21 +265,14 @@ class Task:
         `solve`, the playground and servers call it. Rows may come from strangers, so it must refuse whatever would
         take much time or memory, as `row_of` does for texts.
         """
+
+
+        """Return a row that the user wrote in the form of `dataset`; ValueError if it is none. See `checked_row`."""
         prompt = given.get("prompt")
         parts = prompt if isinstance(prompt, list) else []
         is_chat = all(isinstance(part, Mapping) and isinstance(part.get("content"), str) for part in parts)
         if not (isinstance(prompt, str) or (parts and is_chat)):
             raise ValueError(f"a row needs a 'prompt', which is text or chat messages, but it has {prompt!r:.60}")
-        try:
-            self.unverifiable(given)
-            self.canonical(given, "")
-        except ValueError:
-            raise
-        except Exception as error:  # the row comes from the user, so that a task's code can fail in any way
-            raise ValueError(
-                f"task {self.name!r} cannot use this row ({type(error).__name__}: {error}); give a row like those of "
-                "its data set"
-            ) from error
         return dict(given)
 
     def unverifiable(self, row: Row) -> str:

@@ -258,7 +258,7 @@ def test_check_says_what_is_wrong(my_task, capsys):
         ("LETTERS =", "1 / 0\nLETTERS =", "'my_task.py' cannot be read: ZeroDivisionError: division by zero (line 1"),
         ("import random", "import nonesuch", "'my_task.py' cannot be imported: ModuleNotFoundError: No module named "),
         ('    name = "my_task"\n', "", "class MyTask needs a name"),
-        ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a row"),
+        ('(random.Random(word).random() < 0.2) == (split == "test")', "True", "train and test share a request"),
         ('"exact": 1.0}', '"exat": 1.0}', "component 'exact' has no weight; weights are: letters, exat"),
         ('wanted, given = row["word"]', 'wanted, given = row["wrd"]', "score raised KeyError: 'wrd' (line 5"),
     ],

@@ -10,6 +10,7 @@ from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.commands.solve import counted
 from trl_grpo_tasks.evaluation import solver as module
 from trl_grpo_tasks.registry import TASKS, get_task
+from trl_grpo_tasks.task import checked_row
 
 TINY = ("tiny", "--task", "my_task.py", "--max_completion_length", "4")
 
@@ -198,7 +199,7 @@ def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypa
 def test_a_row_with_nothing_but_a_prompt_is_refused_or_can_be_used(name):
     task = get_task(name)
     try:
-        row = task.row_from({"prompt": "x"})
+        row = checked_row(task, {"prompt": "x"})
     except ValueError as error:
         assert "row" in str(error)
     else:
@@ -207,4 +208,4 @@ def test_a_row_with_nothing_but_a_prompt_is_refused_or_can_be_used(name):
 
 def test_a_row_that_lacks_what_the_task_needs_is_refused_with_the_name():
     with pytest.raises(ValueError, match=r"task 'brick' cannot use this row \(KeyError: 'world'\); give a row like"):
-        get_task("brick").row_from({"prompt": "x"})
+        checked_row(get_task("brick"), {"prompt": "x"})

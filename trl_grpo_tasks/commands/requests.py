@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..task import Row, Task, printable
+from ..task import Row, Task, checked_row, printable
 
 SUFFIXES = (".txt", ".jsonl")
 
@@ -76,4 +76,4 @@ def _of_json(task: Task, text: str) -> Request:
         raise ValueError(f'must be a row, an object with a "prompt", or {{"text": "..."}}, not {text[:60]!r}')
     if set(entry) == {"text"} and isinstance(entry["text"], str):
         return _of_text(task, entry["text"])
-    return Request(entry, task.row_from(entry))
+    return Request(entry, checked_row(task, entry))

@@ -28,7 +28,7 @@ from ..report.run_folder import local_run, sampling_of, settings_of
 from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
-from ..task import Row, Task, check_editor
+from ..task import Row, Task, check_editor, checked_row
 from ..training.options.ranges import check_ranges
 from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
@@ -214,7 +214,7 @@ class Solver:
 
     def row_of(self, request: str | Row) -> dict[str, Any]:
         """Return the row that a request means; ValueError if the task, the model or the constraint cannot use it."""
-        row = self.task.row_of(request) if isinstance(request, str) else self.task.row_from(request)
+        row = self.task.row_of(request) if isinstance(request, str) else checked_row(self.task, request)
         self.check_row(row)
         return row
 
