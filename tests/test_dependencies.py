@@ -16,20 +16,24 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 # Required by libraries that are named by their extras: trl[deepspeed], and the CUDA builds of torch.
 BY_OTHERS = {"deepspeed", "triton"}
+CORE = ("commands", "constraints", "evaluation", "models", "report", "rewards", "training")
 
 
-def imported(*folders):
-    """Distribution -> one of the files that import it. Templates are files of other projects."""
+def distributions(nodes):
+    """The distributions that import statements among these nodes need."""
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    modules = {name.split(".")[0] for name in names} - {*sys.stdlib_module_names, "trl_grpo_tasks"}
+    return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in modules}
+
+
+def imported(folder, at_top=False):
+    """Distribution -> a file that imports it; with `at_top`, whenever the file itself is imported."""
     found = {}
-    for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        if file.name.endswith("_template.py"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module]
-            for name in {name.split(".")[0] for name in names} - {*sys.stdlib_module_names, "trl_grpo_tasks"}:
-                found[canonicalize_name(DISTRIBUTIONS.get(name, name))] = file.relative_to(ROOT).as_posix()
+    for file in folder.rglob("*.py"):
+        if not file.name.endswith("_template.py"):  # templates are files of other projects
+            tree = ast.parse(file.read_text())
+            found |= dict.fromkeys(distributions(tree.body if at_top else [*ast.walk(tree)]), file)
     return found
 
 
@@ -42,22 +46,10 @@ def test_what_is_imported_is_declared():
     assert {name: file for name, file in imported(PACKAGE).items() if name not in known} == {}
 
 
-def test_what_is_imported_everywhere_is_not_an_extra():
-    """Imports at the top of a module outside tasks and adapters must not need an extra."""
-    missing = {}
-    for file in PACKAGE.rglob("*.py"):
-        if file.relative_to(PACKAGE).parts[0] in ("tasks", "adapters", "playground", "serving"):
-            continue
-        if file.name.endswith("_template.py") or "kernels" in file.parts:
-            continue
-        for node in ast.parse(file.read_text()).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module]
-            for name in {name.split(".")[0] for name in names} - {*sys.stdlib_module_names, "trl_grpo_tasks"}:
-                if canonicalize_name(DISTRIBUTIONS.get(name, name)) not in declared(PROJECT["dependencies"]):
-                    missing[name] = file.relative_to(ROOT).as_posix()
-    assert missing == {}
+@pytest.mark.parametrize("folder", CORE)
+def test_no_extra_is_needed_to_import_the_core(folder):
+    core = declared(PROJECT["dependencies"])
+    assert {name: file for name, file in imported(PACKAGE / folder, at_top=True).items() if name not in core} == {}
 
 
 @pytest.mark.parametrize("task", ["brick", "machine", "theory", "infill"])
