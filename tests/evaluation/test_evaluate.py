@@ -107,13 +107,13 @@ def test_intervals_agree_with_scipys_bootstrap():
 
 @pytest.mark.parametrize(("is_known", "least", "most"), [(True, 0.9, 0.99), (False, 0.0, 0.8)])
 def test_intervals_cover_the_truth_if_requests_are_resampled_and_not_if_rows_are(is_known, least, most):
-    """Simulated evaluations of 50 requests with 1 to 8 rows each, which differ in their gold answer only: requests
+    """Simulated evaluations of 40 requests with 1 to 6 rows each, which differ in their gold answer only: requests
     differ in difficulty, and success is 50% over all possible requests."""
-    rng, covered, evaluations = np.random.default_rng(0), 0, 150
+    rng, covered, evaluations = np.random.default_rng(0), 0, 80
     for _ in range(evaluations):
         samples = []
-        for request, chance in enumerate(rng.beta(0.5, 0.5, size=50)):
-            for _ in range(rng.integers(1, 9)):
+        for request, chance in enumerate(rng.beta(0.5, 0.5, size=40)):
+            for _ in range(rng.integers(1, 7)):
                 samples.append(sample(bool(rng.random() < chance)))
                 samples[-1].request = str(request) if is_known else ""
         low, high = summarise(samples, 1)[1]["success"]

@@ -140,8 +140,7 @@ def _intervals(sums_M_P: np.ndarray, counts_M_P: np.ndarray, requests_P: Sequenc
     units = max(units_P) + 1
     is_of_P_Q = np.eye(units)[list(units_P)]
     weights_R_Q = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=RESAMPLES).astype(float)
-    weights_R_P = weights_R_Q @ is_of_P_Q.T
-    values_R_M = _ratio(weights_R_P @ sums_M_P.T, weights_R_P @ counts_M_P.T)
+    values_R_M = _ratio(weights_R_Q @ (sums_M_P @ is_of_P_Q).T, weights_R_Q @ (counts_M_P @ is_of_P_Q).T)
     ends = []
     for values in values_R_M.T:
         known = values[~np.isnan(values)]
