@@ -334,10 +334,9 @@ if PUSH_TO:
 if PUSH_TO:
     from huggingface_hub import create_repo
 
-    from trl_grpo_tasks.commands.hub import push
+    from trl_grpo_tasks.commands.push import push_run
 
-    result.trainer.hub_model_id = create_repo(PUSH_TO, exist_ok=True).repo_id
-    push(result.trainer)""",
+    push_run(OUTPUT, task, create_repo(PUSH_TO, exist_ok=True).repo_id)""",
     "@OWN_TEXT",
     "@OWN_CODE",
 ]

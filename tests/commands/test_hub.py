@@ -5,14 +5,16 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.commands.test_train import LORA, ROOT, words
+from tests.commands.test_train import LORA, ROOT, TASK, words
 from tests.support.hub_server import Hub
 
 SECRET = "hf_verysecretverysecret"
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+ABOUT = {"README.md", "report.html", "settings.json"}
+WEIGHTS = {"config.json", "generation_config.json", "model.safetensors"}
 
 
 def environment(endpoint, cwd):
@@ -32,24 +34,23 @@ def train(endpoint, cwd, token=SECRET, **options):
 
 
 @pytest.mark.slow
-def test_an_adapter_arrives_intact_merged_too_and_at_the_second_try(tmp_path):
+def test_the_model_arrives_intact_at_the_second_try(tmp_path):
     """The Hub fails for a moment, when the files are uploaded and only the commit is left."""
     with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
-        done, files = train(hub.url, tmp_path, save_merged=True)
+        done, files = train(hub.url, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trying again in 2 s") == 1
     pushed = hub.repos["user/letters"]
-    for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
-                 "chat_template.jinja", "README.md", "report.html", "results.json", "settings.json",
-                 "merged/model.safetensors", "merged/config.json", "merged/tokenizer.json"):  # fmt: skip
-        assert pushed[name] == files[name], name
-    assert not [name for name in pushed if name.startswith("checkpoint-")]
+    assert set(pushed) == WEIGHTS | TOKENIZER | ABOUT, "what push uploads, and nothing else of the run folder"
+    for name in WEIGHTS | TOKENIZER:
+        assert pushed[name] == files[f"merged/{name}"], name
+    assert pushed["report.html"] == files["report.html"]
     assert "pushed to user/letters" in done.stdout
     card = pushed["README.md"].decode()
-    assert "library_name: peft" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
+    assert "library_name: transformers" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
+    assert "# letters" in card and 'from_pretrained("user/letters")' in card
     for name, content in {**files, **pushed}.items():
         assert SECRET.encode() not in content, f"{name} gives the token away"
-    assert 'subfolder="merged"' in card
     assert hub.requests.count("POST /api/models/user/letters/commit/main") == 2, "it is pushed once, at the end"
 
 
@@ -59,15 +60,15 @@ def test_a_push_that_fails_loses_nothing(tmp_path):
         done, files = train(hub.url, tmp_path)
         assert hub.repos["user/letters"] == {}
         hub.refuse = None
-        hf = f"{Path(sys.executable).parent / 'hf'}"
-        retry = [hf, *shlex.split(done.stderr.split("to try again: hf ")[1])]
-        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET}
-        subprocess.run(retry, env=again, check=True, capture_output=True, timeout=120)
-    assert hub.repos["user/letters"]["adapter_model.safetensors"] == files["adapter_model.safetensors"]
+        typed = shlex.split(done.stderr.split("to try again: trl-grpo-tasks ")[1])
+        command = [sys.executable, "-m", "trl_grpo_tasks.commands.main", *typed, "--task", TASK]
+        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, env=again, check=True, capture_output=True, timeout=120)
+    assert hub.repos["user/letters"]["model.safetensors"] == files["merged/model.safetensors"]
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "the push to the Hub failed" in line
-    assert f"hf upload user/letters {tmp_path / 'run'} . --exclude 'checkpoint-*'" in line
+    assert f"trl-grpo-tasks push {tmp_path / 'run'} --repo user/letters" in line
     assert "Traceback" not in done.stderr
     assert {"adapter_model.safetensors", "results.json", "report.html", "training_metrics.jsonl"} <= set(files)
 
@@ -92,7 +93,7 @@ def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("a push to the Hub failed") == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the push to the Hub failed" in line and "to try again: hf upload user/letters" in line
+    assert "the push to the Hub failed" in line and "to try again: trl-grpo-tasks push" in line
     assert {"adapter_model.safetensors", "report.html", "checkpoint-4/complete"} <= set(files)
     assert "GRPO 4/4" in done.stdout and hub.repos["user/letters"] == {}
     assert hub.requests.count("POST /api/models/user/letters/commit/main") > 4, "saves push, and the end tries thrice"

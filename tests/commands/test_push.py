@@ -11,18 +11,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands.test_hub import SECRET, environment
+from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
 from tests.support.hub_server import Hub
 from tests.support.paths import ROOT
 from tests.support.run_folders import before_and_after, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.main import main
+from trl_grpo_tasks.models.loading import prepare_model
 from trl_grpo_tasks.report.page import write_report
 
 TOY = ("--task", "tests.support.toy")
-TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-ABOUT = {"README.md", "report.html", "settings.json"}
-WEIGHTS = {"config.json", "generation_config.json", "model.safetensors"}
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 PRIVATE = ("checkpoint-3/optimizer.pt", "checkpoint-3/model.safetensors", "training_args.bin", "exports/sample_1.txt",
            "completions/c.parquet", "base_model/model.safetensors", "archive.jsonl", "notes.txt")  # fmt: skip
@@ -46,14 +44,22 @@ def full_run(tmp_path, tiny_path):
 
 @pytest.fixture
 def adapter_run(tmp_path, tiny_path):
+    """The run of an adapter whose base model is user/base on the Hub."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     folder = tmp_path / "letters"
-    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config).save_pretrained(folder)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config)
+    model.peft_config["default"].base_model_name_or_path = "user/base"
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
     return fill(folder)
+
+
+def set_base(run, base):
+    config = json.loads((run / "adapter_config.json").read_text())
+    (run / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(base)}))
 
 
 def python(hub, cwd, *words, token=None):
@@ -123,10 +129,11 @@ def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, tmp_path):
+def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, tmp_path, tiny_path):
     from trl_grpo_tasks.models.loading import load_model
 
     with Hub(SECRET) as hub:
+        hub.repos["user/base"] = contents(Path(tiny_path))
         assert push(hub, adapter_run).returncode == 0
         assert set(hub.repos["user/letters"]) == ADAPTER | TOKENIZER | ABOUT, (
             "the folder's name, in the user's account"
@@ -145,6 +152,7 @@ def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, t
     card = pushed["README.md"].decode()
     assert "library_name: transformers" in card and "peft" not in card.split("## How to use it")[1].split("## Tr")[0]
     (tmp_path / "got.safetensors").write_bytes(pushed["model.safetensors"])
+    set_base(adapter_run, tiny_path)
     expected = load_model(str(adapter_run)).merge_and_unload().state_dict()
     got = load_file(tmp_path / "got.safetensors")
     assert got.keys() == expected.keys() and all(got[name].equal(expected[name]) for name in got)
@@ -181,6 +189,22 @@ def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
     assert contents(adapter_run) == before
 
 
+def test_an_adapter_that_others_could_not_load_is_not_pushed(adapter_run, tiny_path, capsys):
+    set_base(adapter_run, tiny_path)
+    assert main(["push", str(adapter_run), *TOY, "--hub_token", SECRET]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"its base model is in a local folder, {tiny_path}; push the merged weights (--merged)" in line
+    assert main(["push", str(adapter_run), *TOY, "--merged", "--dry_run"]) == 0
+
+
+def test_the_adapter_of_a_tiny_model_is_merged(adapter_run, tmp_path, capsys):
+    base = prepare_model("tiny", ToyTask(), tmp_path)
+    set_base(adapter_run, base)
+    assert main(["push", str(adapter_run), *TOY, "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "weights are merged before the upload" in said and "adapter_model" not in said
+
+
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
@@ -191,7 +215,7 @@ def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
         (None, ("--merged",), "holds full weights and no adapter; leave --merged out"),
         (None, ("--private", "perhaps"), "must be true or false"),
         (None, ("--rep", "a/b"), "unknown option --rep; did you mean --repo?"),
-        ("own task", (), "for safety is not imported from a run folder"),
+        ("own task", (), "which for safety is not taken"),
     ],
 )
 def test_wrong_options_are_found_before_the_hub_is_asked(full_run, capsys, change, words, message):

@@ -229,12 +229,21 @@ def test_a_task_without_a_constraint_is_refused(tiny_path, monkeypatch, capsys):
     assert "task 'toy' has no constraint with these options; choose options with one, or train without" in said
 
 
-def test_a_masked_language_model_and_an_adapter_are_refused(bert_path, tiny_path, tmp_path, capsys):
+def test_a_masked_language_model_is_refused(bert_path, capsys):
     assert "the task needs a causal language model" in refusal(capsys, "brick", "--model", bert_path)
-    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), LoraConfig(target_modules=["q_proj"]))
+
+
+def test_an_adapter_is_served_merged(tiny_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config)
     adapter.save_pretrained(tmp_path / "adapter")
-    said = refusal(capsys, "tests.support.toy", "--model", str(tmp_path / "adapter"))
-    assert f"is an adapter, and vLLM serves full models; serve the model it belongs to, {tiny_path}" in said
+    command, _ = server_command(get_task("tests.support.toy"), str(tmp_path / "adapter"), "0.0.0.0", 8000, [])
+    served = command[command.index("serve") + 1]
+    assert served == str(tmp_path / "outputs" / "serve" / "toy" / "merged")
+    ids = torch.tensor([[3, 4, 5]])
+    model = AutoModelForCausalLM.from_pretrained(served)
+    torch.testing.assert_close(model(ids).logits, adapter.eval()(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_with_too_few_outputs_is_refused(tmp_path, capsys):

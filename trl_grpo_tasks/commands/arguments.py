@@ -71,7 +71,9 @@ class RunArguments:
     )
     save_merged: bool = field(
         default=False,
-        metadata={"help": "Also save the adapter merged into its model, in the folder merged. It is pushed as well."},
+        metadata={
+            "help": "Also save the adapter merged into its model, in the folder merged; --push_to_hub pushes this."
+        },
     )
     verbose: bool = field(
         default=False, metadata={"help": "Print every metric at every log step, and TRL's progress bars."}

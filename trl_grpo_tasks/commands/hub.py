@@ -11,9 +11,6 @@ from typing import Any
 from ..failures import first_line
 from ..models.hub_access import is_unreachable
 
-# Files of a run that are not pushed: what it started from, checkpoints, and files of trackers and evaluations.
-NOT_PUSHED = ("checkpoint-*", "base_model/*", "cold_start/*", "wandb/*", "completions/*", "evaluation/*",
-                ".*.lock")  # fmt: skip
 PAUSES = (2.0, 10.0)  # seconds before an upload that failed is tried again
 
 
@@ -67,23 +64,21 @@ def create_repository(name: str, private: bool | None, option: str, way_out: str
     return repo
 
 
-def push(trainer: Any) -> None:
-    """Upload the model or adapter, tokenizer, model card, metrics and report."""
-    from huggingface_hub import upload_folder
+def must_be_merged(model: str | Path, option: str) -> bool:
+    """Whether an adapter, or a new one of a full model, must be merged to be pushed: that of the embedded tiny model.
 
-    if not trainer.accelerator.is_main_process:
-        return
-    folder, name = trainer.args.output_dir, trainer.hub_model_id
-    _repeated(
-        lambda: upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            ignore_patterns=[*NOT_PUSHED],
-            commit_message="Trained with trl_grpo_tasks",
-        ),
-        f"everything is in {folder}; to try again: "
-        f"hf upload {name} {folder} . " + " ".join(f"--exclude '{pattern}'" for pattern in NOT_PUSHED),
-    )
+    ValueError for that of another local model; `option` merges the adapter, which is the way out.
+    """
+    from ..models.loading import full_model_of, is_tiny
+    from ..report.card import is_on_hub
+
+    base, _ = full_model_of(str(model))
+    if not is_on_hub(base) and not is_tiny(base):
+        raise ValueError(
+            f"others could not load the adapter, because its base model is in a local folder, {base}; push the merged "
+            f"weights ({option}), or train on a model from the Hub"
+        )
+    return is_tiny(base)
 
 
 def upload(repo: str, files: Mapping[str, Path], removed: Collection[str], again: str) -> None:

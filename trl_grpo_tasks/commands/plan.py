@@ -16,7 +16,7 @@ from ..models.checkpoints import belongs_to, damage, is_checkpoint, newest_compl
 from ..report.run_folder import settings_of
 from ..task import Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
-from .hub import check_hub
+from .hub import check_hub, must_be_merged
 
 if TYPE_CHECKING:
     from ..models.ready import ReadyModel
@@ -77,6 +77,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         raise ValueError(
             "--save_merged: there is no adapter to merge; train one with --use_peft, or leave --save_merged out"
         )
+    if args.push_to_hub and trains_adapter and not run.save_merged:
+        must_be_merged(model.path, "--save_merged")
     quantization = quantization_config(model_args, args)
     is_stored_quantised = getattr(model.config, "quantization_config", None) is not None
     if (quantization is not None or is_stored_quantised) and not trains_adapter:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..redact import redacted, redacted_words, remember
+from ..report.page import REPORT_FILE
 from ..report.run_folder import OUTCOME_FILE, SETTINGS_FILE, RunFolder
+from ..task import Task
 from .arguments import refuse_unknown
 from .command_parser import CommandParser, task_of_run, truth_value
 from .errors import failed
@@ -26,7 +28,8 @@ def push(arguments: Sequence[str]) -> int:
         "Upload the final model of a run to the Hub: weights or adapter, tokenizer, model card, report.html and "
         "settings.json. Checkpoints, optimizer states, metrics and evaluation files are not uploaded. Log in with "
         "'hf auth login' or set HF_TOKEN. After an interruption, the same command uploads what is missing. The exit "
-        "status is 0 if everything was uploaded, 1 if the upload failed, 2 for wrong options.",
+        "status is 0 if everything was uploaded, 1 if the upload failed, 2 for wrong options. An adapter of the "
+        "embedded tiny model is merged first; that of another local model needs --merged.",
         [
             "trl-grpo-tasks push outputs/demo --dry_run",
             "trl-grpo-tasks push outputs/demo --repo me/brick-demo --private true",
@@ -65,16 +68,13 @@ def push(arguments: Sequence[str]) -> int:
 
 
 def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
-    from ..models.loading import MERGED_FOLDER, is_adapter, merged_folder
-    from ..report.card import write_card
-    from ..report.page import REPORT_FILE
-    from .final_model import model_files
-    from .hub import create_repository, files_in, upload
+    from ..models.loading import is_adapter
+    from .hub import create_repository, must_be_merged
     from .train import quiet_third_party_logging
 
-    has_adapter = is_adapter(run.path)
-    if known.merged and not has_adapter:
+    if known.merged and not is_adapter(run.path):
         raise ValueError(f"--merged: {run.path} holds full weights and no adapter; leave --merged out")
+    merged = known.merged or (is_adapter(run.path) and must_be_merged(run.path, "--merged"))
     if not (run.path / REPORT_FILE).is_file():
         raise ValueError(f"{run.path} has no {REPORT_FILE}; write it first: {PROGRAM} report {known.run_dir}")
     quiet_third_party_logging()
@@ -82,29 +82,52 @@ def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence
     name = known.repo or run.settings.get("training", {}).get("hub_model_id") or run.path.absolute().name
     if not known.dry_run:
         name = create_repository(name, known.private, "push")
-    source = run.path
-    if known.merged:
-        source = run.path / MERGED_FOLDER if known.dry_run else merged_folder(run.path, task.policy)
+    again = f"to try again, repeat the command: {shlex.join([PROGRAM, *typed])}"
+    push_run(run.path, task, name, again, merged=merged, dry_run=known.dry_run)
+    return 0
+
+
+def push_run(
+    run_dir: str | Path,
+    task: Task,
+    name: str,
+    again: str | None = None,
+    *,
+    merged: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Upload the final model of a run, its card, its report and its settings to the existing repository `name`.
+
+    `again` says how to repeat the upload, in the error if it fails. With `merged`, the adapter is merged first; that
+    of a tiny model always is. With `dry_run`, the files are only shown.
+    """
+    from ..models.loading import MERGED_FOLDER, is_adapter, merged_folder
+    from ..report.card import write_card
+    from .final_model import model_files
+    from .hub import files_in, must_be_merged, upload
+
+    source = run = Path(run_dir)
+    merged = merged or (is_adapter(run) and must_be_merged(run, "--merged"))
+    if merged:
+        source = run / MERGED_FOLDER if dry_run else merged_folder(run, task.policy)
     with tempfile.TemporaryDirectory() as folder:
-        write_card(run.path, task, name, merged=known.merged, folder=folder)
+        write_card(run, task, name, merged=merged, folder=folder)
         for file in (REPORT_FILE, SETTINGS_FILE, OUTCOME_FILE):
-            if (run.path / file).is_file():
-                text = (run.path / file).read_text(encoding="utf-8")
+            if (run / file).is_file():
+                text = (run / file).read_text(encoding="utf-8")
                 (Path(folder) / file).write_text(redacted(text), encoding="utf-8")
-        is_adapter_pushed = has_adapter and not known.merged
-        paths = [*model_files(source, is_adapter_pushed), *sorted(Path(folder).iterdir())]
+        paths = [*model_files(source, is_adapter(run) and not merged), *sorted(Path(folder).iterdir())]
         files = {path.name: path for path in paths}
         print(describe(name, files))
-        if known.dry_run:
-            made = " (weights are merged before the upload)" if known.merged and not source.is_dir() else ""
+        if dry_run:
+            made = " (weights are merged before the upload)" if merged and not source.is_dir() else ""
             print(f"nothing was uploaded: --dry_run{made}")
-            return 0
+            return
         removed = _outdated(files_in(name), files)
         if removed:
             print(f"removed from the repository: {', '.join(removed)}")
-        upload(name, files, removed, f"to try again, repeat the command: {shlex.join([PROGRAM, *typed])}")
+        upload(name, files, removed, again or f"to try again: {PROGRAM} push {run_dir} --repo {name}")
     print(f"pushed to {name}")
-    return 0
 
 
 def describe(name: str, files: Mapping[str, Path]) -> str:

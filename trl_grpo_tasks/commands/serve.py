@@ -153,7 +153,7 @@ def server_command(
     import torch
 
     from ..constraints.vocabulary import check_outputs
-    from ..models.loading import check_policy, is_adapter, load_tokenizer, prepare_model
+    from ..models.loading import check_policy, is_adapter, load_tokenizer, merged_folder, prepare_model
     from ..serving.served_task import CONFIG_KEY, PROCESSOR, SERVED_VARIABLE, ServedTask, constraint_of
 
     if task.policy == "masked":
@@ -162,19 +162,16 @@ def server_command(
             "train it without --use_vllm"
         )
     # The folder of a model that is built here. A run builds its own, with the same tokenizer, and sends its weights.
-    path = prepare_model(model, task, Path("outputs", "serve", task.name))
-    if Path(path).is_dir():
-        path = str(Path(path).resolve())
+    folder = Path("outputs", "serve", task.name)
+    path = prepare_model(model, task, folder)
     config = check_policy(path, "causal")
-    if is_adapter(path):
-        base = json.loads(Path(path, "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-        raise ValueError(
-            f"--model {model} is an adapter, and vLLM serves full models; serve the model it belongs to, {base}: the "
-            "run sends the merged weights before the first rollout"
-        )
     tokenizer = load_tokenizer(path)
     constraint_of(task, tokenizer)
     check_outputs(tokenizer, config.get_text_config().vocab_size)
+    if is_adapter(path):  # vLLM applies adapters by request, but runs and `solve` ask for the model itself
+        path = str(merged_folder(path, beside=folder))
+    if Path(path).is_dir():
+        path = str(Path(path).resolve())
     served = json.dumps({CONFIG_KEY: ServedTask.of(task, tokenizer).to_config()})
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", path, "--host", host, "--port", str(port)]
     command += ["--logits-processors", PROCESSOR, "--additional-config", served]

@@ -23,10 +23,11 @@ from .arguments import NEWEST, RunArguments, parse, read_command_line
 from .compare import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
 from .defaults import rate_hints
 from .errors import failed, takes_debug
-from .hub import PushError, push
+from .hub import PushError
 from .lock import locked
 from .old_names import meaning_hints
 from .plan import Plan, check_writable, prepare
+from .push import push_run
 from .run_settings import precision, typed_command, write_settings
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
@@ -170,9 +171,8 @@ def run_training(
                 f"{folder} was deleted or emptied during the run; the model, the evaluation and the report were "
                 "saved, but earlier checkpoints, metrics and settings are lost"
             )
-    if args.push_to_hub:
-        push(trainer)
-        say(f"pushed to {trainer.hub_model_id}")
+    if args.push_to_hub and state.is_main_process:
+        push_run(folder, task, trainer.hub_model_id, merged=run.save_merged)
     trainer.metrics_file.write()  # what could not be written during the run
     return TrainingResult(folder, trainer, evaluations.done)
 

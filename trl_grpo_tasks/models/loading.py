@@ -133,6 +133,11 @@ def building(folder: str | Path, origin: dict[str, Any]) -> Iterator[None]:
     write_atomically(note, json.dumps(origin, indent=1))
 
 
+def is_tiny(folder: str | Path) -> bool:
+    """Whether `prepare_model` built the model in this folder as the embedded tiny model of a task."""
+    return "task" in (origin_of(folder) or {})
+
+
 def is_adapter(path: str | Path) -> bool:
     """Whether a local folder holds a PEFT adapter."""
     return (Path(path) / ADAPTER_CONFIG).is_file()
@@ -170,6 +175,7 @@ def load_for_training(model: Any, args: Any, quantization_config: Any = None) ->
         init["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         init["device_map"] = None
+    init.setdefault("trust_remote_code", args.trust_remote_code)
     source, init["revision"] = full_model_of(model, init.get("revision"))
     loaded = create_model_from_path(source, **init)
     if not is_adapter(model):
@@ -238,12 +244,14 @@ def full_model_of(path: str, revision: str | None = None) -> tuple[str, str | No
     return config["base_model_name_or_path"], config.get("revision")
 
 
-def merged_folder(run_dir: str | Path, policy: str = "causal") -> Path:
-    """Return the folder of a run's adapter merged into its base model, which is made unless it is there and complete.
+def merged_folder(adapter: str | Path, policy: str = "causal", beside: str | Path | None = None) -> Path:
+    """Return the folder of an adapter merged into its base model, which is made unless it is there and complete.
 
-    ValueError if the base model is missing or stored quantised.
+    It is in the folder `beside`; by default, in that of the adapter. ValueError if the base model is missing or stored
+    quantised.
     """
-    folder, adapter = Path(run_dir) / MERGED_FOLDER, Path(run_dir)
+    adapter = Path(adapter)
+    folder = Path(beside or adapter) / MERGED_FOLDER
     (weights,) = adapter.glob("adapter_model.*")
     with open(weights, "rb") as file:
         origin = {"adapter_sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..models.loading import MERGED_FOLDER
+from ..models.loading import MERGED_FOLDER, TINY
 from ..task import Task
 from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, requests_of, spread, typical_samples
 from .run_folder import RunFolder, duration, is_number, shown_metrics
@@ -51,7 +51,7 @@ def write_card(
     model = run.settings.get("model", {})
     # While the run has only saved checkpoints, its folder does not contain the adapter yet.
     adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
-    base = adapter or model.get("name")
+    base = model.get("name") if merged and model.get("name") == TINY else adapter or model.get("name")
     adapter = None if merged else adapter
     has_merged = folder is None and (run.path / MERGED_FOLDER).is_dir()
     out = run.path if folder is None else Path(folder)
@@ -67,7 +67,7 @@ def write_card(
         "and more samples.\n",
         _results(run),
         _samples(run, picture),
-        usage(Published(name, run, task, adapter, _is_on_hub(adapter), has_merged, prompt)),
+        usage(Published(name, run, task, adapter, is_on_hub(adapter), has_merged, prompt)),
         _training(run, task),
         _licence(base),
         _CITATION,
@@ -95,7 +95,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
     ]
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        base_model=base if _is_on_hub(base) else None,
+        base_model=base if is_on_hub(base) else None,
         pipeline_tag=kind,
         tags=["trl", "grpo", "trl-grpo-tasks", task.name, *(["lora"] if is_adapter else [])],
         model_name=name.split("/")[-1],  # the Hub requires it together with results
@@ -107,7 +107,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
 def _kind(base: str | None, is_adapter: bool) -> str:
     if base == "tiny":
         return "A tiny Llama model, created from scratch for this task"
-    shown = f"[{base}](https://huggingface.co/{base})" if _is_on_hub(base) else "a local model"
+    shown = f"[{base}](https://huggingface.co/{base})" if is_on_hub(base) else "a local model"
     return f"An adapter for {shown}" if is_adapter else f"A model fine-tuned from {shown}"
 
 
@@ -203,7 +203,7 @@ def _is_set(training: Mapping[str, Any], name: str) -> bool:
 def _licence(base: str | None) -> str:
     if base == "tiny":
         text = "The weights were trained from scratch on the task's own data, so no other model's licence applies."
-    elif _is_on_hub(base):
+    elif is_on_hub(base):
         text = f"The weights are derived from [{base}](https://huggingface.co/{base}) and under its licence."
     else:
         text = "The weights are under the licence of the model from which they were derived."
@@ -260,7 +260,7 @@ def _adapter_base(folder: Path) -> str | None:
     return json.loads(config.read_text())["base_model_name_or_path"] if config.is_file() else None
 
 
-def _is_on_hub(model: str | None) -> bool:
+def is_on_hub(model: str | None) -> bool:
     """Tell whether `model` can be a Hub id: neither a local path nor the tiny model."""
     if not model or model == "tiny" or model.endswith(".gguf") or Path(model).exists():
         return False

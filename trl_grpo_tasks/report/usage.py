@@ -98,7 +98,7 @@ def _notes(model: Published) -> str:
     elif model.adapter_of and not model.is_base_on_hub:
         notes.append(
             f"The adapter needs a base model that is not on the Hub (local folder `{Path(model.adapter_of).name}`). "
-            "To use it elsewhere, copy that folder too and set its path in `adapter_config.json`."
+            "For others, push the merged weights: `trl-grpo-tasks push RUN_DIR --merged`."
         )
     return "".join(f"{note}\n\n" for note in notes)
 

@@ -1,0 +1,126 @@
+"""A run with a cold start that is pushed to a Hub gives others the same log-probs, and is used by its Hub id."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load
+
+from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
+from tests.commands.test_train import LORA, words
+from tests.support.hub_server import COMMIT, Hub
+from tests.support.paths import ROOT
+from tests.support.quantised import needs_bitsandbytes, save_sharp
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.models.tiny import save_tiny
+
+pytestmark = pytest.mark.slow
+ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+LOG_PROBS = "print(json.dumps(model.eval()(torch.tensor([[3, 4, 5, 6, 7, 8]])).logits.log_softmax(-1).tolist()))"
+TRAIN = f"""
+import json, sys, torch
+from trl_grpo_tasks.commands.train import parse, prepare, run_training
+parsed = parse(sys.argv[1:])
+model = run_training(*parsed, prepare(*parsed)).trainer.model
+{LOG_PROBS}
+"""
+LOAD = f"""
+import json, sys, torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+kind = AutoPeftModelForCausalLM if sys.argv[2] == "adapter" else AutoModelForCausalLM
+four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+options = {{"quantization_config": four}} if sys.argv[3] == "4" else {{}}
+model = kind.from_pretrained(sys.argv[1], dtype="float32", **options)
+assert "trl_grpo_tasks" not in sys.modules and "trl" not in sys.modules
+{LOG_PROBS}
+"""
+PREPARE = """
+import sys
+from trl_grpo_tasks.commands.task_template import MyTask
+from trl_grpo_tasks.models.ready import ready_model
+for name in sys.argv[1:]:
+    print(ready_model(name, MyTask(), [], "outputs", seed=0).path)
+"""
+
+
+@pytest.fixture
+def base_files(tmp_path):
+    save_tiny(MyTask().tiny(), tmp_path / "plain")
+    save_sharp(str(tmp_path / "plain"), tmp_path / "base")  # so that an adapter changes log-probs visibly
+    return {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()}
+
+
+def run(hub, folder, code, *arguments, **variables):
+    folder.mkdir(exist_ok=True)
+    env = environment(hub.url, folder) | {"HF_TOKEN": SECRET, "PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def difference(one, other):
+    flat = [[value for row in json.loads(text)[0] for value in row] for text in (one, other)]
+    return max(abs(a - b) for a, b in zip(*flat, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", pytest.param("4-bit lora", marks=needs_bitsandbytes)])
+def test_others_load_what_was_pushed_and_get_the_same_log_probs(base_files, tmp_path, kind):
+    options = {"model_name_or_path": "user/base", "push_to_hub": True, "hub_model_id": "user/letters"}
+    options |= {"cold_start_steps": 6, "cold_start_learning_rate": 1e-2, "max_steps": 2, "beta": 0.1}
+    options |= {} if kind == "full" else LORA
+    options |= {"load_in_4bit": True} if kind.startswith("4") else {}
+    what = [*(["full"] if kind == "full" else ["adapter"]), kind[0]]
+    with Hub(SECRET) as hub:
+        hub.repos["user/base"] = base_files
+        trained = run(hub, tmp_path / "ours", TRAIN, *words("run", **options))[-1]
+        loaded, base = (
+            run(hub, tmp_path / "theirs", LOAD, *which, PYTHONPATH="")[-1]
+            for which in (("user/letters", *what), ("user/base", "full", kind[0]))
+        )
+        pushed = dict(hub.repos["user/letters"])
+        if kind == "lora":
+            further = {"model_name_or_path": "user/letters", "cold_start_steps": 0, "max_steps": 1}
+            run(hub, tmp_path / "theirs", TRAIN, *words("further", **further, learning_rate=1e-2))
+            evaluated = ["--eval_only", "true", *words("evaluated", model_name_or_path="user/letters")]
+            run(
+                hub,
+                tmp_path / "theirs",
+                "from trl_grpo_tasks.commands.train import main\nassert main() == 0",
+                *evaluated,
+            )
+    assert set(pushed) == (WEIGHTS if kind == "full" else ADAPTER) | TOKENIZER | ABOUT
+    assert difference(trained, loaded) < 1e-4 and difference(trained, base) > 0.01
+    if kind != "full":
+        assert json.loads(pushed["adapter_config.json"])["base_model_name_or_path"] == "user/base"
+        assert "base_model: user/base" in pushed["README.md"].decode()
+    if kind == "lora":
+        folder = tmp_path / "theirs" / "further"
+        assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "user/base"
+        first, second = (load(one) for one in (pushed["adapter_model.safetensors"],
+                                               (folder / "adapter_model.safetensors").read_bytes()))  # fmt: skip
+        assert first.keys() == second.keys() and any(not second[name].equal(value) for name, value in first.items())
+        assert (tmp_path / "theirs" / "evaluated" / "evaluation.json").is_file()
+
+
+def test_an_adapter_on_the_hub_is_a_local_folder_also_offline(base_files, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
+    model.peft_config["default"].base_model_name_or_path = "user/base"
+    model.save_pretrained(tmp_path / "adapter")
+    with Hub(SECRET) as hub:
+        hub.repos["user/base"] = base_files
+        hub.repos["user/adapter"] = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
+        online = run(hub, tmp_path / "ours", PREPARE, "user/adapter", "user/base")
+        asked = [request for request in hub.requests if "adapter_config.json" in request and "user/base" in request]
+        hub.refuse = "."
+        offline = run(hub, tmp_path / "ours", PREPARE, "user/adapter", "user/base", HF_HUB_OFFLINE="1")
+    folder, name = online
+    assert name == "user/base" and folder.endswith(f"models--user--adapter/snapshots/{COMMIT}")
+    assert offline == online
+    assert len(asked) <= 1, "an ordinary model costs at most one request"
