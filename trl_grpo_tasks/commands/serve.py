@@ -164,14 +164,14 @@ def server_command(
     # The folder of a model that is built here. A run builds its own, with the same tokenizer, and sends its weights.
     folder = Path("outputs", "serve", task.name)
     path = prepare_model(model, task, folder)
+    if Path(path).is_dir():
+        path = str(Path(path).resolve())
     config = check_policy(path, "causal")
     tokenizer = load_tokenizer(path)
     constraint_of(task, tokenizer)
     check_outputs(tokenizer, config.get_text_config().vocab_size)
     if is_adapter(path):  # vLLM applies adapters by request, but runs and `solve` ask for the model itself
-        path = str(merged_folder(path, beside=folder))
-    if Path(path).is_dir():
-        path = str(Path(path).resolve())
+        path = str(merged_folder(path, beside=folder).resolve())
     served = json.dumps({CONFIG_KEY: ServedTask.of(task, tokenizer).to_config()})
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", path, "--host", host, "--port", str(port)]
     command += ["--logits-processors", PROCESSOR, "--additional-config", served]
