@@ -266,7 +266,6 @@ class Task:
         take much time or memory, as `row_of` does for texts.
         """
 
-
         """Return a row that the user wrote in the form of `dataset`; ValueError if it is none. See `checked_row`."""
         prompt = given.get("prompt")
         parts = prompt if isinstance(prompt, list) else []
