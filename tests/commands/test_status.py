@@ -73,7 +73,7 @@ def test_hostile_files_are_printed_safely_or_refused(tmp_path, capsys):
     assert "\x1b" not in text and "red\\nline" in text
     (folder / "outcome.json").write_text("[]")
     assert main(["status", str(folder)]) == 2
-    assert "outcome.json is not a JSON object" in capsys.readouterr().err
+    assert "outcome.json is damaged: its content must be an object" in capsys.readouterr().err
 
 
 def test_who_holds_a_lock_is_found_without_taking_it(tmp_path):
