@@ -191,8 +191,9 @@ class Reader:
         if not words[0].startswith("--"):
             options["--task"] = words[0]
         task = options["--task"]
-        # Several commands of a page train the same task.
-        output = options.get("--output_dir", f"outputs/{len(self._trained)}_{Path(task).stem}")
+        output = options.get("--output_dir", f"outputs/{Path(task).stem}")
+        if "--output_dir" not in options and self._trained.get(output, (None, None))[0] == self._page:
+            output = f"{output}_{len(self._trained)}"  # alternatives on one page
         by, what = self._trained.get(output, (None, None))
         self._trained[output] = (self._page, words)
         if by != self._page:
@@ -200,7 +201,8 @@ class Reader:
                 return 0
             shutil.rmtree(self._folder / output, ignore_errors=True)
         short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
-        short += ["--cold_start_steps", str(min(1, int(options.get("--cold_start_steps", 0))))]
+        has_cold_start = int(options.get("--cold_start_steps", "--model_name_or_path" not in options)) > 0
+        short += ["--cold_start_steps", str(int(has_cold_start))]
         short += ["--bf16", "false", "--fp16", "false", "--dtype", "float32", "--push_to_hub", "false"]
         short += ["--output_dir", output]
         if "--pass_k" in options:

@@ -104,7 +104,7 @@ def usage() -> str:
         "RECIPE is a name such as brick/single_gpu, or a YAML file.",
         "",
         "to begin:",
-        f"  {PROGRAM} train brick --output_dir outputs/demo    train a tiny model on this machine in minutes",
+        f"  {PROGRAM} train brick                  train a tiny model on this machine in minutes",
         f"  {PROGRAM} new my_task                  write a task of your own",
         "",
         f"'{PROGRAM} COMMAND -h' (or 'help COMMAND') shows the options most people need,",
