@@ -202,7 +202,7 @@ def _check_folder(args: Any) -> None:
     is_main = PartialState().is_main_process
     found = _find_checkpoints(args.output_dir, asked) if is_main else None
     earlier, problem = broadcast_object_list([found])[0]
-    if problem is not None:
+    if problem:
         raise ValueError(
             f"--resume_from_checkpoint: {problem}; restore the files, resume another checkpoint, or start again with "
             "another --output_dir"
@@ -229,9 +229,9 @@ def _check_folder(args: Any) -> None:
         )
 
 
-def _find_checkpoints(output_dir: str, asked: str | None) -> tuple[Path | None, str | None]:
-    """The newest complete checkpoint in `output_dir`, and why the run cannot resume as it is asked to."""
-    earlier, problem = newest_complete(output_dir), None
+def _find_checkpoints(output_dir: str, asked: str | None) -> tuple[Path | None, str]:
+    """The newest complete checkpoint in `output_dir`, and why the run cannot resume as asked; "" if it can."""
+    earlier, problem = newest_complete(output_dir), ""
     if asked in (NEWEST, AUTO):
         intact, skipped = newest_intact(output_dir)
         if earlier is not None and intact is None:
