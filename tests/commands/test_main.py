@@ -157,7 +157,7 @@ def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
     assert [one["success"] for one in told[:5]] == [True, False, True, True, True]
     assert told[3]["components"] == {"numeric": 2, "length": 1}
     for one, reason in zip(
-        told[5:], ["no reward", "needs a column", "--allow_code", "name it in --rewards"], strict=True
+        told[5:], ["no reward", "needs a column", "--allow_code", "pass --rewards os:getcwd"], strict=True
     ):
         assert reason in one["reason"]
 

@@ -29,7 +29,7 @@ from trl_grpo_tasks.commands.serve import split_words
 from trl_grpo_tasks.models.tiny import encoder_config, make_tokenizer
 from trl_grpo_tasks.registry import TASKS
 
-ALL_RECIPES = sorted(RECIPES.rglob("*.yaml"))
+ALL_RECIPES = sorted(RECIPES.glob("*/*.yaml"))
 FAMILIES = {"Qwen/Qwen2": (Qwen2Config, Qwen2ForCausalLM), "": (LlamaConfig, LlamaForCausalLM)}
 # What a recipe takes from the Hub, and a file that stands for it here.
 HUB_DATA = {

@@ -201,11 +201,11 @@ def test_a_row_with_nothing_but_a_prompt_is_refused_or_can_be_used(name):
     try:
         row = checked_row(task, {"prompt": "x"})
     except ValueError as error:
-        assert "row" in str(error)
+        assert "row" in str(error) or "prompt" in str(error)
     else:
         assert isinstance(task.canonical(row, "y"), str) and isinstance(task.unverifiable(row), str)
 
 
 def test_a_row_that_lacks_what_the_task_needs_is_refused_with_the_name():
-    with pytest.raises(ValueError, match=r"task 'brick' cannot use this row \(KeyError: 'world'\); give a row like"):
+    with pytest.raises(ValueError, match="the 'world' of a row must be a whole number from 1 to 40, not None"):
         checked_row(get_task("brick"), {"prompt": "x"})

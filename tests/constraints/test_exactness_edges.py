@@ -50,7 +50,7 @@ def test_evaluation_ignores_the_models_generation_config(tiny_path, monkeypatch)
         torch.manual_seed(0)
         written.append(CompletionSampler(model, tokenizer, 1.0, 5, None).sample(rows))
     assert written[0] == written[1]
-    assert any(len(set(text)) < len(text) for text, _ in written[0]), (
+    assert any(len(set(text)) < len(text) for text, *_ in written[0]), (
         "the ban on repeated n-grams would have had no effect"
     )
 

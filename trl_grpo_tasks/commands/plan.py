@@ -38,7 +38,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     """Prepare a run; ValueError now for what would otherwise fail after the cold start."""
     from accelerate import PartialState
 
-    from ..models.loading import is_adapter
+    from ..models.loading import TINY, is_adapter
     from ..models.quantised import quantization_config
     from ..models.ready import ready_model
     from ..training.dataset import split_held_out
@@ -46,6 +46,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     _check_folder(args)
     _check_fixed_options(task, args)
     _check_options(task, run, args, model_args)
+    if (model_args.model_name_or_path or TINY) == TINY and not model_args.use_peft:
+        _check_full_weights(model_args)
     state = PartialState()
     say = print if state.is_main_process else lambda *_: None
     rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
@@ -81,13 +83,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         must_be_merged(model.path, "--save_merged")
     quantization = quantization_config(model_args, args)
     is_stored_quantised = getattr(model.config, "quantization_config", None) is not None
-    if (quantization is not None or is_stored_quantised) and not trains_adapter:
-        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
-    if model_args.dtype == "float16" and quantization is None and not trains_adapter:
-        raise ValueError(
-            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
-            "float32 --fp16 true), or an adapter (--use_peft)"
-        )
+    if not trains_adapter:
+        _check_full_weights(model_args, is_stored_quantised)
     if is_stored_quantised and run.save_merged:
         raise ValueError(
             f"--save_merged: the weights of {model_args.model_name_or_path} are stored quantised, so that an "
@@ -95,6 +92,18 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     peft_config = None if is_adapter(model.path) else _adapter(model_args, model, task.policy)
     return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization)
+
+
+def _check_full_weights(model_args: Any, is_stored_quantised: bool = False) -> None:
+    """Raise ValueError for weights that only an adapter can be trained on."""
+    is_quantised = model_args.load_in_4bit or model_args.load_in_8bit
+    if is_quantised or is_stored_quantised:
+        raise ValueError("quantised weights cannot be trained, only an adapter on them; give --use_peft")
+    if model_args.dtype == "float16":
+        raise ValueError(
+            "--dtype float16: float16 weights lose most updates; train float32 weights in half precision (--dtype "
+            "float32 --fp16 true), or an adapter (--use_peft)"
+        )
 
 
 def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completion_length: int) -> None:

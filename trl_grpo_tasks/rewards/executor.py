@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import pickle
 import threading
 import time
@@ -24,12 +25,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task, weighted_total
-from .judge import frozen_of
 from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
 if TYPE_CHECKING:
     from .api_judge import Opinion
+    from .judge import FrozenJudge
     from .ray_backend import RayPool
 
 __all__ = ["BACKENDS", "Outcome", "Pending", "RewardExecutor", "RewardStats", "RewardWorkerError"]
@@ -147,8 +148,13 @@ class RewardExecutor:
         if memory_mb is not None and memory_mb <= 0:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
         self.task, self.workers, self.weights = task, workers, task.weights if weights is None else weights
+        self._reweights = weights is not None
         self.judge = task.api_judge()
-        self.frozen_judges = frozen_of(task.judges())
+        self.frozen_judges: dict[str, FrozenJudge] = {}
+        if judges := task.judges():
+            from .judge import frozen_of  # which needs torch
+
+            self.frozen_judges = frozen_of(judges)
         self.stats = RewardStats()
         self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # pickled replies, which take a sixth of the memory
@@ -239,9 +245,18 @@ class RewardExecutor:
             if score is not None:
                 for name, values in judged.items():
                     score = self.frozen_judges[name].added_to(score, values[i])
-                score = replace(score, total=weighted_total(score, self.weights))
+                score = replace(score, total=self._total(outcome.score, score))
             completed.append(replace(outcome, score=score, reason=reason if score is None else outcome.reason))
         return completed
+
+    def _total(self, scored: Score | None, score: Score) -> float:
+        """Return the total of a score, given as the task made it and with the components of judges."""
+        assert scored is not None
+        if self._reweights:
+            return weighted_total(score, self.weights)
+        # A row may name rewards that no other row of the task has, so that only the task knows their weights.
+        added = [name for name in score.components if name not in scored.components]
+        return math.fsum([scored.total, *(self.weights[name] * score.components[name] for name in added)])
 
     def _judged(self, pairs: Sequence[tuple[str, str]]) -> dict[str, list[float]]:
         """Return what the frozen judges say of rows and completions, by component."""

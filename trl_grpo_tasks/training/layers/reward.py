@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -237,7 +238,8 @@ class RewardLayer(ScoringLayer):
         )
         is_new_N = self._evaluated.is_new_N
         groups = [set(forms[start : start + size]) - {None} for start in range(0, len(forms), size) if is_new_N[start]]
-        return sum(map(len, groups)) / sum(is_new_N)
+        new = sum(is_new_N)
+        return sum(map(len, groups)) / new if new else math.nan  # all rows of the batch were there before
 
     def _put_advantages(self, output: dict[str, Any], advantages_N: torch.Tensor) -> None:
         """Replace TRL's advantages in a rollout and in the table of logged completions."""
