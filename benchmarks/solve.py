@@ -18,7 +18,7 @@ from pathlib import Path
 from harness import table_line, write_results
 
 from trl_grpo_tasks import Solver
-from trl_grpo_tasks.commands.train import quiet_third_party_logging
+from trl_grpo_tasks.commands.quiet import quiet_third_party_logging
 from trl_grpo_tasks.report.page import task_of
 from trl_grpo_tasks.report.run_folder import RunFolder
 from trl_grpo_tasks.task import one_per_request

@@ -31,8 +31,8 @@ from matplotlib.ticker import PercentFormatter
 from PIL import Image, ImageDraw, ImageFont
 
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
+from trl_grpo_tasks.commands.quiet import quiet_third_party_logging
 from trl_grpo_tasks.commands.task_template import MyTask
-from trl_grpo_tasks.commands.train import quiet_third_party_logging
 from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.report.gallery import Pair, choose, pairs, prompt_of
 from trl_grpo_tasks.report.page import task_of

@@ -30,7 +30,7 @@ def export_gguf(run_dir: str, kind: str, out: str | None) -> int:
     print the commands that do it. Returns the exit status."""
     from ..models.loading import is_adapter, load_tokenizer, merged_folder
     from .plan import check_writable
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
     run = RunFolder.read(check_final_model(run_dir))

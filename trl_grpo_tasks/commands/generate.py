@@ -60,7 +60,7 @@ def generate_command(arguments: Sequence[str]) -> int:
     task = task_of_model(parser, known, rest, "generate", arguments)
     row = task.row_of(known.text)
     from .plan import check_writable
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     check_writable(known.output_dir)
     quiet_third_party_logging()

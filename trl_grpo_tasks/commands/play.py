@@ -51,7 +51,7 @@ def play(arguments: Sequence[str]) -> int:
     task = task_of_model(parser, known, rest, "play", arguments)
     sampling = sampling_of(known, POLICY_NAMES)
     from ..playground.models import Models, initial_model
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
     if known.space is not None:

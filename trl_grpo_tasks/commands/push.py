@@ -70,7 +70,7 @@ def push(arguments: Sequence[str]) -> int:
 def _push(run: RunFolder, known: Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
     from ..models.loading import is_adapter
     from .hub import create_repository, must_be_merged
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     if known.merged and not is_adapter(run.path):
         raise ValueError(f"--merged: {run.path} holds full weights and no adapter; leave --merged out")

@@ -23,7 +23,8 @@ from ..training.repair import with_repair
 from .arguments import RunArguments, parse
 from .lock import locked
 from .plan import prepare
-from .train import TrainingResult, quiet_third_party_logging, run_training
+from .quiet import quiet_third_party_logging
+from .train import TrainingResult, run_training
 
 
 @dataclass

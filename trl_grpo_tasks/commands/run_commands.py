@@ -67,7 +67,7 @@ def report(arguments: Sequence[str]) -> int:
     from ..report.comparison import write_comparison
     from ..report.page import write_report
     from ..report.sweep_page import SWEEP_FILE, write_sweep_report
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     if len(known.run_dirs) > 1:
         refuse_unknown(rest, parser)

@@ -83,7 +83,7 @@ def serve(arguments: Sequence[str]) -> int:
     check_passed(passed)
     check_vllm()
     task = task_of(spec, recipe, rest)
-    from .train import quiet_third_party_logging
+    from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
     command, environment = server_command(task, model, known.host, known.port, passed)

@@ -66,7 +66,7 @@ def solve(arguments: Sequence[str]) -> int:
     solutions: list[Solution] = []
     ending = ""
     try:
-        from .train import quiet_third_party_logging  # slow
+        from .quiet import quiet_third_party_logging  # slow
 
         quiet_third_party_logging()
         with solver_of(known, task, vllm_server_url=known.vllm_server_url) as solver:

@@ -28,6 +28,7 @@ from .lock import locked
 from .old_names import meaning_hints
 from .plan import Plan, check_writable, prepare
 from .push import push_run
+from .quiet import quiet_third_party_logging
 from .run_settings import precision, typed_command, write_settings
 
 CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
@@ -328,18 +329,3 @@ def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt
 
 def _print_nothing(*_: Any) -> None:
     pass
-
-
-def quiet_third_party_logging() -> None:
-    """Silence progress bars of short operations and messages about optional kernels."""
-    import logging
-
-    # This must precede any import of bitsandbytes, which reports missing optional kernels when it is imported.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    datasets.disable_progress_bars()
-    transformers_logging.disable_progress_bar()
-    # A warning about checkpoints that are less than a second apart.
-    logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime may not" not in str(record.msg))
