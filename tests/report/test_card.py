@@ -144,7 +144,7 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     write_run(tmp_path, evaluations=made)
     settings = json.loads((tmp_path / "settings.json").read_text())
     settings["command"] += f" --system_prompt '{text}```\n# Evil'"
-    settings["training"]["component_weights"] = f"a`|b\n{HOSTILE}"
+    settings["training"]["component_weights"] = {f"a`|b\n{HOSTILE}": 1.0}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     card = write_card(tmp_path, ToyTask()).read_text().split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark").enable("table").parse(card)
