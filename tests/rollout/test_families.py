@@ -55,7 +55,8 @@ def assert_log_probs_equal_a_forward_pass(model):
     out = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0.9, batch_size=4)
     for prompt, ids, masks, logps in zip(PROMPTS, out.completion_ids, out.masks, out.logps, strict=True):
         with torch.no_grad():
-            assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4)
+            # Relative too: on x86, float32 matrix products with a random adapter differ by 6e-5 between batch sizes.
+            assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4, rel=2e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
