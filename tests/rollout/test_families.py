@@ -46,7 +46,11 @@ def test_log_probs_equal_a_forward_pass(family, adapter):
     model = model_of(family)
     if adapter is not None:
         lora = LoraConfig(r=2, target_modules=adapter, init_lora_weights=False)
+        torch.manual_seed(0)
         model = get_peft_model(copy.deepcopy(model), lora).eval()
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:  # otherwise logits are so large that float32 rounds by more than the tolerance on x86
+                weights.data *= 0.1
     assert_log_probs_equal_a_forward_pass(model)
 
 
@@ -55,8 +59,7 @@ def assert_log_probs_equal_a_forward_pass(model):
     out = rollout(model, PROMPTS, max_new_tokens=20, eos_token_ids=[EOS], temperature=0.9, batch_size=4)
     for prompt, ids, masks, logps in zip(PROMPTS, out.completion_ids, out.masks, out.logps, strict=True):
         with torch.no_grad():
-            # Relative too: on x86, float32 matrix products with a random adapter differ by 6e-5 between batch sizes.
-            assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4, rel=2e-4)
+            assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
