@@ -117,9 +117,10 @@ def _layers(task_class: type[Task], kind: str, given: Mapping[str, Any], half: s
         # Frozen weights need no more precision. Full weights stay float32: bf16 would round away most updates.
         weights.values["dtype"] = "bfloat16"
     if not set(BATCH_OPTIONS) & given.keys():
-        options = {"num_generations": 8, "per_device_train_batch_size": 8} | own.values | dict(given)
-        per_pass = int(options["per_device_train_batch_size"]) * int(os.environ.get("WORLD_SIZE", 1))
-        parts = -(-PROMPTS_PER_STEP * int(options["num_generations"]) // per_pass)
+        options = {"num_generations": 8, "per_device_train_batch_size": 8} | own.values
+        group = str(given.get("num_generations", options["num_generations"]))
+        per_pass = options["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
+        parts = -(-PROMPTS_PER_STEP * int(group) // per_pass) if group.isdecimal() else 1  # the parser refuses others
         weights.values["gradient_accumulation_steps"] = max(1, parts)
     return [weights, own]
 
@@ -148,5 +149,5 @@ def rate_hints(kind: str, learning_rate: float) -> list[str]:
     effect = "so small that little is learned" if learning_rate < known.lowest_rate else "large enough to ruin a model"
     return [
         f"the learning rate {learning_rate:g} may be {effect}; for {known.title}, {known.lowest_rate:g} to "
-        f"{known.highest_rate:g} worked, and the default is {known.defaults['learning_rate']:g}"
+        f"{known.highest_rate:g} is usual, and the default is {known.defaults['learning_rate']:g}"
     ]
