@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 LARGEST = 300_000  # bytes of a stored notebook
 # Widths of stored pictures: in cells, and in the report. The first that keep the notebook small enough are taken.
-WIDTHS = ((480, 150), (480, 90), (420, 60), (360, 50), (300, 40), (260, 40))
+WIDTHS = ((480, 150), (480, 90), (420, 60), (360, 50), (300, 40), (260, 40), (220, 30))
 GIF_FRAMES = 12
 SMALL = 30_000  # characters of a picture in a cell that is stored as it is, such as a chart
 WIDGET = "application/vnd.jupyter.widget-view+json"  # the kind of output that a progress bar is

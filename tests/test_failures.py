@@ -18,6 +18,7 @@ from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.failures import is_write_failure, known_failure
+from trl_grpo_tasks.models.checkpoints import mark_complete
 from trl_grpo_tasks.models.gguf import convert_gguf
 from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.tasks.brick import render
@@ -165,6 +166,7 @@ def stopped(tmp_path_factory):
 def test_a_pickle_in_a_checkpoint(tmp_path, capsys, stopped, name):
     shutil.copytree(stopped, tmp_path / "run")
     torch.save({"a": Planted(tmp_path / "it_ran")}, tmp_path / "run" / "checkpoint-1" / name)
+    mark_complete(tmp_path / "run" / "checkpoint-1")  # whoever plants a file can write its hash too
     again = words(tmp_path / "run", eval_before_and_after=False, max_steps=2)
     assert run.main([*again, "--resume_from_checkpoint"]) == 1
     said = only_line(capsys)

@@ -50,7 +50,7 @@ def said_by(*arguments: str) -> str:
 
 
 def run_options() -> str:
-    return option_table(fields(RunArguments))
+    return option_table(option for option in fields(RunArguments) if option.init)
 
 
 def aliases() -> str:

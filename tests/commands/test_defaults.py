@@ -7,6 +7,7 @@ import pytest
 from trl_grpo_tasks.commands import defaults
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.defaults import KINDS, describe, kind_of, layers, rate_hints
+from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.commands.recipes import FOLDER, read_recipe, recipe_names
 from trl_grpo_tasks.registry import TASKS, find_task_class
 from trl_grpo_tasks.task import Task
@@ -120,3 +121,28 @@ def test_recipes_for_the_embedded_model_set_all_options_that_its_defaults_change
 def test_the_table_of_kinds_has_rates_in_order():
     for known in defaults.KINDS.values():
         assert known.lowest_rate < known.defaults["learning_rate"] < known.highest_rate
+
+
+def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answers(tmp_path):
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps([{"prompt": text, "target_length": 3} for text in "ab"]))
+    words = [
+        "--task",
+        "prompts",
+        "--prompts_file",
+        str(file),
+        "--rewards",
+        "length",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
+    for more in ([], ["--cold_start_steps", "3"]):
+        task, run, args, model = parse([*words, *more, "--use_cpu", "--report_to", "none", "--eval_rows", "1"])
+        if more:
+            with pytest.raises(ValueError, match="--cold_start_steps 3: this row has no known good answer"):
+                prepare(task, run, args, model)
+        else:
+            prepare(task, run, args, model)
+            assert run.cold_start_steps == 0 and run.defaults[-1].startswith(
+                "no cold start: this row has no known good"
+            )

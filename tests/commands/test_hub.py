@@ -82,7 +82,8 @@ def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     assert done.returncode == 2 and files == {}
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --push_to_hub: the repository 'user/letters' cannot be created or used (")
-    assert "HF_TOKEN" in line and "train without --push_to_hub" in line
+    way_out = "connect to the network" if problem == "nobody listens" else "HF_TOKEN"
+    assert way_out in line and "train without --push_to_hub" in line
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_the_picture_of_a_filled_text_fits_the_page(browser, infill_address, siz
     tab.set_default_timeout(WAIT)
     tab.goto(infill_address)
     ask(tab, "the old c__ of the hill")
-    assert tab.inner_text("#verdict-after").count("original text is unknown") == 1
+    assert tab.inner_text("#verdict-after").count("below 0.5") == 1
     inside = "document.querySelector('#picture-after .picture')"
     tab.wait_for_function(f"{inside}.querySelector('img').naturalWidth > 0")
     assert tab.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth"), "no part of the text is cut off"

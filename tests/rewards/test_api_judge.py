@@ -192,7 +192,7 @@ def test_closing_ends_the_waits():
         while not server.requests:
             time.sleep(0.01)
         judge.close()
-        assert opinions[0].added_to(Score({}, 0.0, True, True), JudgedTask(judge))[1].startswith("the run ended")
+        assert opinions[0].added_to(Score({}, 0.0, True, True))[1].startswith("the run ended")
         assert opinions[1]._answer.cancelled()
 
 

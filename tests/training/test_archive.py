@@ -72,7 +72,8 @@ def test_counts_are_those_of_the_completions(tiny_path, tmp_path, options):
     found = lines_of(tmp_path)
     assert {(a["row"]["prompt"], tuple(a["canonical"])): a["seen"] for a in found} == seen
     assert {(a["row"]["prompt"], tuple(a["canonical"])): a["first_step"] for a in found} == first
-    totals = [LooseTask().score(a["row"], a["completion"]).total for a in found]
+    scores = [LooseTask().score(a["row"], a["completion"]) for a in found]
+    totals = [float(score.success) if options else score.total for score in scores]  # as the weights say
     assert [a["total"] for a in found] == pytest.approx(totals) and totals == sorted(totals, reverse=True)
     log = metrics_of(tmp_path)
     last = max(line["step"] for line in log)

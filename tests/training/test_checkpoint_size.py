@@ -45,7 +45,7 @@ def test_a_checkpoint_without_its_common_state_is_refused(tiny_path, tmp_path):
     options = MOVING | SAVING | {"max_steps": 2}
     toy_trainer(tiny_path, tmp_path, **options).train()
     (tmp_path / "checkpoint-1" / "task_state_common.pt").unlink()
-    with pytest.raises(ValueError, match=r"task_state_common.pt does not exist, so the checkpoint is incomplete"):
+    with pytest.raises(ValueError, match=r"cannot be resumed: task_state_common\.pt is missing"):
         toy_trainer(tiny_path, tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
@@ -97,7 +97,7 @@ def test_a_replay_buffer_is_few_tensors(tiny_path, tmp_path):
     for group, stored in zip(groups, trainer._replay._groups, strict=True):
         assert group.keys() == vars(stored).keys()
         assert all(map(torch.equal, tensors(group), tensors(vars(stored))))
-    assert records(folder / "task_state_0.pt") <= 6 * len(groups) + 2, "and the loss since the last log"
+    assert records(folder / "task_state_0.pt") <= 7 * len(groups) + 2, "and the loss since the last log"
 
 
 def records(path):

@@ -12,7 +12,7 @@ from tests.support.toy_fill import FillTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands import train
-from trl_grpo_tasks.models.checkpoints import CheckpointError
+from trl_grpo_tasks.models.checkpoints import CheckpointError, mark_complete
 from trl_grpo_tasks.training import universal
 from trl_grpo_tasks.training.options.sharded import check_sharding
 
@@ -117,6 +117,7 @@ def test_checkpoints_that_deepspeed_cannot_load_are_refused(tiny_path, tmp_path)
         trainer.is_deepspeed_enabled = trainer.args.load_best_model_at_end = True
         file = tmp_path / "checkpoint-1" / "task_state_0.pt"
         torch.save(torch.load(file) | {"processes": processes}, file)
+        mark_complete(file.parent)
         with pytest.raises(CheckpointError, match=message):
             trainer.train(resume_from_checkpoint=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, damage, is_checkpoint, newest_complete, newest_intact
 from ..report.run_folder import settings_of
-from ..task import Row, Task, check_editor, rows_of
+from ..task import NoAnswerError, Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
 from .hub import check_hub, must_be_merged
 
@@ -51,6 +51,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     state = PartialState()
     say = print if state.is_main_process else lambda *_: None
     rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
+    _check_gold(task, run, rows)
     if args.push_to_hub and state.is_main_process:
         check_hub(args)
     test_rows: list[dict[str, Any]] = []
@@ -92,6 +93,21 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     peft_config = None if is_adapter(model.path) else _adapter(model_args, model, task.policy)
     return Plan(rows, test_rows, choosing_rows, model, peft_config, quantization)
+
+
+def _check_gold(task: Task, run: RunArguments, rows: Sequence[Row]) -> None:
+    """A cold start needs gold answers: raise ValueError if rows have none. One that nobody asked for is left out."""
+    if not run.cold_start_steps or run.eval_only:
+        return
+    try:
+        task.gold(rows[0])
+    except NoAnswerError as error:
+        if not run.cold_start_is_default:
+            raise ValueError(
+                f"--cold_start_steps {run.cold_start_steps}: {error}; or leave the cold start out"
+            ) from None
+        run.cold_start_steps = 0
+        run.defaults.append(f"no cold start: {error}")
 
 
 def _check_full_weights(model_args: Any, is_stored_quantised: bool = False) -> None:

@@ -35,7 +35,7 @@ def understood(text, levels=SMALL, **options):
         ("a lamp", "a medium street lamp, with 100 g on the top, world 8"),
         ("a street lamp that holds 250 grams", "a small street lamp, with 250 g on the top, world 8"),
         ("a balcony, reach 4, with 0.4 kg on the tip", "a balcony, reach 4, 2 wide, 2 high, with 400 g on the tip, "),
-        ("a pile leaning right, 4 long", "a stack, 4 long, 1 wide, 4 high, leaning right, shift 1"),
+        ("a pile leaning right, 4 long", "a stack, 4 long, 1 wide, 3 high, leaning right, shift 1"),
         ("a table 5 long, 3 wide, world 10", "a table, 5 long, 3 wide, 2 high, world 10"),
         ("a table in front of a sofa", "a medium low table, world 8 (not used: front, sofa)"),
     ],
