@@ -4,7 +4,6 @@ import copy
 import json
 import random
 import sys
-import time
 from fractions import Fraction
 
 import pytest
@@ -182,15 +181,3 @@ def test_invalid_input_is_reported(change, message):
     change(case)
     with pytest.raises(ValueError, match=message):
         anomalies(case)
-
-
-def test_speed():
-    """A typical theory takes at most 100 us once warm (best of several, in processor time)."""
-    case = BY_ID["sm_3gen_nuR"]
-    best = 1.0
-    for _ in range(20):
-        began = time.thread_time()
-        for _ in range(50):
-            anomalies(case)
-        best = min(best, (time.thread_time() - began) / 50)
-    assert best < 100e-6
