@@ -201,7 +201,8 @@ class Reader:
                 return 0
             shutil.rmtree(self._folder / output, ignore_errors=True)
         short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
-        has_cold_start = int(options.get("--cold_start_steps", "--model_name_or_path" not in options)) > 0
+        is_default = not {"--model_name_or_path", "--prompts_file"} & options.keys()
+        has_cold_start = int(options.get("--cold_start_steps", is_default)) > 0
         short += ["--cold_start_steps", str(int(has_cold_start))]
         short += ["--bf16", "false", "--fp16", "false", "--dtype", "float32", "--push_to_hub", "false"]
         short += ["--output_dir", output]
