@@ -117,7 +117,7 @@ def test_passk_is_the_standardised_mean_over_subsets_that_hold_the_sample(reward
 
 @pytest.mark.parametrize(
     ("name", "k"),
-    [("grpo", None), ("mean", None), ("rloo", None), ("maxrl", None), ("risk", None), ("passk", 2), ("maxk", 2),
+    [("grpo", None), ("mean", None), ("rloo", None), ("maxrl", None), ("passk", 2), ("maxk", 2),
      ("topk", 2)],
 )  # fmt: skip
 def test_unscored_completions_are_left_out(name, k):
@@ -186,21 +186,6 @@ def test_maxrl_is_the_gradient_of_pass_at_k_summed_over_k(p, n):
     """d/d logit of the sum of pass@k / k for k < n, with pass@k = 1 - (1 - p)^k."""
     exact = sum((1 - p) ** (k - 1) * p * (1 - p) for k in range(1, n))
     assert enumerated_gradient(p, n, "maxrl") == pytest.approx(exact, rel=1e-9)
-
-
-@pytest.mark.parametrize("risk", [-2.0, 0.5, 3.0])
-def test_risk_approaches_the_gradient_of_the_exponential_utility(risk):
-    """d/d logit of log E[exp(b r)] / b; the bias of a ratio of means falls as 1/n."""
-    p, e = 0.3, math.exp(risk)
-    exact = p * (1 - p) * (e - 1) / (p * e + 1 - p) / risk
-    errors = [abs(enumerated_gradient(p, n, "risk", risk=risk) - exact) / exact for n in (3, 6, 12)]
-    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.65 * errors[1]
-
-
-def test_risk_near_zero_is_the_mean_and_large_values_stay_finite():
-    rewards = group([0.2, 3.0, -1.0, 0.5])
-    torch.testing.assert_close(estimate(rewards, "risk", risk=1e-6), estimate(rewards, "mean"), atol=1e-5, rtol=0)
-    assert estimate(group([1e6, 0, -1e6]), "risk", risk=5.0).tolist() == [[0.4, -0.2, -0.2]]
 
 
 @pytest.mark.parametrize(("name", "k"), [("maxk", 3), ("best_minus_second", None)])
