@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from trl_grpo_tasks.training.advantages import (
-    annealed_k,
     best_weights,
     check_estimator,
     estimate,
@@ -198,12 +197,6 @@ def test_scaled_estimators_do_not_depend_on_the_unit_of_the_reward(name, k):
     torch.testing.assert_close(estimate(rewards, name, k, scale="group"), by_group)
     by_batch = estimate(rewards, name, k) / (rewards.std() + 1e-6)
     torch.testing.assert_close(estimate(rewards, name, k, scale="batch"), by_batch)
-
-
-def test_k_moves_from_the_first_value_to_the_last():
-    assert [annealed_k(8, 1, step / 14) for step in (0, 1, 7, 13, 14)] == [8, 8, 4, 2, 1]
-    assert [annealed_k(1, 4, step / 3) for step in range(4)] == [1, 2, 3, 4]
-    assert annealed_k(4, None, 0.7) == 4 and annealed_k(None, None, 0.7) is None
 
 
 def test_an_estimator_of_the_user(tmp_path):
