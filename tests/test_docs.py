@@ -160,7 +160,7 @@ def test_metrics_that_the_code_logs_have_a_meaning(meanings):
 
 def test_metrics_of_a_run_have_a_meaning(meanings, tiny_path, tmp_path):
     options = {"beta": 0.04, "kl_target": 0.1, "advantage_clip": 1.0, "curriculum": True, "replay_size": 4}
-    options |= {"entropy_target": 1.0}
+    options |= {"use_adaptive_entropy": True, "entropy_target": 1.0}
     trainer = toy_trainer(tiny_path, tmp_path, max_steps=3, constrain=True, **options)
     trainer.train()
     logged = {name for logs in trainer.state.log_history[:-1] for name in logs} - {"step"}

@@ -14,7 +14,6 @@ TRAINING = {
     "a cold start, or graded rewards.",
     "advantage_mean": "Mean advantage over completions. It is 0 for estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
-    "pass_k": "Current k of the estimator. Logged if `pass_k_final` is set, towards which it moves.",
     "pg_loss": "Policy-gradient loss before clipping: the mean over tokens of minus the ratio times the advantage.",
     "logp_mean": "Mean log-probability of the sampled tokens under the policy.",
     "kl_penalty": "The KL term of the loss: `beta` times `kl`. Logged if `beta` is above 0.",
@@ -87,8 +86,9 @@ TRL = {
     "rewards/NAME/std": "Standard deviation of that component.",
     "kl": "Estimated KL divergence from the reference policy, per token. Logged if `beta` is above 0.",
     "entropy": "Mean entropy of the policy, per token.",
-    "entropy_coef": "Weight of the entropy in the loss after this step. Logged if `entropy_coef` or `entropy_target` "
-    "is set; with the latter it is applied after steps whose entropy is at or below the target.",
+    "entropy_coef": "Weight of the entropy in the loss after this step. Logged if `entropy_coef` or "
+    "`use_adaptive_entropy` is set; with the latter it is applied after steps whose entropy is at most "
+    "`entropy_target`.",
     "policy_loss": "The loss without the entropy bonus. Logged with `entropy_coef`.",
     "clip_ratio/low_mean": "Share of tokens whose ratio was clipped from below; negative advantages.",
     "clip_ratio/high_mean": "Share of tokens whose ratio was clipped from above; positive advantages.",

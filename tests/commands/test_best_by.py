@@ -14,7 +14,7 @@ from trl_grpo_tasks.report.run_folder import RunFolder
 from trl_grpo_tasks.task import short_hash
 from trl_grpo_tasks.training.dataset import split_held_out
 
-BEST_BY = {"best_by": "reward", "early_stopping": 2, "eval_steps": 1, "save_steps": 50, "learning_rate": 1e-2}
+BEST_BY = {"best_by": "reward", "eval_steps": 1, "save_steps": 50, "learning_rate": 1e-2}
 
 
 @pytest.mark.parametrize("options", [{}, LORA], ids=["full", "lora"])
@@ -34,8 +34,6 @@ def test_the_best_model_is_saved_evaluated_and_described(tmp_path, capsys, optio
     chosen = f"step {best['step']} of {outcome['last_step']}: the best reward ({best['eval_reward']:.4g}) of "
     assert chosen in page and chosen in card and RunFolder.read(folder).final_model.startswith(chosen)
     assert "Held-out reward, which chooses the model" in page
-    if outcome["stopped"] is not None:
-        assert outcome["stopped"] in out and outcome["stopped"] in page and outcome["stopped"] in card
     # The evaluation after GRPO is that of the saved model.
     train(tmp_path / "eval", eval_only=True, model_name_or_path=str(folder))
     evaluated = results(tmp_path / "eval", "evaluation.json")["model"]

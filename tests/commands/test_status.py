@@ -68,7 +68,7 @@ def test_hostile_files_are_printed_safely_or_refused(tmp_path, capsys):
     settings = json.loads((folder / "settings.json").read_text())
     settings["model"]["name"] = "\x1b[31mred\nline"
     (folder / "settings.json").write_text(json.dumps(settings))
-    (folder / "outcome.json").write_text('{"stopped": "\\u001b[2J"}')
+    (folder / "outcome.json").write_text('{"best_by": "\\u001b[2J"}')
     text = said(capsys, folder)
     assert "\x1b" not in text and "red\\nline" in text
     (folder / "outcome.json").write_text("[]")

@@ -321,8 +321,7 @@ def test_resumed_run_matches_bit_for_bit(bert_path, tmp_path, peft):
         "top_p": 0.9,
         "fill_steps": 2,
         "guard": "success",
-        "guard_start": 2,
-        "guard_rate": 5.0,
+        "guard_floor": 0.9,
         "reference_mode": "ema",
     }
 

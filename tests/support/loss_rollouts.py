@@ -92,7 +92,6 @@ class Cell(NamedTuple):
     kind: str
     temperature: float = 0.7
     num_iterations: int = 2
-    loss_tokens: str = "all"
 
     @property
     def policy(self):
@@ -179,7 +178,7 @@ class Laboratory:
                     ref_B_T=score(models["reference"])[0].detach(),
                     old_B_T=score(models["old"])[0].detach() if cell.num_iterations == 2 else None,
                     advantages_B=inputs["advantages"],
-                    counted_B_T=counted_B_T & is_choice_B_T if cell.loss_tokens == "decisions" else counted_B_T,
+                    counted_B_T=counted_B_T,
                     choices_B_T=is_choice_B_T,
                 )
             )

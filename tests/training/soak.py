@@ -42,7 +42,6 @@ COMMON = {
     "constrain": True,
     "beta": 0.1,
     "kl_target": 0.01,
-    "kl_horizon": 50,
     "replay_size": 6,
     "curriculum": True,
     "curriculum_window": 32,

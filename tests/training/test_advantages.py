@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from trl_grpo_tasks.training.advantages import (
-    annealed_k,
     best_weights,
     check_estimator,
     estimate,
@@ -117,7 +116,7 @@ def test_passk_is_the_standardised_mean_over_subsets_that_hold_the_sample(reward
 
 @pytest.mark.parametrize(
     ("name", "k"),
-    [("grpo", None), ("mean", None), ("rloo", None), ("maxrl", None), ("risk", None), ("passk", 2), ("maxk", 2),
+    [("grpo", None), ("mean", None), ("rloo", None), ("maxrl", None), ("passk", 2), ("maxk", 2),
      ("topk", 2)],
 )  # fmt: skip
 def test_unscored_completions_are_left_out(name, k):
@@ -188,21 +187,6 @@ def test_maxrl_is_the_gradient_of_pass_at_k_summed_over_k(p, n):
     assert enumerated_gradient(p, n, "maxrl") == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("risk", [-2.0, 0.5, 3.0])
-def test_risk_approaches_the_gradient_of_the_exponential_utility(risk):
-    """d/d logit of log E[exp(b r)] / b; the bias of a ratio of means falls as 1/n."""
-    p, e = 0.3, math.exp(risk)
-    exact = p * (1 - p) * (e - 1) / (p * e + 1 - p) / risk
-    errors = [abs(enumerated_gradient(p, n, "risk", risk=risk) - exact) / exact for n in (3, 6, 12)]
-    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.65 * errors[1]
-
-
-def test_risk_near_zero_is_the_mean_and_large_values_stay_finite():
-    rewards = group([0.2, 3.0, -1.0, 0.5])
-    torch.testing.assert_close(estimate(rewards, "risk", risk=1e-6), estimate(rewards, "mean"), atol=1e-5, rtol=0)
-    assert estimate(group([1e6, 0, -1e6]), "risk", risk=5.0).tolist() == [[0.4, -0.2, -0.2]]
-
-
 @pytest.mark.parametrize(("name", "k"), [("maxk", 3), ("best_minus_second", None)])
 def test_scaled_estimators_do_not_depend_on_the_unit_of_the_reward(name, k):
     rewards = torch.tensor([[0.0, 1.0, 4.0, 2.0], [5.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -213,12 +197,6 @@ def test_scaled_estimators_do_not_depend_on_the_unit_of_the_reward(name, k):
     torch.testing.assert_close(estimate(rewards, name, k, scale="group"), by_group)
     by_batch = estimate(rewards, name, k) / (rewards.std() + 1e-6)
     torch.testing.assert_close(estimate(rewards, name, k, scale="batch"), by_batch)
-
-
-def test_k_moves_from_the_first_value_to_the_last():
-    assert [annealed_k(8, 1, step / 14) for step in (0, 1, 7, 13, 14)] == [8, 8, 4, 2, 1]
-    assert [annealed_k(1, 4, step / 3) for step in range(4)] == [1, 2, 3, 4]
-    assert annealed_k(4, None, 0.7) == 4 and annealed_k(None, None, 0.7) is None
 
 
 def test_an_estimator_of_the_user(tmp_path):

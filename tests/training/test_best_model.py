@@ -76,41 +76,15 @@ def test_the_final_model_is_that_of_the_best_step(tiny_path, tmp_path, capsys, l
     assert all(value.equal(long[name]) for name, value in short.items() if ".ref." not in name)
     made = outcome(tmp_path / "run")
     assert made["model_step"] == made["best_step"] == BEST and made["best_value"] == 0.6 and made["last_step"] == 12
-    assert made["evaluations"] == [list(one) for one in RISE_AND_FALL.items()] and made["stopped"] is None
+    assert made["evaluations"] == [list(one) for one in RISE_AND_FALL.items()]
     out = capsys.readouterr().out
     assert "held-out rows at step 4: success 0.6 (the best so far)" in out
     assert "held-out rows at step 6: success 0.3 (best: 0.6 at step 4)" in out
     assert "the final model is that of step 4: success 0.6 on held-out rows, the best of 6 evaluations" in out
 
 
-def test_early_stopping_says_why_and_a_resumed_run_stays_stopped(tiny_path, tmp_path, capsys):
-    options = {"early_stopping": 3, "lr_scheduler_type": "constant"}
-    stopped = scripted(tiny_path, tmp_path / "run", **options)
-    stopped.train()
-    reason = "stopped early after step 10: in 3 evaluations success has not improved on 0.6, its value at step 4"
-    assert stopped.state.global_step == 10 and reason in capsys.readouterr().out
-    made = outcome(tmp_path / "run")
-    assert made["stopped"] == reason and (made["model_step"], made["last_step"]) == (4, 10)
-    again = scripted(tiny_path, tmp_path / "run", **options)
-    assert again.train(resume_from_checkpoint=True).global_step == 10
-    out = capsys.readouterr().out
-    assert "checkpoint-10 is the end of the run; to train further, raise early_stopping" in out and reason in out
-    assert outcome(tmp_path / "run") == made
-    final = parameters(stopped)
-    assert all(value.equal(final[name]) for name, value in parameters(again).items())
-    # With more patience the run goes on, and ends as if it had never stopped.
-    whole = scripted(tiny_path, tmp_path / "whole", lr_scheduler_type="constant")
-    whole.train()
-    further = scripted(tiny_path, tmp_path / "run", early_stopping=5, lr_scheduler_type="constant")
-    further.train(resume_from_checkpoint=True)
-    assert saved(tmp_path / "run" / "checkpoint-12").keys() and further.state.global_step == 12
-    for name, value in saved(tmp_path / "whole" / "checkpoint-12").items():
-        assert value.equal(saved(tmp_path / "run" / "checkpoint-12")[name]), name
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole") and outcome(tmp_path / "run")["stopped"] is None
-
-
 def test_resuming_at_each_checkpoint_chooses_the_same_model(tiny_path, tmp_path):
-    options = {"save_total_limit": None, "save_steps": 1, "early_stopping": 3}
+    options = {"save_total_limit": None, "save_steps": 1}
     whole = scripted(tiny_path, tmp_path / "whole", **options)
     whole.train()
     wanted, made = parameters(whole), outcome(tmp_path / "whole")
@@ -125,12 +99,6 @@ def test_resuming_at_each_checkpoint_chooses_the_same_model(tiny_path, tmp_path)
         assert outcome(tmp_path / str(step)) == made, step
         assert (tmp_path / str(step) / "training_metrics.jsonl").read_text() == metrics, step
         assert all(value.equal(wanted[name]) for name, value in parameters(again).items()), step
-
-
-def test_the_last_step_does_not_stop_early(tiny_path, tmp_path):
-    trainer = scripted(tiny_path, tmp_path, max_steps=10, early_stopping=3)
-    trainer.train()
-    assert outcome(tmp_path)["stopped"] is None and outcome(tmp_path)["model_step"] == 4
 
 
 def test_a_finished_run_is_resumed_with_its_best_model(tiny_path, tmp_path):
@@ -166,7 +134,7 @@ def test_a_best_model_that_could_not_be_saved_is_reported(tiny_path, tmp_path, m
 
 def test_nothing_scored_is_no_improvement(tiny_path, tmp_path):
     values = {2: 0.1, 4: None, 6: None}
-    trainer = scripted(tiny_path, tmp_path, values, early_stopping=2)
+    trainer = scripted(tiny_path, tmp_path, values, max_steps=6)
     trainer.train()
     assert trainer.state.global_step == 6 and outcome(tmp_path)["evaluations"] == [[2, 0.1], [4, None], [6, None]]
 
@@ -213,16 +181,14 @@ trainer.log = scripted_log
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_two_processes(tiny_path, tmp_path, resumed):
-    options = OPTIONS | {"early_stopping": 2, "per_device_train_batch_size": 4, "constrain": True}
+    options = OPTIONS | {"max_steps": 8, "per_device_train_batch_size": 4, "constrain": True}
     weights, _ = run_processes(TWO, tiny_path, tmp_path / "run", 2, options)
     if resumed:
         weights, _ = run_processes(TWO, tiny_path, tmp_path / "run", 2, options, resume=True)
     best = saved(tmp_path / "run" / "checkpoint-4")
     assert len(best) > 3 and all(weights[name].equal(value) for name, value in best.items())
     made = outcome(tmp_path / "run")
-    assert (made["model_step"], made["last_step"]) == (4, 8) and made["stopped"].startswith(
-        "stopped early after step 8"
-    )
+    assert (made["model_step"], made["last_step"]) == (4, 8)
 
 
 @pytest.mark.slow
@@ -262,8 +228,6 @@ def test_options(tmp_path):
     ("options", "message"),
     [
         ({"best_by": "success", "save_strategy": "no"}, "save_strategy='no' saves none; set save_strategy"),
-        ({"early_stopping": 2}, "early_stopping=2 needs best_by"),
-        ({"early_stopping": -1}, "early_stopping=-1 must be at least 0"),
         ({"best_by": "success", "metric_for_best_model": "reward"}, "leave metric_for_best_model out"),
     ],
 )

@@ -17,15 +17,14 @@ record_masks(trainer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "loss_tokens"), [("maxk", "decisions"), ("grpo", "all")])
-def test_two_processes_equal_one(tiny_path, tmp_path, estimator, loss_tokens):
+@pytest.mark.parametrize("estimator", ["maxk", "grpo"])
+def test_two_processes_equal_one(tiny_path, tmp_path, estimator):
     """Groups of 4 in batches of 6 a process: the middle group lies half on each."""
     options = {
         "num_generations": 4,
         "max_steps": 3,
         "beta": 0.1,
         "constrain": True,
-        "loss_tokens": loss_tokens,
         "advantage_estimator": estimator,
         "pass_k": 2,
         "advantage_clip": 0.5,

@@ -96,11 +96,14 @@ def test_reward_functions_can_be_guarded_without_a_task(tiny_path, tmp_path):
     def length(completions, **_):
         return [float(len(text)) for text in completions]
 
-    args = config(tmp_path, max_steps=2, guard="length", guard_floor=100.0, guard_rate=0.001)
+    args = config(tmp_path, max_steps=2, guard="length", guard_floor=4.0)
     trainer = TaskGRPOTrainer(tiny_path, length, args, Dataset.from_dict({"prompt": ["ab", "ba"]}))
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
-    assert [line["guard/weight"] for line in logs] == [0, pytest.approx(2.1 - 0.021 * logs[0]["rewards/length/mean"])]
+    assert [line["guard/weight"] for line in logs] == [
+        0,
+        pytest.approx(min(max(4.2 * (4 - logs[0]["rewards/length/mean"]), 0), 10)),
+    ]
     assert logs[1]["reward"] == pytest.approx((1 + logs[1]["guard/weight"]) * logs[1]["rewards/length/mean"])
 
 
@@ -109,8 +112,6 @@ def test_reward_functions_can_be_guarded_without_a_task(tiny_path, tmp_path):
     [
         ({"guard_floor": 0.4}, "guard_floor=0.4 needs guard"),
         ({"guard": "success", "guard_floor": math.inf}, "must be a finite number"),
-        ({"guard": "success", "guard_rate": 0.0}, "guard_rate=0.0 must be above 0"),
-        ({"guard": "success", "guard_start": 0}, "guard_start=0 must be at least 1"),
         ({"guard": "success", "curriculum": True}, "set guard_floor, or leave curriculum off"),
     ],
 )

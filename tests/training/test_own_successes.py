@@ -138,16 +138,6 @@ def test_the_gradient_is_that_of_a_hand_computed_likelihood(tiny_path, tmp_path,
         assert constrain or gradient.abs().sum() > 0
 
 
-def test_with_decisions_forced_tokens_do_not_count(tiny_path, tmp_path):
-    trainer = make(
-        tiny_path, tmp_path, ["aaa", "bbb", "bb", "b", *EQUAL], constrain=True, loss_tokens="decisions", **ON
-    )
-    trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8))
-    prompt = trainer.train_dataset[0]["prompt"]
-    loss, _ = hand_nll(tiny_path, trainer, [(prompt, "aaa")], True)  # the end after three letters is forced
-    assert trainer._metrics["train"]["own_successes/loss"] == [pytest.approx(loss * 4 / 3, rel=1e-5)]
-
-
 def test_nothing_is_imitated_before_the_first_success_or_in_evaluations(tiny_path, tmp_path):
     trainer = make(tiny_path, tmp_path, [*EQUAL, *EQUAL, *MIXED, *MIXED], **ON)
     trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8))

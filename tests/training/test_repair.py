@@ -149,8 +149,7 @@ def test_one_turn_is_the_task_itself(tiny_path, tmp_path):
 
 
 def test_free_text_has_turns_too(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1,
-                          loss_tokens="decisions")  # fmt: skip
+    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1)
     trainer.train()
     assert any(start for start in trainer.latest_rollout.last_turns)
     assert trainer._constraint.inner is None

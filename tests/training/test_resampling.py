@@ -168,7 +168,7 @@ def test_components_that_differ_are_a_signal_if_they_are_normalised_before_the_s
 
 
 def test_new_rows_follow_the_curriculum(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, curriculum=True, curriculum_review=0.0, resample_rounds=1, max_steps=2)
+    trainer = toy_trainer(tiny_path, tmp_path, curriculum=True, resample_rounds=1, max_steps=2)
     levels = {json.loads(trainer._train_example(i)["row"])["level"] for i in range(len(trainer.train_dataset))}
     assert levels == {trainer.task.levels[0]}
     trainer.train()

@@ -24,7 +24,6 @@ ALL_ON = {
     "reference_mode": "ema",
     "ema_alpha": 0.7,
     "kl_target": 0.01,
-    "kl_horizon": 50,
     "replay_size": 6,
     "resample_rounds": 1,
     "archive": 5,

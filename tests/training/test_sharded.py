@@ -31,7 +31,7 @@ CASES = {
     "plain": {},
     "constraint": {"constrain": True, "kl_target": 0.01, "curriculum": True, "curriculum_window": 4},
     "filters": {"top_k": 6, "top_p": 0.9},
-    "both": {"constrain": True, "min_p": 0.2, "num_iterations": 2, "max_steps": 4, "loss_tokens": "decisions"},
+    "both": {"constrain": True, "min_p": 0.2, "num_iterations": 2, "max_steps": 4},
     # All tokens of one process are forced, and its rollout ends before that of the other.
     "forced": {"constrain": True, "gradient_checkpointing": True, "task": FORCED},
     "lora": {"constrain": True, "lora": True, "share_prompts": True},

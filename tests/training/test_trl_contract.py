@@ -95,10 +95,9 @@ def test_our_options_do_not_hide_trls():
 
     own = set(TaskGRPOConfig.__annotations__)
     shared = own & {f for c in GRPOConfig.__mro__ for f in getattr(c, "__annotations__", {})}
-    # The default None of both tells whether they were given, and then sets use_adaptive_entropy, or holds with best_by
-    # too. TRL's defaults hold without them.
-    assert shared == {"entropy_target", "per_device_eval_batch_size"}
-    ours, trls = TaskGRPOConfig(use_adaptive_entropy=True, bf16=False), GRPOConfig(bf16=False)
+    # The default None tells whether it was given, and then holds with best_by too. TRL's default holds without it.
+    assert shared == {"per_device_eval_batch_size"}
+    ours, trls = TaskGRPOConfig(bf16=False), GRPOConfig(bf16=False)
     for name in shared:
         assert getattr(ours, name) == getattr(trls, name)
 

@@ -47,8 +47,7 @@ def _progress(run: RunFolder) -> str:
         left = f", about {duration(run.seconds_left)} left" if run.seconds_left else ""
         return f"running ({process}): {steps}{taken}{left}"
     if run.is_finished:
-        stopped = run.outcome.get("stopped")
-        return f"finished: {steps} in {duration(run.seconds or 0)}{f'; {stopped}' if stopped else ''}"
+        return f"finished: {steps} in {duration(run.seconds or 0)}"
     if not run.settings.get("training"):
         return "evaluation only"
     return f"not running: {steps}{taken}; --resume_from_checkpoint continues it"

@@ -98,7 +98,9 @@ class _Sweep:
             best = self._study.best_trial
             print(f"\nbest: trial {best.number}, {self._known.metric} {best.value:.3f}\n{self._command(best.params)}")
             if len(completed) > 1:
-                print("chosen on the rows that it is measured on, it looks better than it is: try it with another --seed")
+                print(
+                    "chosen on the rows that it is measured on, it looks better than it is: try it with another --seed"
+                )
         print(f"report: {page}")
         return 0 if completed else 1
 

@@ -23,9 +23,8 @@ SIDE = 320  # pixels of a sample in the picture
 SETTINGS = (
     "max_steps", "num_train_epochs", "learning_rate", "beta", "num_generations", "generation_batch_size",
     "temperature", "max_completion_length", "fill_steps", "advantage_estimator", "pass_k", "constrain",
-    "component_weights", "reference_mode", "kl_target", "entropy_coef", "entropy_target", "curriculum", "replay_size",
-    "own_successes", "relabel", "guard", "guard_floor", "best_by", "early_stopping",
-    "loss_type", "epsilon", "seed",
+    "component_weights", "reference_mode", "kl_target", "entropy_coef", "curriculum", "replay_size",
+    "own_successes", "relabel", "guard", "guard_floor", "best_by", "loss_type", "epsilon", "seed",
 )  # fmt: skip
 
 
@@ -183,7 +182,6 @@ def _training(run: RunFolder, task: Task) -> str:
         "cold start": f"{n} supervised steps" if (n := settings.get("run", {}).get("cold_start_steps")) else None,
         "steps": run.last_step or None,
         "final model": run.final_model,
-        "end of training": run.outcome.get("stopped"),
         "training time": duration(run.seconds) if run.seconds is not None else None,
         "hardware": settings.get("machine"),
         **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if _is_set(training, name)},

@@ -94,7 +94,6 @@ def headline(run: RunFolder, task: Task, running_to: int | None) -> str:
         "hardware": settings.get("machine"),
         "training time": duration(run.seconds) if run.seconds is not None else None,
         "final model": run.final_model,
-        "end of training": run.outcome.get("stopped"),
         "sampling": "under the task's constraint" if settings.get("training", {}).get("constrain") else None,
     }
     listed = "".join(f"<li><span class=soft>{k}</span> {html.escape(str(v))}</li>" for k, v in facts.items() if v)

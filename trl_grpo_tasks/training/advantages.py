@@ -7,7 +7,6 @@ left out of the group's baseline and gets advantage 0. The estimators:
     mean               r - mean
     rloo               r minus the mean of the others
     maxrl              rewards >= 0: (r - mean) / mean, so that seldom solved prompts count more (arXiv 2602.02710)
-    risk               (e^(b r) / mean of e^(b r) - 1) / b: the gradient of an exponential utility
     passk              binary rewards: maximises the probability that one of k samples succeeds (arXiv 2508.10751)
     maxk               any rewards: maximises the best of k samples (arXiv 2505.15201, leave-one-out baseline)
     best_minus_second  only the best completion has an advantage: its lead over the second best
@@ -25,16 +24,14 @@ import torch
 
 from ..registry import load_module
 
-ESTIMATORS = ("grpo", "mean", "rloo", "maxrl", "risk", "passk", "maxk", "best_minus_second", "topk")
+ESTIMATORS = ("grpo", "mean", "rloo", "maxrl", "passk", "maxk", "best_minus_second", "topk")
 NEEDS_K = ("passk", "maxk", "topk")
 # What `scale_rewards` divides; the other estimators define their own scale.
 SCALED = ("maxk", "best_minus_second")
 
 
-def estimate(
-    rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: str = "none", risk: float = 1.0
-) -> torch.Tensor:
-    """Compute advantages in the shape of `rewards_P_G`. passk, maxk and topk need `k`; `risk` is the b of risk.
+def estimate(rewards_P_G: torch.Tensor, estimator: str, k: int | None = None, *, scale: str = "none") -> torch.Tensor:
+    """Compute advantages in the shape of `rewards_P_G`. passk, maxk and topk need `k`.
 
     `scale` divides maxk and best_minus_second by the standard deviation of each group's rewards ("group") or of all
     rewards ("batch"), so that they do not depend on the unit of the reward.
@@ -47,7 +44,6 @@ def estimate(
         "mean": lambda r: r - r.mean(),
         "rloo": lambda r: (r - r.mean()) * (len(r) / (len(r) - 1)),
         "maxrl": _maxrl,
-        "risk": lambda r: _risk(r, risk),
         "passk": lambda r: _passk(r, k or 0),
         "maxk": lambda r: _maxk(r, k or 0),
         "best_minus_second": _best_minus_second,
@@ -65,13 +61,6 @@ def estimate(
                 found = found / ((rewards if scale == "group" else all_scored).std() + 1e-6)
             advantages[scored] = found.to(group.dtype)
     return advantages_P_G
-
-
-def annealed_k(first: int | None, last: int | None, progress: float) -> int | None:
-    """Return the k at a share of the training: it moves from `first` to `last` in equal steps; None: it stays."""
-    if first is None or last is None:
-        return first
-    return round(first + (last - first) * progress)
 
 
 def k_range(estimator: str, group_size: int) -> tuple[int, int]:
@@ -161,11 +150,6 @@ def _maxrl(rewards: torch.Tensor) -> torch.Tensor:
         )
     mean = rewards.mean()
     return (rewards - mean) / mean if mean > 0 else torch.zeros_like(rewards)
-
-
-def _risk(rewards: torch.Tensor, risk: float) -> torch.Tensor:
-    utilities = torch.exp(risk * rewards - (risk * rewards).max())  # the shift cancels and avoids infinities
-    return (utilities / utilities.mean() - 1) / risk
 
 
 @lru_cache

@@ -254,13 +254,12 @@ class Hints(TrainerCallback):
         is_new = "pass@1" in logs and "collapse" not in self._streaks
         if is_new and (found := collapse(state.log_history, _prompts_per_step(args))):
             self._streaks["collapse"] = 1
-            (success, success_now), (best, best_now), (entropy, _) = found.values()
+            (success, success_now), (best, best_now), _ = found.values()
             name = list(found)[1]
             self._say(
                 f"hint: success has risen from {success:.3f} to {success_now:.3f} while {name} has fallen from "
                 f"{best:.3f} to {best_now:.3f}, so completions of a prompt become alike: use own_successes, "
-                f"advantage_estimator maxrl, entropy_target {entropy:.2g} (the entropy before), or a lower "
-                f"learning_rate; best_by {name} keeps the best model"
+                f"advantage_estimator maxrl, or a lower learning_rate; best_by {name} keeps the best model"
             )
 
     def _watch(self, name: str, is_bad: bool, message: str) -> None:

@@ -106,7 +106,7 @@ class TaskGRPOTrainer(GroupLayer):
         self.pictures = None if task is None else Pictures(task)  # each is drawn once, for report and card
         self._updated_at: int | None = None  # the optimizer step of the last update of reference and beta
         self._reference = self._make_reference()
-        self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
+        self._kl = None if args.kl_target is None else AdaptiveKL(args.beta, args.kl_target)
         self._curriculum = self._make_curriculum()
         self._guard = self._make_guard()
         self._plain_weights = self.reward_weights.clone()
@@ -142,14 +142,13 @@ class TaskGRPOTrainer(GroupLayer):
             args.curriculum_window,
             args.curriculum_advance,
             args.curriculum_fall_back,
-            args.curriculum_review,
-            args.seed,
+            seed=args.seed,
         )
 
     def _make_guard(self) -> Guard | None:
         args = self.args
         check_guard_component(args, self.reward_func_names, () if self.task is None else self.task.watched)
-        return None if args.guard is None else Guard(args.guard, args.guard_floor, args.guard_rate, args.guard_start)
+        return None if args.guard is None else Guard(args.guard, args.guard_floor)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         grpo_trainer.print_prompt_completions_sample = _print_completions  # TRL has no argument for it
@@ -243,13 +242,9 @@ class TaskGRPOTrainer(GroupLayer):
 
     def _end_of_run(self, checkpoint: str, step: int) -> str | None:
         end = super()._end_of_run(checkpoint, step)
-        if self._best is None or not state_file(checkpoint, "common").is_file():
-            return end
-        common = load_state(state_file(checkpoint, "common"), mmap=True)
-        self._best.load_state_dict(common.get("best", self._best.state_dict()))
-        if end is None and self._best.reason_to_stop is not None:
-            end = f"{checkpoint} is the end of the run; to train further, raise early_stopping or leave it out"
-        if end is not None:
+        if end is not None and self._best is not None and state_file(checkpoint, "common").is_file():
+            common = load_state(state_file(checkpoint, "common"), mmap=True)
+            self._best.load_state_dict(common.get("best", self._best.state_dict()))
             self.state = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE_FILE))
             self.state.is_world_process_zero = self.is_world_process_zero()
             self._best.on_train_end(self.args, self.state, self.control)

@@ -13,7 +13,9 @@ class AdaptiveKL:
     negative for n > 5 * horizon. One batch, however large, changes beta by at most 22%.
     """
 
-    def __init__(self, beta: float, target: float, horizon: float, beta_min: float = 1e-6, beta_max: float = 10.0):
+    def __init__(
+        self, beta: float, target: float, horizon: float = 1000.0, beta_min: float = 1e-6, beta_max: float = 10.0
+    ):
         self.beta = beta
         self.target = target
         self.horizon = horizon

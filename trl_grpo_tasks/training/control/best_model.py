@@ -1,4 +1,4 @@
-"""The best model of a run by a held-out metric, early stopping, and the record of both in the run folder."""
+"""The best model of a run by a held-out metric, and its record in the run folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from ...task import short_hash
 
 
 class BestModel(TrainerCallback):
-    """Saves a checkpoint at each new best value of `best_by`, and ends training if `early_stopping` evaluations in a
-    row bring none. transformers keeps that checkpoint and loads it at the end.
+    """Saves a checkpoint at each new best value of `best_by`. transformers keeps that checkpoint and loads it at the
+    end.
 
-    At the end of training, outcome.json in the run folder says which step the final model is from, why training ended
-    early, and on which requests models were compared, which later evaluations leave out. The evaluations so far are
-    part of a checkpoint, so that a resumed run decides as the whole run does.
+    At the end of training, outcome.json in the run folder says which step the final model is from, and on which
+    requests models were compared, which later evaluations leave out. The evaluations so far are part of a checkpoint,
+    so that a resumed run decides as the whole run does.
     """
 
     def __init__(self, args: Any, requests: Iterable[str] = (), say: Any = tqdm.write):
         self._requests = sorted({short_hash(request) for request in requests})
         self._name, self._metric = args.best_by, f"eval_{args.metric_for_best_model}"
         self._sign = 1 if args.greater_is_better else -1
-        self._patience = args.early_stopping
         self._say = say
         self._evaluations: list[tuple[int, float]] = []  # step and value; NaN where nothing was scored
 
@@ -47,8 +46,6 @@ class BestModel(TrainerCallback):
         is_best = step == state.global_step
         if is_best:
             control.should_save = True
-        elif self.reason_to_stop is not None:
-            control.should_save = control.should_training_stop = True
         if state.is_world_process_zero:
             compared = "the best so far" if is_best else f"best: {best:.4g} at step {step}"
             self._say(f"held-out rows at step {state.global_step}: {self._name} {value:.4g} ({compared})")
@@ -59,28 +56,12 @@ class BestModel(TrainerCallback):
         known = [(step, value) for step, value in self._evaluations if not math.isnan(value)]
         return max(known, key=lambda one: self._sign * one[1], default=(0, math.nan))
 
-    @property
-    def reason_to_stop(self) -> str | None:
-        """Why training ends early, or None if it does not."""
-        step, value = self._best
-        since = sum(at > step for at, _ in self._evaluations)
-        if not step or not self._patience or since < self._patience:
-            return None
-        last = self._evaluations[-1][0]
-        return (
-            f"stopped early after step {last}: in {since} evaluation{'s' * (since > 1)} {self._name} has not improved "
-            f"on {value:.4g}, its value at step {step}"
-        )
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, value = self._best
         if not state.is_world_process_zero or not step:
             return
         best = Path(args.output_dir) / f"checkpoint-{step}"
         is_kept = checkpoints.is_complete(best) and checkpoints.damage(best) is None
-        reason = self.reason_to_stop if state.global_step < state.max_steps else None
-        if reason is not None:
-            self._say(reason)
         count = len(self._evaluations)
         evaluated = f"{self._name} {value:.4g} on held-out rows, the best of {count} evaluation{'s' * (count > 1)}"
         if is_kept:
@@ -97,7 +78,6 @@ class BestModel(TrainerCallback):
             "best_value": value,
             "last_step": state.global_step,
             "evaluations": [[at, None if math.isnan(found) else found] for at, found in self._evaluations],
-            "stopped": reason,
             "requests": self._requests,
         }
         write_atomically(Path(args.output_dir) / OUTCOME_FILE, json.dumps(outcome))

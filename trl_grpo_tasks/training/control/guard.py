@@ -9,6 +9,8 @@ from typing import Any
 from ...task import nearest
 
 HIGHEST_WEIGHT = 10.0
+RATE = 0.2  # lasting change of the weight after a rollout whose mean is 1 below the floor
+START = 10  # rollouts over which the floor is measured
 DAMPING_ROLLOUTS = 20  # the latest deficit counts this much more in the weight than earlier ones
 
 
@@ -18,10 +20,10 @@ class Guard:
     After each rollout, multiplier <- multiplier + rate * (floor - mean), and the weight of the component is the
     multiplier + 20 * rate * (floor - mean), both within [0, 10]. The multiplier alone would oscillate, because the
     policy responds to it late; the second term, which vanishes at the optimum, damps that. Without a floor, it is the
-    mean of the component in the first `start` rollouts, in which the weight stays 0.
+    mean of the component in the first rollouts, in which the weight stays 0.
     """
 
-    def __init__(self, component: str, floor: float | None, rate: float, start: int):
+    def __init__(self, component: str, floor: float | None, rate: float = RATE, start: int = START):
         self.component = component
         self.weight = 0.0
         self.floor = floor
@@ -63,10 +65,6 @@ def check_guard(args: Any) -> None:
         return
     if args.guard_floor is not None and not math.isfinite(args.guard_floor):
         raise ValueError(f"guard_floor={args.guard_floor} must be a finite number")
-    if not args.guard_rate > 0:
-        raise ValueError(f"guard_rate={args.guard_rate} must be above 0, or the guard has no effect")
-    if args.guard_start < 1:
-        raise ValueError(f"guard_start={args.guard_start} must be at least 1")
     if args.curriculum and args.guard_floor is None:
         raise ValueError(
             f"guard={args.guard!r} compares rollouts with the first ones, but curriculum=True changes their rows; set "

@@ -38,7 +38,7 @@ class GroupLayer(ImitationLayer):
         if not args.replay_size:
             return None
         seed = args.seed + self.accelerator.process_index
-        return ReplayBuffer(args.replay_size, args.replay_max_age, args.replay_alpha, args.replay_beta, seed)
+        return ReplayBuffer(args.replay_size, args.replay_max_age, args.replay_alpha, seed=seed)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
@@ -144,7 +144,7 @@ class GroupLayer(ImitationLayer):
         if replaced_rows:
             self._put_groups(output, chosen, replaced_rows)
         if replaced_everywhere:
-            output["num_items_in_batch"] = self.accelerator.gather(self._loss_mask(output).sum()).sum()
+            output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
 
     # ---- stored groups
 

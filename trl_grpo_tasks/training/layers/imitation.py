@@ -140,9 +140,6 @@ class ImitationLayer(ArchiveLayer):
             rows = [json.loads(success.row) for success in drawn]
             numbers = replay_all(self._constraint, rows, [success.completion_ids for success in drawn], table)
             record.mask_numbers_B_T = pad_mask_numbers(numbers)
-            if self.args.loss_tokens == "decisions":
-                is_decision_B_T = torch.from_numpy(table.counts(record.mask_numbers_B_T.numpy()) > 1)
-                mask_B_T = mask_B_T * is_decision_B_T.to(device)
         with self._scoring(record):
             logps_B_T = self._get_per_token_logps_and_entropies(model, input_ids, attention_mask, mask_B_T.shape[1])[0]
         nll = -(logps_B_T * mask_B_T).sum()

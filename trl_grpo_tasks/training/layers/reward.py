@@ -17,7 +17,7 @@ from ...rewards.api_judge import Usage
 from ...rewards.components import TaskRewards, unusable
 from ...rewards.judge import text_of
 from ...task import Task, printable
-from ..advantages import annealed_k, estimate, expected_best_curve, k_fits, without_signal
+from ..advantages import estimate, expected_best_curve, k_fits, without_signal
 from ..credit import StepFinder, check_credit_task, step_credits, token_credits
 from ..dataset import split_held_out, task_dataset
 from ..evaluated import EvaluatedBatches
@@ -188,20 +188,16 @@ class RewardLayer(ScoringLayer):
         totals_P_G = self._totals().view(-1, size)
         advantages_N = gather(output["advantages"])
         # In evaluation groups may be too small for k: then TRL's own advantages stay. Only the loss shows them.
-        k = annealed_k(args.pass_k, args.pass_k_final, self.state.global_step / max(self.state.max_steps, 1))
-        if args.advantage_estimator != "grpo" and (self.model.training or k_fits(args.advantage_estimator, k, size)):
-            advantages_N = estimate(
-                totals_P_G, args.advantage_estimator, k, scale=args.scale_rewards, risk=args.risk
-            ).flatten()
-            if args.advantage_estimator == "maxk":
+        estimator, k = args.advantage_estimator, args.pass_k
+        if estimator != "grpo" and (self.model.training or k_fits(estimator, k, size)):
+            advantages_N = estimate(totals_P_G, estimator, k, scale=args.scale_rewards).flatten()
+            if estimator == "maxk":
                 advantages_N = advantages_N * size  # the estimator is for a sum over the group, the loss is a mean
-        if args.pass_k_final is not None and k is not None:
-            metrics["pass_k"].append(k)
         if args.advantage_clip is not None:
             clipped = advantages_N.clamp(-args.advantage_clip, args.advantage_clip)
             metrics["advantage_clipped_fraction"].append((clipped != advantages_N).float().mean().item())
             advantages_N = clipped
-        is_in_loss_N = gather(self._loss_mask(output).any(1))  # not if mask_truncated_completions leaves it out
+        is_in_loss_N = gather(output["completion_mask"].any(1))  # not if mask_truncated_completions leaves it out
         compared_P_G = totals_P_G
         if args.multi_objective_aggregation == "normalize_then_sum":  # components may differ where totals are equal
             compared_P_G = gather(output["advantages"]).view(-1, size).masked_fill(totals_P_G.isnan(), torch.nan)

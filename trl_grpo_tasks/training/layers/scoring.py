@@ -79,8 +79,6 @@ class ScoringLayer(GenerationLayer):
         if (numbers_B_T := self.latest_rollout.mask_numbers_B_T) is not None:
             output["mask_numbers"] = widen_mask_numbers(numbers_B_T, output["completion_ids"].shape[1])
             self._log_masks(output)
-        if self.args.loss_tokens == "decisions":
-            output["num_items_in_batch"] = gather(self._loss_mask(output).sum()).sum()
         return output
 
     def _log_masks(self, output: dict[str, Any]) -> None:
@@ -136,12 +134,6 @@ class ScoringLayer(GenerationLayer):
         counts = self._tables[self._mode].counts(mask_numbers_B_T.numpy())
         return torch.from_numpy(counts > 1).to(self.accelerator.device)
 
-    def _loss_mask(self, batch: dict[str, Any]) -> torch.Tensor:
-        """1 for the tokens that the loss and its metrics are averaged over."""
-        if self.args.loss_tokens == "all":
-            return batch["completion_mask"]
-        return batch["completion_mask"] * self._decisions(batch["mask_numbers"])
-
     def get_high_entropy_mask(self, entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
         """The tokens that `top_entropy_quantile` selects. Forced tokens are not selected and do not count in the
         quantile: their entropy is 0, and if they are many the threshold would be 0, which every token reaches."""
@@ -152,9 +144,6 @@ class ScoringLayer(GenerationLayer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         is_masked = "mask_numbers" in inputs and self._policy is None
         measuring = self._head.measuring() if is_masked else nullcontext()
-        if self.args.loss_tokens == "decisions":
-            # TRL leaves tokens where `tool_mask` is 0 out of the loss and its metrics, but attends to them.
-            inputs = inputs | {"tool_mask": self._loss_mask(inputs)}
         record = self._record_of(inputs)
         with self._scoring(record), self._vllm_options(apply=True), measuring:
             loss = super()._compute_loss(model, inputs)
@@ -173,7 +162,7 @@ class ScoringLayer(GenerationLayer):
 
     def _log_loss_parts(self, inputs: dict[str, Any], logps_B_T: torch.Tensor) -> None:
         """Token means of the policy-gradient loss before clipping and of the log-probs; the KL penalty."""
-        mask_B_T, advantages_B, metrics = self._loss_mask(inputs), inputs["advantages"], self._metrics[self._mode]
+        mask_B_T, advantages_B, metrics = inputs["completion_mask"], inputs["advantages"], self._metrics[self._mode]
         advantages_B_T = advantages_B if advantages_B.ndim == 2 else advantages_B[:, None]
         if advantages_B.ndim == 2:  # with step_credit
             advantages_B = (advantages_B_T * mask_B_T).sum(1) / mask_B_T.sum(1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Options against a collapse: the entropy target, the best model by a held-out metric, and early stopping."""
+"""Options for the best model by a held-out metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from trl import GRPOConfig
 
 from ..advantages import doublings
 
-ENTROPY_TARGET = GRPOConfig.entropy_target  # for use_adaptive_entropy without entropy_target
 EVAL_BATCH_SIZE = GRPOConfig.per_device_eval_batch_size
 # Metrics of evaluations during training for which a smaller value is better.
 LESS_IS_BETTER = ("loss", "kl", "groups_without_signal", "reward_failures", "completions/clipped_ratio")
@@ -19,11 +18,7 @@ TASK_METRICS = ("distinct_answers", "groups_without_signal", "reward_failures")
 
 
 def complete_options(args: Any) -> None:
-    """Set what `entropy_target` and `best_by` of a TaskGRPOConfig imply, before transformers checks the options."""
-    if args.entropy_target is not None:
-        args.use_adaptive_entropy = True
-    elif args.use_adaptive_entropy:
-        args.entropy_target = ENTROPY_TARGET
+    """Set what `best_by` of a TaskGRPOConfig implies, before transformers checks the options."""
     args.is_eval_batch_size_given = args.per_device_eval_batch_size is not None
     if not args.is_eval_batch_size_given:
         args.per_device_eval_batch_size = EVAL_BATCH_SIZE
@@ -49,17 +44,8 @@ def complete_options(args: Any) -> None:
 
 
 def check_options(args: Any) -> None:
-    """Raise ValueError for options against a collapse that do not fit together."""
-    if args.use_adaptive_entropy:
-        _check_entropy(args)
-    if args.early_stopping < 0:
-        raise ValueError(f"early_stopping={args.early_stopping} must be at least 0")
+    """Raise ValueError for options of the best model that do not fit together."""
     if args.best_by is None:
-        if args.early_stopping:
-            raise ValueError(
-                f"early_stopping={args.early_stopping} needs best_by, the held-out metric that must improve; for "
-                "example best_by='success'"
-            )
         return
     name = metric_name(args.best_by)
     if args.metric_for_best_model not in (None, name):
@@ -71,18 +57,6 @@ def check_options(args: Any) -> None:
     args.metric_for_best_model = name
     if args.greater_is_better is None:
         args.greater_is_better = name not in LESS_IS_BETTER
-
-
-def _check_entropy(args: Any) -> None:
-    if not args.entropy_target > 0:
-        raise ValueError(f"entropy_target={args.entropy_target} must be above 0; it is in nats per token")
-    if not args.entropy_coef_delta > 0:
-        raise ValueError(f"entropy_coef_delta={args.entropy_coef_delta} must be above 0, or entropy_coef is constant")
-    if not args.entropy_coef_min <= args.entropy_coef <= args.entropy_coef_max:
-        raise ValueError(
-            f"entropy_coef={args.entropy_coef} must lie between entropy_coef_min={args.entropy_coef_min} and "
-            f"entropy_coef_max={args.entropy_coef_max}"
-        )
 
 
 def metric_name(best_by: str) -> str:

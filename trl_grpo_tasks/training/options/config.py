@@ -27,7 +27,6 @@ from .sharded import check_sharding
 REFERENCE_MODES = ("static", "ema", "periodic")
 REWARD_BACKENDS = ("process", "ray")
 ROLLOUTS = ("trl", "fast", "auto")
-LOSS_TOKENS = ("all", "decisions")
 # Options that TRL and transformers check only when training starts, which may be after a cold start.
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
@@ -68,10 +67,6 @@ class TaskGRPOConfig(GRPOConfig):
         "own, as my_file.py:my_function, from the rewards of a group to its advantages.",
     )
     pass_k: int | None = option(None, "The k of the estimators 'passk', 'maxk' and 'topk'.")
-    pass_k_final: int | None = option(None, "pass_k moves to this value in equal steps during training.")
-    risk: float = option(
-        1.0, "The estimator 'risk' prefers the best completions of a group the more, the larger this value is."
-    )
     advantage_clip: float | None = option(
         None, "Clamp advantages to [-x, x] after normalisation. The clip of the PPO ratio is epsilon."
     )
@@ -87,13 +82,6 @@ class TaskGRPOConfig(GRPOConfig):
     # Constraint
     constrain: bool = option(
         False, "Sample under the task's constraint, with exact log-probs, entropies and KL of the constrained policy."
-    )
-    loss_tokens: str = option(
-        "all",
-        "Tokens that the loss, KL and entropy are averaged over: 'all', or only 'decisions', where the constraint "
-        "allowed more than one token. Forced tokens have no gradient, but with 'all' they count in lengths and means. "
-        "'all' is the default so that loss, KL and entropy compare with TRL's and with runs without a constraint. "
-        "With 'decisions', kl_target and entropy_target are per decision too.",
     )
 
     # Repair
@@ -153,9 +141,6 @@ class TaskGRPOConfig(GRPOConfig):
         "not change. No effect with use_peft, because the reference of an adapter is not a model of its own.",
     )
     kl_target: float | None = option(None, "Adapt beta so that the KL divergence stays near this value.")
-    kl_horizon: float = option(
-        1000.0, "Number of completions in which beta changes by at most a fifth; a larger value adapts more slowly."
-    )
 
     # Evaluations during training
     per_device_eval_batch_size: int | None = option(
@@ -163,12 +148,6 @@ class TaskGRPOConfig(GRPOConfig):
     )
 
     # Collapse
-    entropy_target: float | None = option(
-        None,
-        "Keep the entropy of the policy, in nats per token, from falling below this value: entropy_coef grows by "
-        "entropy_coef_delta after each step below it, shrinks after each step above it, and is applied below it only. "
-        "Sets use_adaptive_entropy.",
-    )
     guard: str | None = option(
         None,
         "Keep the mean of this reward component from falling below its value at the start, or below guard_floor: its "
@@ -176,22 +155,13 @@ class TaskGRPOConfig(GRPOConfig):
         "'none': no guard, for example in spite of a recipe.",
     )
     guard_floor: float | None = option(
-        None, "The value that guard keeps. Default: the mean of the component in the first guard_start rollouts."
-    )
-    guard_start: int = option(10, "Rollouts at the start over which the value that guard keeps is measured.")
-    guard_rate: float = option(
-        0.2,
-        "How fast guard reacts: the lasting change of the weight after a rollout whose mean is 1 below the value. The "
-        "weight of the next rollout changes by 20 times as much, which prevents oscillations.",
+        None, "The value that guard keeps. Default: the mean of the component in the first 10 rollouts."
     )
     best_by: str | None = option(
         None,
         "Keep the checkpoint with the best value of this metric on held-out rows, and make it the final model: "
         "success, valid, reward, pass@K, max@K, distinct_answers, a component of the reward, or another metric of "
         "evaluations during training. Sets eval_strategy, if it is 'no', so that each saved step is evaluated.",
-    )
-    early_stopping: int = option(
-        0, "Stop when best_by has not improved in this number of evaluations in a row. 0: never."
     )
 
     # Replay
@@ -204,7 +174,6 @@ class TaskGRPOConfig(GRPOConfig):
     replay_max_age: int = option(50, "Optimizer steps after which a stored group is dropped.")
     replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, on average.")
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
-    replay_beta: float = option(0.4, "How far importance weights correct for that preference. 1: fully.")
 
     # Archive
     archive: int = option(
@@ -236,7 +205,6 @@ class TaskGRPOConfig(GRPOConfig):
     curriculum_window: int = option(128, "Number of completions of a level over which the success rate is measured.")
     curriculum_advance: float = option(0.7, "Success rate at which training moves to the next level.")
     curriculum_fall_back: float = option(0.1, "Success rate at which training returns to the previous level.")
-    curriculum_review: float = option(0.2, "Share of prompts taken from lower levels.")
 
     def __post_init__(self) -> None:
         check_ranges(vars(self))  # before TRL, which divides by some of them
@@ -251,12 +219,6 @@ class TaskGRPOConfig(GRPOConfig):
                 ) from error
             raise
         check_estimator(self.advantage_estimator, self.pass_k, self.num_generations)
-        if self.pass_k_final is not None:
-            if self.pass_k is None:
-                raise ValueError(f"pass_k_final={self.pass_k_final} needs pass_k, the value at the start")
-            check_estimator(self.advantage_estimator, self.pass_k_final, self.num_generations)
-        if self.risk == 0:
-            raise ValueError("risk=0 has no effect of risk; use advantage_estimator='mean', its limit")
         if self.advantage_estimator != "grpo" and self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"advantage_estimator={self.advantage_estimator!r} uses the weighted sum of the components; "
@@ -267,12 +229,6 @@ class TaskGRPOConfig(GRPOConfig):
         _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
         _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
         _check_choice("rollout", self.rollout, ROLLOUTS)
-        _check_choice("loss_tokens", self.loss_tokens, LOSS_TOKENS)
-        if self.loss_tokens == "decisions" and not self.samples_under_constraint:
-            raise ValueError(
-                "loss_tokens='decisions' needs constrain=True: without a constraint every token is a decision; "
-                "leave loss_tokens at 'all'"
-            )
         _check_choice("reference_mode", self.reference_mode, REFERENCE_MODES)
         if self.curriculum and self.curriculum_fall_back >= self.curriculum_advance:
             raise ValueError(

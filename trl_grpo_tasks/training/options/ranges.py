@@ -43,9 +43,9 @@ RANGES = {
     **dict.fromkeys(("rollout_batch_size", "num_iterations", "max_completion_length", "fill_steps"), COUNT),
     **dict.fromkeys(("reference_update_freq", "replay_max_age", "curriculum_window"), COUNT),
     **dict.fromkeys(("advantage_clip", "reward_timeout", "reward_memory_mb"), POSITIVE),
-    **dict.fromkeys(("kl_target", "kl_horizon", "cold_start_learning_rate"), POSITIVE),
+    **dict.fromkeys(("kl_target", "cold_start_learning_rate"), POSITIVE),
     **dict.fromkeys(("ema_alpha", "replay_fraction", "curriculum_advance"), SHARE),
-    **dict.fromkeys(("curriculum_fall_back", "curriculum_review"), SHARE),
+    **dict.fromkeys(("curriculum_fall_back",), SHARE),
 }
 
 
