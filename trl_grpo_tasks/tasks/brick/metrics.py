@@ -3,13 +3,15 @@
 trl-grpo-tasks task brick metrics chair.ldr
 trl-grpo-tasks task brick metrics structures.jsonl more_structures.parquet
 
-An LDraw file (.ldr, .mpd) is one structure, from any program: it may hold the eight bricks of the task, in quarter
-turns, and submodels. Other parts are an error, because a structure without them is another one. The lowest bricks
-stand on the ground. A .jsonl, .json or .parquet file has a column `bricks`: text in a world of 20, as the data set
-has it or as a model wrote it. A structure is valid if every line is a brick of the library and no brick collides or
-leaves the world. The stability of a brick is 0 if it falls in the analysis of StableLego and BrickGPT, else the unused
-share of its studs' friction. A structure is stable if it is valid and all its bricks have a stability above 0. CLIP
-similarity, which the papers report as well, is left out: it needs a renderer and a model of theirs.
+An LDraw file (.ldr, .mpd) is one structure, from any program: it may hold the eight bricks of the
+task, in quarter turns, and submodels. Other parts are an error, because a structure without them
+is another one. The lowest bricks stand on the ground. A .jsonl, .json or .parquet file has a
+column `bricks`: text in a world of 20, as the data set has it or as a model wrote it. A structure
+is valid if every line is a brick of the library and no brick collides or leaves the world. The
+stability of a brick is 0 if it falls in the analysis of StableLego and BrickGPT, else the unused
+share of its studs' friction. A structure is stable if it is valid and all its bricks have a
+stability above 0. CLIP similarity, which the papers report as well, is left out: it needs a
+renderer and a model of theirs.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def metrics_of(structures: Iterable[str | Structure]) -> Metrics:
         facts.append(published_facts(published))
     means = {}
     for name in published_facts(None):
-        values = [fact[name] for fact in facts if fact[name] is not None]
+        values = [value for fact in facts if (value := fact[name]) is not None]
         means[name] = fmean(values) if values else None
     return Metrics(
         structures=len(valid),

@@ -63,7 +63,7 @@ class BrickTask(Task):
         "own_successes_fraction": 0.5,
         "component_weights": {"success": 1.0},
     }
-    facts = ("stable", "iou")
+    facts: Sequence[str] = ("stable", "iou")
     watched = ("load_factor",)
     fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
     editors = EDITORS
