@@ -210,6 +210,17 @@ def test_brickgpts_table_is_reported_on_demand():
     assert metrics["min_brick_stability"] == pytest.approx(1 - FORCE, rel=1e-5), "of valid structures"
 
 
+def test_without_a_published_analysis_an_answer_still_has_a_score(monkeypatch):
+    def fails(structure, mode="load_factor", *args, **kwargs):
+        if mode == "published":
+            raise SolverError("out of luck")
+        return balance.analyse(structure, mode, *args, **kwargs)
+
+    monkeypatch.setattr(reward, "analyse", fails)
+    score = BrickTask(BrickOptions(published_stability=True)).score(ROW, ROW["gold"])
+    assert score.success and "published_stable" not in score.info, "unknown is not unstable"
+
+
 def test_the_load_factor_is_logged_where_it_is_known_and_cannot_be_rewarded():
     task = BrickTask()
     assert component_weights(task, None)["load_factor"] == 0

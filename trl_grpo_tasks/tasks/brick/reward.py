@@ -17,7 +17,7 @@ import numpy as np
 from .designs import decode_voxels, loads_on
 from .kit import KIT, Kit
 from .solvers import SOLVING, Solving
-from .stability import Analysis, analyse
+from .stability import Analysis, SolverError, analyse
 from .structure import MAX_OFFSET, Structure, parse
 
 
@@ -69,7 +69,10 @@ def judge(
             analysis = Analysis(stable=False, load_factor=None, reasons=(resting,))
         else:
             analysis = analyse(structure, backend=solving, loads=resting)
-            published = analyse(structure, "published", solving, loads=resting) if with_published else None
+            try:
+                published = analyse(structure, "published", solving, loads=resting) if with_published else None
+            except SolverError:  # the answer has a score, only without these facts
+                with_published = False
         if analysis.stable:
             # Without a solver the load factor is unknown, and "stable" means only connected to the ground.
             steadiness = 1.0 - (analysis.load_factor or 0.0)
