@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tests.commands.test_hub import SECRET
-from tests.commands.test_push import contents, python
+from tests.commands.test_push import contents, python, set_base
 from tests.commands.test_recipes import HUB_DATA, flags, save_small
 from tests.support.hub_server import Hub
 from tests.support.paths import RECIPES, ROOT
@@ -245,8 +245,8 @@ def test_bricks_recipe_trains_the_adapter_on_the_hub(tmp_path):
     lora = LoraConfig(r=32, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM",
                       init_lora_weights=False)  # fmt: skip
     adapter = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
-    adapter.peft_config["default"].base_model_name_or_path = "meta-llama/Llama-3.2-1B-Instruct"
     adapter.save_pretrained(tmp_path / "adapter")
+    set_base(tmp_path / "adapter", "meta-llama/Llama-3.2-1B-Instruct")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "adapter")
     write_brick_data(tmp_path / "bricks")
     small = {"brick_data": "bricks", "cold_start_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8,
