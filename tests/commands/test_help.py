@@ -68,7 +68,7 @@ def test_help_all_lists_every_option_ours_first(capsys):
         fields = [name for name, field in options.__dataclass_fields__.items() if field.init and name[0] != "_"]
         assert all(f"--{name}" in text for name in fields)
     assert "  --cold_start_steps N" in text and "--max-steps" not in text and "--max_steps, --steps N" in text
-    assert "Turn --attach off." in text  # not what --attach does
+    assert "Turn --canonical off." in text  # not what --canonical does
     assert max(map(len, text.splitlines())) <= 120
     assert "--brick_levels" not in said(capsys, "train", "--help-all")
 

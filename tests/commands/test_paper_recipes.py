@@ -9,12 +9,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from tests.commands.test_recipes import HUB_DATA, flags
-from tests.support.paths import RECIPES
+from tests.commands.test_hub import SECRET
+from tests.commands.test_push import contents, python, set_base
+from tests.commands.test_recipes import HUB_DATA, flags, save_small
+from tests.support.hub_server import Hub
+from tests.support.paths import RECIPES, ROOT
+from tests.tasks.brick.test_hub import hanging_entries
+from tests.tasks.brick.test_prompts import bricks_of
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.tasks.brick.structure import SIZES
+from trl_grpo_tasks.tasks.brick.structure import parse as parse_bricks
 from trl_grpo_tasks.tasks.theory.reward import TOO_LONG
 
 
@@ -139,10 +148,10 @@ def path_of(name):
     return RECIPES / name / "paper.yaml"
 
 
-def parsed(name):
+def parsed(name, *changes):
     written = yaml.safe_load(path_of(name).read_text())
     options = {"use_cpu": True, "bf16": False} | {key: file for key, file in HUB_DATA.items() if key in written}
-    return parse(["--config", str(path_of(name)), *flags(options)])
+    return parse(["--config", str(path_of(name)), *flags(options), *changes])
 
 
 def comment_of(name):
@@ -167,13 +176,103 @@ def test_every_task_has_a_document():
     assert set(DOCUMENTS) == {path.parent.name for path in RECIPES.rglob("paper.yaml")}
 
 
-def test_brick_texts_are_pivots_and_offsets_in_the_documents_world():
-    task, *_ = parsed("brick")
+# ---- brick
+
+BRICK_DATA = ("structure_id", "object_id", "category_id", "captions", "bricks", "stability_scores")  # on the Hub
+
+
+def brick_command(option):
+    """The options of the line of brick/paper's comment that begins with this option."""
+    return re.search(rf"^#   ({option} .*)$", path_of("brick").read_text(), re.MULTILINE)[1].split()
+
+
+@pytest.mark.parametrize("changes", [[], brick_command("--text_form")], ids=["pivot", "BrickGPT's format"])
+def test_bricks_prompt_gold_and_constraint_agree(changes, tmp_path):
+    """For a published layout, with bricks that hang from later ones, anywhere in a world of 20."""
+    write_brick_data(tmp_path)
+    task, run_args, *_ = parsed("brick", "--brick_data", str(tmp_path), *changes)
+    byte_level = AutoTokenizer.from_pretrained(save_small("llama", tmp_path / "model"))
+    rows = task.dataset("train", None, 0)
+    assert len(rows) == 2 and len(SIZES) == 14
+    for row in rows:
+        instruction, _, caption = row["prompt"][-1]["content"].partition("\n\n### Input:\n")
+        assert caption == row["caption"] and row["world"] == 20
+        bricks = bricks_of(task.gold(row), instruction)  # as the prompt says, and nothing else
+        assert sorted(bricks) == sorted(parse_bricks(row["gold"]).structure.bricks)
+        assert task.score(row, task.gold(row)).success and not task.score(row, task.bad(row)).success
+        state = task.constraint(byte_level).start(row)
+        for token in byte_level(task.gold(row))["input_ids"]:
+            state.accept(token)
+        state.accept(byte_level.eos_token_id)
+    is_pivot = not changes
+    assert ("`hxw @n (x,y,z)`" in instruction and "at most 5 along" in instruction) == is_pivot
+    assert (run_args.cold_start_steps > 0) == is_pivot, "the published model has seen its own format only"
+
+
+def test_the_plain_sum_of_bricks_comment_is_the_documents():
+    task, *_ = parsed("brick", *brick_command("--shape_weight"))
+    used = {name: weight for name, weight in task.weights.items() if weight}
+    assert used == {"stability": 1.0, "length": 1.0, "quality": 1.0}
     (row,) = task.dataset("train", 1, 0)
-    assert row["world"] == 20 and len(SIZES) == 14
-    assert "`hxw @n (x,y,z)`" in row["prompt"][-1]["content"] and "at most 5" in row["prompt"][-1]["content"]
-    lines = task.gold(row).splitlines()
-    assert all(re.fullmatch(r"\d+x\d+ @\d+ \(-?[0-5],-?[0-5],-?[0-5]\)", line) for line in lines)
+    score = task.score(row, "2x2 (9,9,0)\n")  # stands without friction; one of 100 bricks; all in order
+    assert score.total == pytest.approx(1 + 1 / 100 + 1)
+
+
+def test_bricks_page_explains_each_statement_of_the_document():
+    page = (ROOT / "docs/tasks/brick.md").read_text()
+    table = page.partition("| the document says | we do | why |")[2].partition("\n\n")[0]
+    unexplained = [said.statement for said in DOCUMENTS["brick"] if f"`{said.option}`" not in table]
+    assert not unexplained
+
+
+def write_brick_data(folder):
+    """The published data set as on the Hub: parquet files in data/, with all of its columns."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "data").mkdir(parents=True)
+    entries = hanging_entries()
+    assert tuple(entries[0]) == BRICK_DATA
+    for split in ("train", "test"):
+        rows = pyarrow.Table.from_pylist(entries if split == "train" else entries[:1])
+        pyarrow.parquet.write_table(rows, folder / "data" / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.slow
+def test_bricks_recipe_trains_the_adapter_on_the_hub(tmp_path):
+    """The Hub has an adapter with the published settings on a small Llama. Only sizes of the recipe are changed."""
+    base = save_small("meta-llama/Llama-3.2-1B-Instruct", tmp_path / "base")
+    lora = LoraConfig(r=32, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM",
+                      init_lora_weights=False)  # fmt: skip
+    adapter = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
+    adapter.save_pretrained(tmp_path / "adapter")
+    set_base(tmp_path / "adapter", "meta-llama/Llama-3.2-1B-Instruct")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "adapter")
+    write_brick_data(tmp_path / "bricks")
+    small = {"brick_data": "bricks", "cold_start_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8,
+             "gradient_accumulation_steps": 2, "max_completion_length": 48, "eval_rows": 1, "num_samples": 2,
+             "logging_steps": 1, "use_cpu": True, "bf16": False, "reward_workers": 0, "report_to": "none",
+             "output_dir": "run"}  # fmt: skip
+    with Hub(SECRET) as hub:
+        hub.repos["AvaLovelace/BrickGPT"] = contents(tmp_path / "adapter")
+        hub.repos["meta-llama/Llama-3.2-1B-Instruct"] = contents(base)
+        recipe = [str(ROOT / "train.py"), "--config", "brick/paper"]
+        done = python(hub, tmp_path, *recipe, *flags(small), token=SECRET)
+    assert done.returncode == 0, done.stderr
+    started, trained = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("run/cold_start", "run"))
+    published = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert published.keys() == started.keys() == trained.keys()
+    assert any((published[name] != started[name]).any() for name in started), "the cold start goes on from it"
+    assert any((started[name] != trained[name]).any() for name in started), "and GRPO from the cold start"
+    config = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "meta-llama/Llama-3.2-1B-Instruct" and config["r"] == 32
+    logs = [json.loads(line) for line in (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()]
+    steps = [log for log in logs if "kl" in log]
+    assert len(steps) == 2 and abs(steps[0]["kl"]) < 1e-5, "the reference is the adapter as GRPO begins"
+    assert any(name.endswith("load_factor/mean") for name in steps[0])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    metrics = [one["metrics"] for one in results["evaluations"]]
+    assert {"valid", "published_stable", "mean_brick_stability", "min_brick_stability"} <= set(metrics[-1])
 
 
 def test_theorys_comment_gives_the_documents_reward():

@@ -1,12 +1,15 @@
 """Rows from the published data set: from files in its format, from folders, and by Hub id. The fixture is our own."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from tests.support.paths import DATA
-from trl_grpo_tasks.tasks.brick import hub
+from tests.tasks.brick.test_stability import PUBLIC
+from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, hub
 from trl_grpo_tasks.tasks.brick.data import decode_voxels, from_hub, make_rows
 from trl_grpo_tasks.tasks.brick.stability import analyse
 from trl_grpo_tasks.tasks.brick.structure import parse
@@ -46,6 +49,59 @@ def test_two_layouts_of_one_shape_with_one_caption_are_one_request(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(layouts), encoding="utf-8")
     for seed in range(8):
         assert sorted(row["caption"] for row in from_hub(str(tmp_path), "train", 2, seed)) == ["a plate", "a slab"]
+
+
+def hanging_entries():
+    """Structures as in the published set: anywhere in the world, and with bricks that hang from later ones."""
+    arch = "1x2 (19,18,0)\n1x2 (14,18,0)\n1x1 (17,18,1)\n1x2 (19,18,1)\n1x2 (14,18,1)\n6x2 (14,18,2)\n"
+    lamp = "2x2 (3,9,0)\n1x1 (6,9,1)\n2x2 (3,9,1)\n4x2 (3,9,2)\n"
+    captions = ["An arch with a lamp.", "Arch.", "Two posts and a beam.", "A gate, plain.", "A small archway."]
+    return [
+        {"structure_id": f"{name}_0", "object_id": name, "category_id": "04379243", "captions": captions,
+         "bricks": bricks, "stability_scores": np.zeros((20, 20, 20), np.float32).tolist()}
+        for name, bricks in (("a", arch), ("b", lamp))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["absolute", "pivot"])
+def test_the_constraint_allows_published_structures_whose_bricks_hang(tmp_path, form):
+    """In the published order, a brick may come before the one that it hangs from: all 7 public examples have some."""
+    import pyarrow
+    import pyarrow.parquet
+
+    entries = hanging_entries()
+    if PUBLIC.is_file():
+        public = json.loads(PUBLIC.read_text())["cases"]
+        entries += [{**entries[0], "object_id": case["name"], "bricks": case["bricks"]}
+                    for case in public if case["source"] == "BrickGPT"]  # fmt: skip
+    for split in ("train", "test"):
+        file = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
+        file.parent.mkdir(exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(entries), file)
+    characters = make_tokenizer([*"0123456789x@(,)- \n"], 4000)
+    task = BrickTask(BrickOptions(brick_data=str(tmp_path), text_form=form))
+    rows = task.dataset("train", None, 0)
+    assert len(rows) == len(entries) and not task.options.attach
+    strict = BrickTask(BrickOptions(brick_data=str(tmp_path), text_form=form, attach=True))
+    for row in rows:
+        ids = [*characters(task.gold(row))["input_ids"], characters.eos_token_id]
+        for one, allowed in ((task, True), (strict, False)):
+            state = one.constraint(characters).start(row)
+            with nullcontext() if allowed else pytest.raises(ValueError, match="not allowed"):
+                for token in ids:
+                    state.accept(token)
+    assert BrickOptions().attach, "gold answers of levels are attached"
+
+
+def test_structures_with_too_many_bricks_are_left_out():
+    counts = [row["gold"].count("\n") for row in from_hub(FIXTURE, "train")]
+    limit = sorted(counts)[len(counts) // 2]
+    task = BrickTask(BrickOptions(brick_data=FIXTURE, max_bricks=limit))
+    rows = task.dataset("train", None, 0)
+    assert len(rows) == sum(count <= limit for count in counts) < len(counts)
+    assert all(task.score(row, task.gold(row)).success for row in rows)
+    with pytest.raises(ValueError, match="has at most 2 bricks; raise --max_bricks"):
+        BrickTask(BrickOptions(brick_data=FIXTURE, max_bricks=2)).dataset("train", 4, 0)
 
 
 def test_loading_a_hub_id_skips_unneeded_columns(monkeypatch):

@@ -84,7 +84,7 @@ def test_the_command_prints_a_table(tmp_path, capsys):
         ("a.jsonl", '{"bricks": 3}\n', "row 1: column 'bricks' is not text"),
         ("a.json", "[]", "contains no structures"),
         ("a.json", "{", "a.json is not valid JSON"),
-        ("a.csv", "bricks", "is not a .jsonl, .json or .parquet file; give a file of structures"),
+        ("a.csv", "bricks", "is not a .ldr, .mpd, .jsonl, .json or .parquet file; give a file of structures"),
     ],
 )
 def test_files_in_another_format_are_errors(tmp_path, capsys, name, content, message):

@@ -1,6 +1,5 @@
-"""Pictures are compared with ray marching through the cells, LDraw files with hand-written ones."""
+"""Pictures are compared with ray marching through the cells."""
 
-import doctest
 import io
 import random
 
@@ -10,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trl_grpo_tasks.tasks.brick import ldraw
-from trl_grpo_tasks.tasks.brick.kit import KIT
-from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, from_ldr, palette_indices, to_ldr
+from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, palette_indices
 from trl_grpo_tasks.tasks.brick.render import DRAWN_LIMIT, before_after, picture, png, sheet
 from trl_grpo_tasks.tasks.brick.scene import (
     EMPTY,
@@ -239,64 +236,6 @@ def test_sheets_hold_their_pictures():
         np.flatnonzero((np.asarray(pair) == colour).all(-1).any(0)) for colour in ((255, 0, 0), (0, 0, 255))
     )
     assert reds.max() < blues.min()
-
-
-# LDraw
-
-
-def test_ldr_by_hand():
-    structure = structure_of("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)")
-    text = to_ldr(structure, "My  chair\n#1", author="A. Person")
-    codes = [PALETTE[i].code for i in palette_indices(structure.bricks)]
-    assert text.split("\n") == [
-        "0 My chair #1",
-        "0 Name: My_chair_1.ldr",
-        "0 Author: A. Person",
-        f"1 {codes[0]} 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat",
-        f"1 {codes[2]} 390 -24 10 1 0 0 0 1 0 0 0 1 3005.dat",
-        "0 STEP",
-        f"1 {codes[3]} 40 -48 20 1 0 0 0 1 0 0 0 1 3003.dat",
-        "0 STEP",
-        f"1 {codes[1]} 100 -72 120 1 0 0 0 1 0 0 0 1 3001.dat",
-        "0 STEP",
-        "",
-    ]
-    assert doctest.testmod(ldraw) == (0, 1)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_part_in_the_file_fills_the_brick(size):
-    """The part's box, as LDraw defines it, through the file's matrix, as LDraw applies it."""
-    brick = Brick(*size, 3, 7, 2)
-    fields = to_ldr(Structure((brick,)), "x").split("\n")[3].split()
-    short, long = sorted(size)
-    assert fields[14] == KIT.part_of[short, long].ldraw + ".dat"
-    x, y, z, a, b, c, d, e, f, g, h, i = map(int, fields[2:14])
-    box = [(u, v, w) for u in (-10 * long, 10 * long) for v in (0, 24) for w in (-10 * short, 10 * short)]
-    placed = np.array(
-        [(a * u + b * v + c * w + x, d * u + e * v + f * w + y, g * u + h * v + i * w + z) for u, v, w in box]
-    )
-    assert placed.min(0).tolist() == [20 * brick.x, -24 * (brick.z + 1), 20 * brick.y]
-    assert placed.max(0).tolist() == [20 * (brick.x + brick.h), -24 * brick.z, 20 * (brick.y + brick.w)]
-    assert np.linalg.det(np.array([[a, b, c], [d, e, f], [g, h, i]])) == pytest.approx(1)
-
-
-@settings(max_examples=60, deadline=None)
-@given(any_bricks)
-def test_ldr_round_trip(bricks):
-    structure = Structure(tuple(bricks), 26)
-    again = from_ldr(to_ldr(structure, "round trip"), 26)
-    assert sorted(again.bricks) == sorted(bricks) and again.world == 26
-
-
-def test_from_ldr_skips_other_lines_and_rejects_tilted_parts():
-    text = "0 title\n1 4 0 0 0 1 0 0 0 1 0 0 0 1 3710.dat\n2 24 0 0 0 1 1 1\n\n1 4 junk\n"
-    assert len(from_ldr(text)) == 0
-    half_turn = "1 16 20.00 -24 10 -1 0 0 0 1 0 0 0 -1 3004.DAT"
-    assert from_ldr(text + half_turn).bricks == (Brick(2, 1, 0, 0, 0),)
-    for wrong in ("1 4 20 -24 15 1 0 0 0 1 0 0 0 1 3004.dat", "1 4 20 -24 10 0 -1 0 1 0 0 0 0 1 3004.dat"):
-        with pytest.raises(ValueError, match="tilted or off the grid"):
-            from_ldr(wrong)
 
 
 def test_colours_differ_between_neighbours_and_stay_as_bricks_are_added():

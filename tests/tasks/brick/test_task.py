@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import rows_of
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, balance, reward
 from trl_grpo_tasks.tasks.brick.data import ALL
@@ -96,8 +99,10 @@ def test_without_a_target_only_physics_is_scored_without_success():
     assert stands.valid and not stands.success and not falls.success
     assert stands.reason == "the shape cannot be judged: this caption has no target" and stands.info["stable"]
     assert stands.components == {
-        "stability": 1.0, "connectivity": 1.0, "quality": 1.0, "length": 0.0, "shape": 0.0, "syntax": 1.0,
+        "stability": 1.0, "connectivity": 1.0, "quality": 1.0, "length": 1 / 150, "shape": 0.0, "syntax": 1.0,
+        "load_factor": 0.0,
     }  # fmt: skip
+    assert task.score(row, "2x4 (0,0,0)\n2x4 (0,0,1)\n").components["length"] == 2 / 150, "there is no gold to stop at"
     assert falls.total < stands.total < sum(task.weights.values()) and "shape" not in falls.reason
     assert task.score(row, "").total == 0
 
@@ -126,6 +131,7 @@ TARGET = np.zeros((WORLD,) * 3, dtype=bool)
 TARGET[:2, :2, :2] = True  # two 2x2 bricks, one on the other: eight cells
 ROW = {"prompt": "", "caption": "two bricks", "world": WORLD, "voxels": encode_voxels(TARGET), "loads": [],
        "gold": "2x2 (0,0,0)\n2x2 (0,0,1)\n"}  # fmt: skip
+NAMES = ("stability", "connectivity", "quality", "length", "shape", "syntax")
 
 
 @pytest.mark.parametrize(
@@ -149,15 +155,78 @@ ROW = {"prompt": "", "caption": "two bricks", "world": WORLD, "voxels": encode_v
         ("2x2 (0,0,0)\n2x2 (3,0,0)",
          {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
          False),
-        ("", dict.fromkeys(reward.COMPONENTS, 0), False),
+        ("", dict.fromkeys(NAMES, 0), False),
     ],
 )  # fmt: skip
 def test_components_by_hand(text, expected, valid):
     score = BrickTask().score(ROW, text)
+    score.components.pop("load_factor", None)
     assert score.components == pytest.approx(expected)
     weights = {"stability": 1, "connectivity": 0.5, "quality": 0.25, "length": 0.1, "shape": 2, "syntax": 0.1}
     assert score.total == pytest.approx(sum(weights[name] * value for name, value in expected.items()))
     assert (score.valid, score.success) == (valid, False) and score.reason
+
+
+PLAIN_SUM = {"length_weight": 1.0, "quality_weight": 1.0, **dict.fromkeys(
+    ("connectivity_weight", "shape_weight", "syntax_weight"), 0.0)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "stability", "length", "quality"), [
+    ("1x1 (0,0,0)\n1x4 (0,0,1)\n", 1 - 1.25 * 0.00157 * 9.8 / 0.98, 2 / 10, 1),  # far from the target
+    ("2x2 (0,0,0)\n", 1, 1 / 10, 1),
+    ("2x2 (0,0,0)\n2x2 (0,0,2)\n", 0, 2 / 10, 1),  # floats
+    ("2x2 (0,0,0)\n2x2 (1,0,0)\n2x2 (3,0,0)\n2x2 (0,2,0)\n", 0, 4 / 10, 2 / 4),  # collides; leaves the world
+    ("2x2 (0,0,0)\n" * 12, 0, 1, 1 / 12),  # two bricks too many
+])  # fmt: skip
+def test_the_plain_sum_of_the_document_by_hand(text, stability, length, quality):
+    """stability_weight x stability + length + quality: the target counts nowhere, and length has no cap at gold.
+
+    A 1x4 of weight W on one stud at its end: f = 1.25 W, by the equations of brick_structures.py for 1.5 studs.
+    """
+    task = BrickTask(BrickOptions(**PLAIN_SUM, stability_weight=3.0, max_bricks=10))
+    score = task.score(ROW, text)
+    assert score.total == pytest.approx(3 * stability + length + quality, abs=1e-6)
+    assert task.prefix_scores(ROW, text)[-1][1] == pytest.approx(stability / 2, abs=1e-6)
+    assert 0 < score.components["shape"] < 1, "it is still logged"
+
+
+def test_brickgpts_table_is_reported_on_demand():
+    """1 minus the friction of each brick of a cantilever, as in test_metrics.py; other answers count as unstable."""
+    from tests.tasks.brick.test_metrics import BELOW, CANTILEVER, FORCE
+
+    task = BrickTask(BrickOptions(published_stability=True))
+    row = {**ROW, "world": 20, "voxels": None}
+    held = task.score(row, CANTILEVER).info
+    assert held["published_stable"] and held["min_brick_stability"] == pytest.approx(1 - FORCE, rel=1e-5)
+    assert held["mean_brick_stability"] == pytest.approx(1 - (FORCE + BELOW) / 2, rel=1e-5)
+    floating = task.score(row, "2x4 (0,0,0)\n2x4 (0,0,2)\n").info
+    assert (floating["mean_brick_stability"], floating["min_brick_stability"]) == (0.5, 0)
+    wrong = task.score(row, "2x4 (0,0,0)\n2x4 (0,0,0)\n").info
+    assert (wrong["published_stable"], wrong["mean_brick_stability"]) == (False, None)
+    assert set(task.facts) - set(BrickTask().facts) == set(wrong) - set(BrickTask().score(row, "").info)
+    scores = [task.score(row, text).as_dict() for text in (CANTILEVER, "2x4 (0,0,0)\n2x4 (0,0,0)\n")]
+    metrics, _ = summarise([Sample(row, "", None, score) for score in scores], 1, task.facts)
+    assert metrics["published_stable"] == 0.5 and metrics["valid"] == 0.5
+    assert metrics["min_brick_stability"] == pytest.approx(1 - FORCE, rel=1e-5), "of valid structures"
+
+
+def test_without_a_published_analysis_an_answer_still_has_a_score(monkeypatch):
+    def fails(structure, mode="load_factor", *args, **kwargs):
+        if mode == "published":
+            raise SolverError("out of luck")
+        return balance.analyse(structure, mode, *args, **kwargs)
+
+    monkeypatch.setattr(reward, "analyse", fails)
+    score = BrickTask(BrickOptions(published_stability=True)).score(ROW, ROW["gold"])
+    assert score.success and "published_stable" not in score.info, "unknown is not unstable"
+
+
+def test_the_load_factor_is_logged_where_it_is_known_and_cannot_be_rewarded():
+    task = BrickTask()
+    assert component_weights(task, None)["load_factor"] == 0
+    assert "load_factor" not in task.score(ROW, "2x2 (0,0,0)\n2x2 (0,0,0)").components
+    with pytest.raises(ValueError, match="'load_factor' is only logged"):
+        component_weights(task, {"load_factor": -1.0})
 
 
 def test_stability_is_one_minus_the_load_factor():
@@ -166,7 +235,7 @@ def test_stability_is_one_minus_the_load_factor():
     row = {**ROW, "world": 8, "voxels": encode_voxels(parse(text, 8).structure.occupied), "gold": text}
     score = BrickTask().score(row, text)
     assert score.components == pytest.approx(
-        dict.fromkeys(reward.COMPONENTS, 1) | {"stability": 1 - 0.098475}, abs=1e-6
+        dict.fromkeys(NAMES, 1) | {"stability": 1 - 0.098475, "load_factor": 0.098475}, abs=1e-6
     )
     assert score.success and score.info == {"bricks": 2, "stable": True, "iou": 1.0,
                                             "load_factor": pytest.approx(0.098475, abs=1e-6)}  # fmt: skip

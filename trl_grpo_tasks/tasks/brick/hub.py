@@ -17,7 +17,7 @@ from typing import Any
 from ...files import check_local_path
 from .designs import encode_voxels, negatives
 from .kit import KIT, Kit
-from .structure import WORLD, parse
+from .structure import READ_LIMIT, WORLD, parse
 
 DATASET = "AvaLovelace/StableText2Brick"
 LEVEL = "published"
@@ -40,10 +40,12 @@ def from_hub(
     size: int | None = None,
     seed: int = 0,
     kit: Kit = KIT,
+    max_bricks: int = READ_LIMIT,
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
-    Of structures with one shape and one caption, which differ in their layout only, the first is taken.
+    Of structures with one shape and one caption, which differ in their layout only, the first is taken. Structures of
+    more than `max_bricks` bricks are left out.
 
     `source` is a Hub id, a folder with files whose names begin with "train" and "test", or one .jsonl, .json or
     .parquet file, of which a tenth of the objects form the test split. The columns are those of `make_rows`, without
@@ -73,7 +75,10 @@ def from_hub(
             break
         rng = random.Random(f"{seed}-{split}-{index}")
         row = _row(entries[index], f"{source} {split}, row {index + 1}", rng, kit)
-        rows.setdefault((row["caption"], row["voxels"]), row)
+        if row["gold"].count("\n") <= max_bricks:
+            rows.setdefault((row["caption"], row["voxels"]), row)
+    if order and not rows:
+        raise ValueError(f"no structure of {source} {split} has at most {max_bricks} bricks; raise --max_bricks")
     return list(rows.values())
 
 
@@ -139,7 +144,7 @@ def _row(entry: Mapping[str, Any], place: str, rng: random.Random, kit: Kit) -> 
         "level": LEVEL,
         "world": WORLD,
         "detail": number + 1,
-        "voxels": encode_voxels(gold.occupied),
+        "voxels": encode_voxels(reading.structure.occupied),
         "gold": gold.text,
         "loads": [],
         "bad": bad.text,

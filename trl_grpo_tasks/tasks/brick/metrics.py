@@ -1,13 +1,17 @@
-"""Print the published metrics of structures in files of StableText2Brick's format.
+"""Print BrickGPT's metrics of structures in LDraw files or in files of StableText2Brick's format.
 
+trl-grpo-tasks task brick metrics chair.ldr
 trl-grpo-tasks task brick metrics structures.jsonl more_structures.parquet
 
-A file is .jsonl, .json or .parquet with a column `bricks`: text in a world of 20, as the data set
-has it or as a model wrote it. A structure is valid if every line is a brick of the library and no
-brick collides or leaves the world. The stability of a brick is 0 if it falls in the analysis of
-StableLego and BrickGPT, else the unused share of its studs' friction. A structure is stable if it
-is valid and all its bricks have a stability above 0. CLIP similarity, which the papers report as
-well, is left out: it needs a renderer and a model of theirs.
+An LDraw file (.ldr, .mpd) is one structure, from any program: it may hold the eight bricks of the
+task, in quarter turns, and submodels. Other parts are an error, because a structure without them
+is another one. The lowest bricks stand on the ground. A .jsonl, .json or .parquet file has a
+column `bricks`: text in a world of 20, as the data set has it or as a model wrote it. A structure
+is valid if every line is a brick of the library and no brick collides or leaves the world. The
+stability of a brick is 0 if it falls in the analysis of StableLego and BrickGPT, else the unused
+share of its studs' friction. A structure is stable if it is valid and all its bricks have a
+stability above 0. CLIP similarity, which the papers report as well, is left out: it needs a
+renderer and a model of theirs.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ...files import check_local_path
 from .hub import FILES, read_entries
+from .ldraw import from_ldr
+from .reward import published_facts, verdict
 from .stability import SolverError, analyse
-from .structure import WORLD, parse
+from .structure import WORLD, Reading, Structure, parse
+
+LDRAW_FILES = (".ldr", ".mpd")
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,20 @@ class Metrics:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the published metrics of files in StableText2Brick's format."""
+    """Print BrickGPT's metrics of LDraw files and of files in StableText2Brick's format."""
     parser = argparse.ArgumentParser(
         "trl-grpo-tasks task brick metrics",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", help=f"files with a column `bricks`: {', '.join(FILES)}")
-    texts = [text for file in parser.parse_args(arguments).files for text in texts_of(file)]
-    found = metrics_of(texts)
+    known = ", ".join((*LDRAW_FILES, *FILES))
+    parser.add_argument("files", nargs="+", help=f"structures: {known}")
+    files = {file: structures_of(file) for file in parser.parse_args(arguments).files}
+    for file, content in files.items():
+        for structure in content:
+            if isinstance(structure, Structure):
+                print(f"{file}: {_described(structure)}")
+    found = metrics_of(structure for content in files.values() for structure in content)
     means = [found.mean_brick_stability, found.min_brick_stability]
     mean, least = ("-" if value is None else f"{value:.3f}" for value in means)
     print(f"structures               {found.structures}")
@@ -61,13 +73,19 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def texts_of(source: str) -> list[str]:
-    """Return the structures of a file as text. Raises ValueError if it is not in the format."""
+def structures_of(source: str) -> list[str | Structure]:
+    """Return the structures of a file, as text if it may be invalid. Raises ValueError if the file cannot be read."""
     check_local_path(source, "file")
     path = Path(source).expanduser()
-    if not path.is_file() or path.suffix not in FILES:
-        raise ValueError(f"{source} is not a {', '.join(FILES[:-1])} or {FILES[-1]} file; give a file of structures")
-    entries: list[dict[str, Any]] = read_entries(path)
+    known = (*LDRAW_FILES, *FILES)
+    if not path.is_file() or path.suffix.lower() not in known:
+        raise ValueError(f"{source} is not a {', '.join(known[:-1])} or {known[-1]} file; give a file of structures")
+    if path.suffix.lower() in LDRAW_FILES:
+        try:
+            return [from_ldr(path.read_text(encoding="utf-8-sig", errors="replace"))]
+        except ValueError as error:
+            raise ValueError(f"{source} cannot be read: {error}") from error
+    entries = read_entries(path)
     if not entries:
         raise ValueError(f"{source} contains no structures")
     for number, entry in enumerate(entries, 1):
@@ -77,16 +95,22 @@ def texts_of(source: str) -> list[str]:
     return [entry["bricks"] for entry in entries]
 
 
-def metrics_of(texts: Iterable[str]) -> Metrics:
-    """Compute the metrics of structures, given as text of any kind."""
+def _described(structure: Structure) -> str:
+    problems = structure.problems()
+    try:
+        return verdict(structure, None if problems else analyse(structure), "; ".join(problems[:3]))
+    except SolverError as error:
+        return f"no solver could analyse it: {error}"
+
+
+def metrics_of(structures: Iterable[str | Structure]) -> Metrics:
+    """Compute the metrics of structures, given as such or as text of any kind."""
     valid: list[bool] = []
-    stable: list[bool] = []
     by_load_factor: list[bool] = []
-    means: list[float] = []
-    least: list[float] = []
+    facts: list[dict[str, float | None]] = []
     unsolved = 0
-    for text in texts:
-        reading = parse(text, WORLD)
+    for one in structures:
+        reading = parse(one, WORLD) if isinstance(one, str) else Reading(one)
         is_valid = not (reading.problems or reading.structure.problems())
         published = ours = None
         if is_valid:
@@ -96,12 +120,18 @@ def metrics_of(texts: Iterable[str]) -> Metrics:
                 unsolved += 1
                 continue
         valid.append(is_valid)
-        stable.append(published is not None and published.stable)
         by_load_factor.append(ours is not None and ours.stable)
-        if published is not None and published.loads is not None:
-            stabilities = [1 - load for load in published.loads]
-            means.append(fmean(stabilities))
-            least.append(min(stabilities))
-    shares = [fmean(values) if values else 0.0 for values in (valid, stable, by_load_factor)]
-    averages = [fmean(values) if values else None for values in (means, least)]
-    return Metrics(len(valid), shares[0], shares[1], averages[0], averages[1], shares[2], unsolved)
+        facts.append(published_facts(published))
+    means = {}
+    for name in published_facts(None):
+        values = [value for fact in facts if (value := fact[name]) is not None]
+        means[name] = fmean(values) if values else None
+    return Metrics(
+        structures=len(valid),
+        valid=fmean(valid) if valid else 0.0,
+        stable=means["published_stable"] or 0.0,
+        mean_brick_stability=means["mean_brick_stability"],
+        min_brick_stability=means["min_brick_stability"],
+        stable_by_load_factor=fmean(by_load_factor) if valid else 0.0,
+        unsolved=unsolved,
+    )

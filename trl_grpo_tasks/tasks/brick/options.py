@@ -42,7 +42,11 @@ class BrickOptions:
     max_bricks: int = option(150, "Maximum number of bricks per structure.")
     text_form: str = option("absolute", "Brick positions: 'absolute', or 'pivot' (offset from an earlier brick).")
     max_offset_distance: int = option(MAX_OFFSET, "Largest offset per axis from the pivot brick in the pivot form.")
-    attach: bool = option(True, "With --constrain: each brick must touch the ground or studs of an earlier brick.")
+    attach: bool | None = option(
+        None,
+        "With --constrain: each brick must touch the ground or studs of an earlier brick. Default: true; with "
+        "--brick_data false, because bricks of published structures hang from later ones.",
+    )
     canonical: bool = option(True, "With --constrain: require the order of the gold answers (z up, then x, y down).")
     max_brick_rejections: int = option(
         MAX_BRICK_REJECTIONS, "With --editor rejection: how often a line is drawn again before it is kept anyway."
@@ -59,11 +63,22 @@ class BrickOptions:
         None, "Seconds after which a solver is stopped and the next one tried. If all fail, the answer has no score."
     )
     solver_log: str | None = option(None, "File to which every run of a solver appends a line: size, time and result.")
+    published_stability: bool = option(
+        False,
+        "Also report BrickGPT's metrics: share of stable structures, mean and min brick stability by the published "
+        "analysis. Scoring takes about five times as long.",
+    )
     stability_weight: float = option(1.0, "Weight of the stability margin: 1 minus the load factor, 0 if unstable.")
     connectivity_weight: float = option(0.5, "Weight of the fraction of bricks connected to the ground by studs.")
     quality_weight: float = option(0.25, "Weight of the fraction of bricks inside the world and without collisions.")
-    length_weight: float = option(0.1, "Weight of having at least as many bricks as the gold answer.")
-    shape_weight: float = option(2.0, "Weight of the IoU with the target shape.")
+    length_weight: float = option(
+        0.1, "Weight of the number of bricks, divided by that of the gold answer (without one, by --max_bricks)."
+    )
+    shape_weight: float = option(
+        2.0,
+        "Weight of the IoU with the target shape. With 0, the target counts nowhere: other components are not "
+        "multiplied by the IoU, and length is relative to --max_bricks.",
+    )
     syntax_weight: float = option(0.1, "Weight of the fraction of lines that parse as bricks.")
 
     def __post_init__(self) -> None:
@@ -90,6 +105,8 @@ class BrickOptions:
                 raise ValueError(f"--{name} {number:g} must be a finite number above 0")
         if self.solver_log is not None:
             _check_log(Path(self.solver_log))
+        if self.attach is None:
+            object.__setattr__(self, "attach", not self.brick_data)
         if self.brick_library is not None:
             object.__setattr__(self, "brick_library", library_text(self.brick_library))
         if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:

@@ -1,14 +1,15 @@
 """Reward of the brick task: parse a text, analyse its stability, and compare it with the target shape.
 
-Every component lies between 0 and 1, so the total lies between 0 and the sum of the weights. Stability, connectivity,
-quality and length are multiplied by `shape`, the IoU with the target: otherwise a single brick on the ground would
-earn full credit for physics.
+Every weighted component lies between 0 and 1, so the total lies between 0 and the sum of the weights. Stability,
+connectivity, quality and length are multiplied by `shape`, the IoU with the target: otherwise a single brick on the
+ground would earn full credit for physics. `load_factor` is only logged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ import numpy as np
 from .designs import decode_voxels, loads_on
 from .kit import KIT, Kit
 from .solvers import SOLVING, Solving
-from .stability import Analysis, analyse
+from .stability import Analysis, SolverError, analyse
 from .structure import MAX_OFFSET, Structure, parse
-
-COMPONENTS = ("stability", "connectivity", "quality", "length", "shape", "syntax")
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Judgement:
     reason: str
     analysis: Analysis | None
     iou: float | None
+    published: dict[str, Any]  # see `published_facts`; empty if it was not asked for
 
 
 def judge(
@@ -44,19 +44,23 @@ def judge(
     solving: Solving = SOLVING,
     max_offset: int = MAX_OFFSET,
     kit: Kit = KIT,
+    ignore_target: bool = False,
+    with_published: bool = False,
 ) -> Judgement:
     """Judge any text as an answer to a row.
 
-    A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` and `length`
-    are 0, and the answer is never a success.
+    A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` is 0, and the
+    answer is never a success. With `ignore_target`, physics is scored in the same way where there is a target.
+    `with_published` adds the analysis of StableLego and BrickGPT.
     """
     reading = parse(text, row["world"], max_offset, kit)
     structure = reading.structure
     problems = reading.problems + structure.problems(max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
-    shape = 1.0 if iou is None else iou  # the factor on the physics components
-    analysis = None
+    has_no_target = ignore_target or iou is None
+    factor = 1.0 if iou is None or ignore_target else iou  # on the physics components
+    analysis = published = None
     reasons = problems
     steadiness = 0.0
     if valid:
@@ -65,28 +69,34 @@ def judge(
             analysis = Analysis(stable=False, load_factor=None, reasons=(resting,))
         else:
             analysis = analyse(structure, backend=solving, loads=resting)
+            try:
+                published = analyse(structure, "published", solving, loads=resting) if with_published else None
+            except SolverError:  # the answer has a score, only without these facts
+                with_published = False
         if analysis.stable:
             # Without a solver the load factor is unknown, and "stable" means only connected to the ground.
             steadiness = 1.0 - (analysis.load_factor or 0.0)
         reasons = list(analysis.reasons)
         if not reasons and iou is None:
             reasons = ["the shape cannot be judged: this caption has no target"]
-        elif not reasons and shape < success_iou:
-            reasons = [f"the shape has an IoU of {shape:.2f} with the target; success needs {success_iou}"]
+        elif not reasons and iou is not None and iou < success_iou:
+            reasons = [f"the shape has an IoU of {iou:.2f} with the target; success needs {success_iou}"]
     bricks = len(structure)
-    asked = max(row["gold"].count("\n"), 1) if row.get("gold") else bricks or 1
-    judged = 0.0 if iou is None else iou
+    asked = max_bricks if has_no_target or not row.get("gold") else max(row["gold"].count("\n"), 1)
     spoilt = {*structure.outside, *(later for _, later in structure.collisions)}
     components = {
-        "stability": steadiness * shape,
-        "connectivity": shape * (bricks - len(structure.floating)) / bricks if bricks else 0.0,
-        "quality": shape * (bricks - len(spoilt)) / bricks if bricks else 0.0,
-        "length": judged * min(bricks / asked, 1.0),
-        "shape": judged,
+        "stability": steadiness * factor,
+        "connectivity": factor * (bricks - len(structure.floating)) / bricks if bricks else 0.0,
+        "quality": factor * (bricks - len(spoilt)) / bricks if bricks else 0.0,
+        "length": factor * min(bricks / asked, 1.0),
+        "shape": iou or 0.0,
         "syntax": bricks / reading.lines if reading.lines else 0.0,
     }
+    if analysis is not None and analysis.load_factor is not None:
+        components["load_factor"] = analysis.load_factor
     success = valid and analysis is not None and analysis.stable and iou is not None and iou >= success_iou
-    return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou)
+    return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou,
+                     published_facts(published) if with_published else {})  # fmt: skip
 
 
 def overlap(structure: Structure, target: np.ndarray) -> float:
@@ -108,14 +118,30 @@ def facts(judgement: Judgement) -> dict[str, Any]:
         "stable": bool(analysis and analysis.stable),
         "load_factor": analysis.load_factor if analysis else None,
         **({"shape": "not judged: this caption has no target"} if judgement.iou is None else {"iou": judgement.iou}),
+        **judgement.published,
     }
 
 
-def verdict(judgement: Judgement, loads: Sequence[Mapping[str, Any]]) -> str:
-    """Describe a judged structure in one sentence."""
-    analysis, bricks = judgement.analysis, len(judgement.structure)
+def published_facts(published: Analysis | None) -> dict[str, Any]:
+    """Return a row of BrickGPT's table: whether a structure is stable, and the mean and least stability of its bricks.
+
+    `published` is the published analysis; None if the structure is not valid, which has no brick stability.
+    """
+    stabilities = [1 - load for load in published.loads or ()] if published else []
+    return {
+        "published_stable": bool(published and published.stable),
+        "mean_brick_stability": fmean(stabilities) if stabilities else None,
+        "min_brick_stability": min(stabilities) if stabilities else None,
+    }
+
+
+def verdict(
+    structure: Structure, analysis: Analysis | None, reason: str, loads: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Describe an analysed structure in one sentence; without an analysis, `reason` says why there is none."""
+    bricks = len(structure)
     if analysis is None:
-        return f"not a structure: {judgement.reason}"
+        return f"not a structure: {reason}"
     burden = " and ".join(f"{load['grams']} g" for load in loads)
     what = f"{bricks} brick{'s' if bricks != 1 else ''}" + (f" carrying {burden}" if burden else "")
     if not analysis.stable:

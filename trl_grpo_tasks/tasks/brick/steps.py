@@ -24,16 +24,18 @@ def prefix_scores(
     solving: Solving = SOLVING,
     max_offset: int = MAX_OFFSET,
     kit: Kit = KIT,
+    ignore_target: bool = False,
 ) -> list[tuple[int, float]]:
     """Return (characters, score) after each complete line, and at the end of the text.
 
-    The score is the mean of the components "stability" and "shape" that the text up to there has as an answer.
+    The score is the mean of the components "stability" and "shape" that the text up to there has as an answer; without
+    a target, or with `ignore_target`, half of "stability".
     """
     reading = parse(text, row["world"], max_offset, kit)
     structure = reading.structure
     intact = reading.is_brick.index(False) if False in reading.is_brick else reading.lines
     margins = _margins(structure.first(min(intact, max_bricks)), row, solving)
-    has_target = row.get("voxels") is not None
+    has_target = row.get("voxels") is not None and not ignore_target
     shapes = _shapes(structure, decode_voxels(row["voxels"], row["world"])) if has_target else None
     bricks_after = [0, *accumulate(map(int, reading.is_brick))]
 

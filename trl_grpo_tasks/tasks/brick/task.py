@@ -22,7 +22,7 @@ from .library import read_library
 from .options import LARGEST_WORLD, BrickOptions
 from .prompts import prompt
 from .relabel import rows_like
-from .reward import Judgement, facts, judge, verdict
+from .reward import Judgement, facts, judge, published_facts, verdict
 from .solvers import Solving
 from .stability import SolverError
 from .steps import prefix_scores
@@ -40,7 +40,7 @@ class BrickTask(Task):
     """Generates a brick structure from a caption; scores shape, stability, connectivity and syntax."""
 
     name: ClassVar[str] = "brick"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Toy-brick structures from a caption: correct shape, stable, able to carry weights"
     defaults: ClassVar[Mapping[str, Any]] = {
         "constrain": True,
@@ -63,7 +63,8 @@ class BrickTask(Task):
         "own_successes_fraction": 0.5,
         "component_weights": {"success": 1.0},
     }
-    facts = ("stable", "iou")
+    facts: Sequence[str] = ("stable", "iou")
+    watched = ("load_factor",)
     fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
     editors = EDITORS
     redundant_editors = [name for name in EDITORS if name.startswith("rejection")]
@@ -80,7 +81,10 @@ class BrickTask(Task):
             "length": given.length_weight,
             "shape": given.shape_weight,
             "syntax": given.syntax_weight,
+            "load_factor": 0.0,
         }
+        if given.published_stability:
+            self.facts = (*self.facts, *published_facts(None))
         parts = KIT.parts if given.brick_library is None else read_library(given.brick_library)
         self.kit = Kit(parts, given.gravity, given.stud_strength)
         self.solving = Solving(given.stability_backend, given.solver_time_limit, given.solver_log)
@@ -109,7 +113,7 @@ class BrickTask(Task):
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         given = self.options
         if given.brick_data:
-            rows = hub.from_hub(given.brick_data, split, size, seed, self.kit)
+            rows = hub.from_hub(given.brick_data, split, size, seed, self.kit, given.max_bricks)
         else:
             one_world = given.world_dim is not None
             rows = make_rows(split, size, seed, levels=self.levels, kit=self.kit, one_world=one_world)
@@ -240,7 +244,9 @@ class BrickTask(Task):
             return None
 
     def judge(self, row: Row, completion: str) -> Judgement:
-        return judge(completion, row, success_iou=self.options.success_iou, **self._judging)
+        given = self.options
+        extra = {"success_iou": given.success_iou, "with_published": given.published_stability}
+        return judge(completion, row, **extra, **self._judging)
 
     @property
     def _judging(self) -> dict[str, Any]:
@@ -251,6 +257,7 @@ class BrickTask(Task):
             "solving": self.solving,
             "kit": self.kit,
             "max_offset": given.max_offset_distance,
+            "ignore_target": given.shape_weight == 0,
         }
 
     def gold(self, row: Row) -> str:
@@ -300,7 +307,7 @@ class BrickTask(Task):
             tokenizer,
             max_bricks=given.max_bricks,
             form=given.text_form,
-            attach=given.attach,
+            attach=bool(given.attach),
             canonical=given.canonical,
             max_offset=given.max_offset_distance,
             kit=self.kit,
@@ -331,13 +338,13 @@ class BrickTask(Task):
         """Draw the structure with its weights, failing bricks in red, and the verdict below it."""
         from . import render
 
-        judged = self.judge(row, completion)
-        resting = loads_on(judged.structure, row.get("loads") or ())
+        judged, loads = self.judge(row, completion), row.get("loads") or ()
+        resting = loads_on(judged.structure, loads)
         image = render.picture(
             judged.structure,
             failing=judged.analysis.failing if judged.analysis else (),
             weights=() if isinstance(resting, str) else resting,
-            caption=f"{row['caption']}. {verdict(judged, row.get('loads') or ())}",
+            caption=f"{row['caption']}. {verdict(judged.structure, judged.analysis, judged.reason, loads)}",
         )
         return render.png(image)
 
