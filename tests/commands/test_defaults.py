@@ -6,7 +6,7 @@ import pytest
 
 from trl_grpo_tasks.commands import defaults
 from trl_grpo_tasks.commands.arguments import parse
-from trl_grpo_tasks.commands.defaults import KINDS, describe, kind_of, layers, rate_hints
+from trl_grpo_tasks.commands.defaults import KINDS, describe, kind_of, layers, rate_hints, take_adapter_defaults
 from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.commands.recipes import FOLDER, read_recipe, recipe_names
 from trl_grpo_tasks.registry import TASKS, find_task_class
@@ -146,3 +146,14 @@ def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answe
             assert run.cold_start_steps == 0 and run.defaults[-1].startswith(
                 "no cold start: this row has no known good"
             )
+
+
+def test_an_adapter_from_the_hub_gets_the_defaults_of_adapters():
+    """Its kind is known after it was downloaded. What was given stays."""
+    for words, rate, steps in (((), 5e-5, 0), (("--lr", "1e-6", "--cold_start_steps", "7"), 1e-6, 7)):
+        task, run, args, _ = parse(["--task", "brick", "--model", "someone/model", "--use_cpu", *words])
+        assert run.kind == "full"
+        take_adapter_defaults(task, run, args)
+        assert (run.kind, args.learning_rate, run.cold_start_steps) == ("adapter", rate, steps)
+        assert run.cold_start_learning_rate == KINDS["adapter"].defaults["cold_start_learning_rate"]
+        assert not rate_hints(run.kind, 5e-5) and run.defaults[-1].startswith("the model is an adapter, so instead: ")

@@ -38,10 +38,10 @@ OUR_BONUS = 0.1  # how much less alike one of our options may be than one of TRL
 class RunArguments:
     """Options of what a run does around GRPO: its task, the cold start, and the evaluations."""
 
-    # Not options: the kind of weights, the defaults that were taken, as text, and whether the cold start is one.
+    # Not options: the kind of weights, the defaults that were taken, as text, and the names of the options given.
     kind: str = field(default="full", init=False)
     defaults: list[str] = field(default_factory=list, init=False)
-    cold_start_is_default: bool = field(default=False, init=False)
+    given: list[str] = field(default_factory=list, init=False)
     task: str | None = field(
         default=None, metadata={"help": "A built-in task, a .py file with a task, or a module. Also the first word."}
     )
@@ -201,7 +201,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     refuse_unknown([*from_file, *from_flags], parser, *_our_options(task_class, TaskGRPOConfig))
     run, args, model, options = parsed
     run.task, run.kind, run.defaults = line.task, kind, describe(chosen, line.given)
-    run.cold_start_is_default = "cold_start_steps" not in line.given
+    run.given = sorted(line.given)
     if (resume := args.resume_from_checkpoint) is not None:  # a recipe can hold a bool
         args.resume_from_checkpoint = {"true": NEWEST, "false": None}.get(str(resume).lower(), resume)
     args.run_name = args.run_name or Path(args.output_dir).absolute().name

@@ -28,6 +28,7 @@ class Kind:
     highest_rate: float
 
 
+RATES = ("learning_rate", "cold_start_learning_rate")
 # The learning rates were tried on several tasks each: docs/results/learning_rates.md.
 KINDS = {
     "tiny": Kind(
@@ -123,6 +124,19 @@ def _layers(task_class: type[Task], kind: str, given: Mapping[str, Any], half: s
         parts = -(-PROMPTS_PER_STEP * int(group) // per_pass) if group.isdecimal() else 1  # the parser refuses others
         weights.values["gradient_accumulation_steps"] = max(1, parts)
     return [weights, own]
+
+
+def take_adapter_defaults(task: Task, run: Any, args: Any) -> None:
+    """Replace the learning rates for full weights by those for adapters, and leave the cold start out, unless they
+    were given: the model is an adapter that was trained before."""
+    taken = {name: KINDS["adapter"].defaults[name] for name in RATES if name not in task.defaults}
+    taken = {name: value for name, value in [*taken.items(), ("cold_start_steps", 0)] if name not in run.given}
+    for name, value in taken.items():
+        setattr(args if name == "learning_rate" else run, name, value)
+    run.kind = "adapter"
+    run.defaults.append(
+        f"the model is an adapter, so instead: {', '.join(f'{n} {_text(v)}' for n, v in taken.items())}"
+    )
 
 
 def describe(found: Sequence[Layer], given: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from ..models.checkpoints import belongs_to, damage, is_checkpoint, newest_compl
 from ..report.run_folder import settings_of
 from ..task import NoAnswerError, Row, Task, check_editor, rows_of
 from .arguments import AUTO, NEWEST, RunArguments
+from .defaults import take_adapter_defaults
 from .hub import check_hub, must_be_merged
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             revision=model_args.model_revision,
             chat_template_kwargs=args.chat_template_kwargs,
         )
+    if run.kind == "full" and is_adapter(model.path):  # known only now: it was given by its Hub id
+        take_adapter_defaults(task, run, args)
     check_turns(model, task, rows + test_rows, args.max_completion_length)
     trains_adapter = model_args.use_peft or is_adapter(model.path)
     if run.save_merged and not trains_adapter:
@@ -102,7 +105,7 @@ def _check_gold(task: Task, run: RunArguments, rows: Sequence[Row]) -> None:
     try:
         task.gold(rows[0])
     except NoAnswerError as error:
-        if not run.cold_start_is_default:
+        if "cold_start_steps" in run.given:
             raise ValueError(
                 f"--cold_start_steps {run.cold_start_steps}: {error}; or leave the cold start out"
             ) from None
