@@ -16,15 +16,23 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from tests.commands.test_hub import SECRET
 from tests.commands.test_push import contents, python, set_base
 from tests.commands.test_recipes import HUB_DATA, flags, save_small
+from tests.support.encoders import save_encoder
 from tests.support.hub_server import Hub
 from tests.support.paths import RECIPES, ROOT
+from tests.support.pt_file import write_pt
 from tests.tasks.brick.test_hub import hanging_entries
 from tests.tasks.brick.test_prompts import bricks_of
+from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.constraints.base import replay, unpack
+from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.models.tiny import save_tiny
 from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.task import MASK_TOKEN
 from trl_grpo_tasks.tasks.brick.structure import SIZES
 from trl_grpo_tasks.tasks.brick.structure import parse as parse_bricks
 from trl_grpo_tasks.tasks.theory.reward import TOO_LONG
+from trl_grpo_tasks.training.control.reference import MovingReference
 
 
 class Says(NamedTuple):
@@ -138,6 +146,8 @@ DOCUMENTS = {
         Says("the learning rate is 1e-5", "learning_rate", 1e-5),
         Says("the gradient norm is at most 1", "max_grad_norm", 1.0),
         Says("the reference is static", "reference_mode", "static"),
+        Says("a periodic reference is copied every 500 iterations", "reference_update_freq", 500),
+        Says("a moving average keeps 0.99 of the reference", "ema_alpha", 0.99),
         Says(GROUP_RELATIVE, "advantage_estimator", "grpo"),
         Says("the loss has no clipping", "epsilon", 0.2, "clipped at 0.2, which the document does not do"),
     ],
@@ -295,3 +305,89 @@ def test_machines_have_a_cold_start_and_the_documents_scores():
     assert len(rows) == 9984 and len({row["gold"] for row in rows}) <= 240, "as its comment says"
     assert len({task.request(row) for row in rows}) == 2880
     assert task.options.scoring == "paper" and not task.score(task.dataset("test", 1, 0)[0], "not JSON").total
+
+
+# ---- infill and prompts: rows, published files, stand-ins of the same kind, and steps
+
+SHORT = {"use_cpu": True, "bf16": False, "report_to": "none", "train_rows": 16, "cold_start_steps": 0, "max_steps": 2,
+         "eval_before_and_after": False, "reward_workers": 0, "logging_steps": 1}  # fmt: skip
+TEXT = "\n\n".join(f"The {a} {b} of the hill, far away." for a in ("old", "red", "big") for b in ("cat", "hat"))
+
+
+def logs_of_two_steps(name, folder, **options):
+    """Train with a paper recipe and these options, and return the logs of its steps."""
+    asked = SHORT | {"output_dir": folder / "run"} | options
+    assert run.main(["--config", str(path_of(name)), *flags(asked)]) == 0
+    lines = map(json.loads, (folder / "run" / "training_metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "loss" in line]
+
+
+def test_infill_rows_prompt_gold_and_judged_text_agree():
+    task, *_ = parsed("infill")
+    for row in task.dataset("train", 50, 0):
+        masked = [MASK_TOKEN if i in row["places"] else piece for i, piece in enumerate(row["pieces"])]
+        assert row["prompt"] == "".join(masked) and task.constraint(None) is None
+        assert len(task.gold(row)) == len(row["places"]) == row["prompt"].count(MASK_TOKEN)
+        assert task.filled(row, task.gold(row)) == row["pieces"] and task.score(row, task.gold(row)).success
+
+
+@pytest.mark.parametrize("kind", ["pt", "bert"])
+def test_infill_is_trained_from_a_generator_of_the_documents_kind_and_from_an_encoder(kind, tmp_path, judges_path):
+    """The document's generator and judge are .pt files over characters; any encoder with word pieces works as well."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    options = {"corpus": tmp_path / "text.txt", "held_out_judge": judges_path / "held_out", "text_length": 24,
+               "per_device_train_batch_size": 16, "judges_folder": tmp_path / "judges"}  # fmt: skip
+    if kind == "pt":
+        write_pt(tmp_path / "generator.pt")
+        write_pt(tmp_path / "judge.pt", "sequence_scorer")
+        options |= {"model_name_or_path": tmp_path / "generator.pt", "judge": tmp_path / "judge.pt"}
+    else:
+        path = save_encoder(tmp_path / "bert", "bert", TEXT.split("\n\n"))
+        options |= {"model_name_or_path": path, "tokens_of": path, "judge": judges_path / "judge"}
+    lines = logs_of_two_steps("infill", tmp_path, **options)
+    assert len(lines) == 2 and lines[0]["kl"] == pytest.approx(0, abs=1e-5)
+    for line in lines:
+        assert line["reward"] == pytest.approx(line["rewards/judge/mean"], abs=1e-6) and 0 < line["reward"] < 1
+        assert line["reward_std"] > 0 and line["rewards/valid/mean"] == 1
+        assert line["sampling/logp_difference_max"] < 1e-3, "top_p and the temperature are in the log-probs"
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())["architectures"]
+    assert saved == ["EuroBertForMaskedLM" if kind == "pt" else "BertForMaskedLM"]
+
+
+def test_prompts_reads_the_documents_file(tmp_path):
+    """{"prompts": [text, ...]}: a text is a prompt, and --rewards scores it."""
+    texts = [f"Explain how search number {i} works:" for i in range(20)]
+    (tmp_path / "mine.json").write_text(json.dumps({"prompts": texts}))
+    more = flags({"prompts_file": tmp_path / "mine.json", "rewards": "length", "target_length": 3, "use_cpu": True})
+    task, *_ = parse(["--config", str(path_of("prompts")), "--bf16", "false", *more])
+    rows = task.dataset("train", None, 0) + task.dataset("test", None, 0)
+    assert sorted(row["prompt"][-1]["content"] for row in rows) == sorted(texts)
+    assert task.score(rows[0], "one two three").total == 1
+
+
+def test_prompts_rows_prompt_gold_and_constraint_agree(tmp_path):
+    more = flags({"prompts_file": "example_prompts.json", "use_cpu": True, "bf16": False})
+    task, *_ = parse(["--config", str(path_of("prompts")), *more])
+    save_tiny(task.tiny(), tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    constraint = task.constraint(tokenizer)
+    rows = task.dataset("train", None, 0)
+    for row in rows:
+        assert task.score(row, task.gold(row)).success, row["prompt"]
+        ids = tokenizer(task.gold(row), add_special_tokens=False)["input_ids"]
+        for token, words in zip(ids, replay(constraint, row, ids), strict=True):
+            assert words is None or unpack(words, len(tokenizer))[token], row["prompt"]
+    assert {"schema", "regex", "numeric"} <= {name for row in rows for name in row["rewards"]}
+
+
+def test_prompts_trains_a_llama_and_counts_rollouts_for_the_reference(tmp_path, monkeypatch, capsys):
+    """Two rollouts of two minibatches, each used twice, are eight steps, but two iterations of the reference."""
+    updates = []
+    monkeypatch.setattr(MovingReference, "update", lambda reference: updates.append(reference._update_freq))
+    model = save_small("meta-llama/", tmp_path / "model")
+    lines = logs_of_two_steps("prompts", tmp_path, model_name_or_path=model, prompts_file="example_prompts.json",
+                              per_device_train_batch_size=8, generation_batch_size=16, max_completion_length=8,
+                              max_steps=8, reference_mode="periodic")  # fmt: skip
+    assert len(lines) == 8 and updates == [500], "before the second rollout; the first has nothing to follow"
+    assert all({"loss", "pg_loss", "kl"} <= line.keys() for line in lines)
+    assert re.search(r"^GRPO 1/8  reward .*  loss \S+  pg_loss \S+  kl \S+  ", capsys.readouterr().out, re.MULTILINE)

@@ -40,7 +40,9 @@ def test_the_console_says_little_and_what_matters(tmp_path):
     assert out[0].startswith("task my_task 1, model tiny, fp32 on cpu, output in ")
     coming = "cold start of 3 steps, then GRPO for 3 steps, 8 completions per rollout, 4 per prompt"
     assert out[1] == f"{coming}; 4 held-out rows before and after"
-    assert [line.split("  ")[0] for line in out if re.match(r"GRPO \d", line)] == [f"GRPO {n}/3" for n in (1, 2, 3)]
+    lines = [line for line in out if re.match(r"GRPO \d", line)]
+    assert [line.split("  ")[0] for line in lines] == [f"GRPO {n}/3" for n in (1, 2, 3)]
+    assert all(re.search(r"  reward \S+ .*  loss \S+  pg_loss \S+  ", line) for line in lines)
     assert sum(line.startswith("cold start ") and "/3" in line for line in out) == 3
     assert out[-1] == f"report: {tmp_path}/run/report.html" and "cold start" in done.stdout
     assert len(out) < 40

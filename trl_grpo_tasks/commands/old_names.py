@@ -33,6 +33,8 @@ OLD_NAMES = {
     "model_path": "model_name_or_path",
     "resume": "resume_from_checkpoint",
     "dataset_path": "prompts_file",
+    "generator_checkpoint": "model_name_or_path",
+    "judge_checkpoint": "judge",
 }
 # Options that exist here with another meaning, and the option that has the meaning they have elsewhere.
 OTHER_MEANINGS = {"num_iterations": "max_steps", "rollout_batch_size": "generation_batch_size"}

@@ -31,8 +31,8 @@ from .push import push_run
 from .quiet import quiet_third_party_logging
 from .run_settings import precision, typed_command, write_settings
 
-CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "kl", "entropy", "completions/mean_length",
-                   "constraint/allowed_mass", "curriculum/level")  # fmt: skip
+CONSOLE_METRICS = ("reward", "rewards/success/mean", "rewards/valid/mean", "loss", "pg_loss", "kl", "entropy",
+                   "completions/mean_length", "constraint/allowed_mass", "curriculum/level")  # fmt: skip
 
 
 class FolderLostError(RuntimeError):

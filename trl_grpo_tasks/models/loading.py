@@ -1,4 +1,4 @@
-"""Loading of models from a Hub id, a local folder, a GGUF file, or `tiny`, a small untrained model built for a task.
+"""Loading of models from a Hub id, a folder, a .gguf or .pt file, or `tiny`, a small untrained model of a task.
 
 All sources are converted to a Hub id or a folder, because TRL loads the reference model from it a second time.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jinja2 import TemplateError
 from ..failures import first_line
 from ..files import MODEL_FILES, check_local_path, from_pretrained, model_file_in, write_atomically
 from ..task import Task
+from .char_encoder import GENERATOR, convert_pt
 from .checkpoints import DifferentStartError, newest_complete
 from .gguf import convert_gguf
 from .hub_access import use_cache_if_unreachable
@@ -51,16 +53,15 @@ def prepare_model(
                 save_tiny(spec, folder, seed)
         return str(folder)
     check_local_path(name, "--model")
-    if name.endswith(".gguf"):
+    if name.endswith((".gguf", ".pt")):
         file = Path(name).expanduser()
-        origin = {"file": file.name, "bytes": file.stat().st_size}  # no path: the file may move together with the run
-        if not is_made_from(folder, origin):
-            with building(folder, origin):
-                convert_gguf(file, folder)
-        return str(folder)
+        convert: Callable[[Path, str | Path], None] = convert_gguf
+        if file.suffix == ".pt":
+            convert = partial(convert_pt, mode=GENERATOR)
+        return converted(file, folder, convert)
     path = Path(name).expanduser()
     if path.is_file():
-        raise ValueError(f"--model {name} is a file; give a folder, a .gguf file, a Hub id, or tiny")
+        raise ValueError(f"--model {name} is a file; give a folder, a .gguf or .pt file, a Hub id, or tiny")
     if not path.is_dir():
         use_cache_if_unreachable()
         check_cached(name, revision)
@@ -70,6 +71,15 @@ def prepare_model(
     if path.is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in path.iterdir()):
         raise ValueError(f"model folder {name!r} holds no weights (.safetensors or .bin)")
     return str(path) if path.is_dir() else name
+
+
+def converted(file: Path, folder: str | Path, convert: Callable[[Path, str | Path], None]) -> str:
+    """Return `folder`, into which a model file is converted unless it was before."""
+    origin = {"file": file.name, "bytes": file.stat().st_size}  # no path: the file may move together with the run
+    if not is_made_from(folder, origin):
+        with building(folder, origin):
+            convert(file, folder)
+    return str(folder)
 
 
 def check_cached(name: str, revision: str | None = None) -> None:

@@ -107,6 +107,14 @@ class MaskedPolicy:
                 "use text prompts instead of chat messages"
             )
         ids = self._tokenizer(text=list(prompts), truncation=False)["input_ids"] if prompts else []
+        if self._tokens_are_characters and any(self._tokenizer.pad_token_id in one for one in ids):
+            # The tokenizer of a converted .pt file reads characters that it does not know as padding.
+            text = "".join(prompts).replace(self._tokenizer.mask_token, "")
+            lacking = " ".join(map(repr, sorted(set(text) - set(self._tokenizer.get_vocab()))[:20]))
+            raise ValueError(
+                f"the model has no token for these characters of the prompts: {lacking}; choose the --corpus that it "
+                "was trained on, or another --model"
+            )
         self.check(ids)
         return ids
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from tests.support.pt_file import CHARACTERS, judge_score, write_pt
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands.check import check_task
@@ -435,6 +436,48 @@ def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path
     assert all(p.equal(before[name]) for name, p in judge._model.named_parameters()), "the judge was trained"
     trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in judge._model.parameters()}
+
+
+def test_restored_gaps_can_be_rewarded_beside_the_judge(judged, encoder_path, tmp_path):
+    weights = {"component_weights": {"restored": 2.0}}
+    trainer = infill_trainer(judged, encoder_path, tmp_path, max_steps=2, per_device_train_batch_size=64, **weights)
+    trainer.train()
+    logs = [line for line in trainer.state.log_history if "reward" in line]
+    for line in logs:
+        parts = line["rewards/judge/mean"] + 2 * line["rewards/restored/mean"]
+        assert line["reward"] == pytest.approx(parts, abs=1e-5)
+    assert any(line["rewards/restored/mean"] > 0 for line in logs), "nothing to reward"
+
+
+# ---- judges from .pt files
+
+
+def test_a_judge_may_be_a_pt_file(tmp_path, judges_path):
+    """It is converted once, scores as the file does, and must know the characters of the corpus."""
+    state = write_pt(tmp_path / "scorer.pt", "sequence_scorer")
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("To be, or not to be\n\nWhat's in a name?\n\nThe rest is silence.")
+    options = {"corpus": str(corpus), "judge": str(tmp_path / "scorer.pt"), "judges_folder": str(tmp_path / "judges"),
+               "held_out_judge": str(judges_path / "held_out"), "text_length": 16}  # fmt: skip
+    task = get_task("infill", options)
+    assert task._shown_judge is None and task.render(task.row_of("To b_"), "e"), "a picture without a judge"
+    task.prepare(0)
+    (folder,) = (tmp_path / "judges").iterdir()
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    task.prepare(0)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made, "it was converted again"
+    row = task.row_of("To be, o_ not")
+    oracle = judge_score(state, [CHARACTERS.index(letter) for letter in "To be, or not"], len(CHARACTERS) + 1)
+    assert task.judges()["judge"].score([row], ["r"]) == [pytest.approx(oracle, abs=1e-5)]
+    assert task.user_options({"judge": "scorer.pt", "judges_folder": "elsewhere"}) == ["judges_folder"]
+    write_pt(tmp_path / "scorer.pt", "sequence_scorer", seed=1)
+    again = get_task("infill", options)
+    again.prepare(0)
+    assert again.judges()["judge"].score([row], ["r"]) != task.judges()["judge"].score([row], ["r"])
+    for judge, words in (("none.pt", "this path does not exist"), ("scorer.pt", r"characters of the corpus: '5' 'é'")):
+        corpus.write_text(corpus.read_text() + "\n\nAt 5 o'clock in the café")
+        with pytest.raises(ValueError, match=words):
+            get_task("infill", options | {"judge": str(tmp_path / judge)}).prepare(0)
 
 
 def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp_path):

@@ -1,6 +1,8 @@
 """The prompts task: scores from several rewards, user-defined rewards, constraint and picture."""
 
+import importlib
 import json
+import math
 import pickle
 import time
 
@@ -9,7 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
+from tests.support.training import config
+from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
+from trl_grpo_tasks.models.loading import prepare_model
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.prompts import data
 from trl_grpo_tasks.tasks.prompts.reward import REWARDS
@@ -215,3 +220,87 @@ def test_programs_and_json_are_exported(tmp_path):
     assert set(files) == {"sample.html", "answer.json"} and json.loads(files["answer.json"]) == given
     assert json.loads(task.exports(data_row, 'It is {"a": 1}, I think.')["answer.json"]) == {"a": 1}
     assert set(task.exports(data_row, "no JSON")) == set(task.exports(text, "1")) == {"sample.html"}
+
+
+# ---- rewards over token ids
+
+TOKEN_REWARDS = """
+seen = []
+
+def short(completion_ids):
+    seen.append([list(ids) for ids in completion_ids])
+    return [1 / (1 + len(ids)) for ids in completion_ids]
+
+def columns(completion_ids, row, completions, prompts, **others):
+    assert {"trainer_state", "log_metric"} <= others.keys()
+    return [len(one["answer"]) + len(text[0]["content"]) for one, text in zip(row, completions)]
+
+def fails(completion_ids, **columns):
+    raise RuntimeError("no such token")
+
+def too_few(completion_ids):
+    return [None]
+"""
+
+
+@pytest.fixture
+def token_rewards(tmp_path, monkeypatch):
+    """A module of rewards over token ids, in the current folder."""
+    import sys
+
+    (tmp_path / "token_rewards.py").write_text(TOKEN_REWARDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "token_rewards", raising=False)
+    return importlib.import_module("token_rewards")
+
+
+def test_rewards_over_token_ids_get_the_tokens_that_were_sampled(tmp_path, token_rewards):
+    rows = [{"prompt": f"{i} + 1 =", "answer": i + 1} for i in range(8)]
+    task = from_rows(tmp_path, rows, rewards=["numeric", "token_rewards:short=2", "token_rewards:columns"])
+    model = prepare_model("tiny", task, tmp_path / "model")
+    trainer = TaskGRPOTrainer(model, args=config(tmp_path / "run", max_steps=1, max_completion_length=6), task=task)
+    trainer.train()
+    record = trainer.latest_rollout
+    assert token_rewards.seen == [record.completion_ids]
+    names = trainer.reward_func_names
+    short, columns = (names.index(f"token_rewards:{name}") for name in ("short", "columns"))
+    oracle = [1 / (1 + len(ids)) for ids in record.completion_ids]
+    assert record.rewards_N_F[:, short].tolist() == pytest.approx(oracle)
+    read = [len(row["answer"]) + len(text) for row, text in zip(record.rows, record.completions, strict=True)]
+    assert record.rewards_N_F[:, columns].tolist() == pytest.approx(read)
+    numeric = record.rewards_N_F[:, names.index("numeric")].tolist()
+    totals = [a + 2 * b + c for a, b, c in zip(numeric, oracle, read, strict=True)]
+    (line,) = [line for line in trainer.state.log_history if "reward" in line]
+    assert line["reward"] == pytest.approx(sum(totals) / len(totals), abs=1e-5)
+
+
+def test_rewards_over_token_ids_that_fail_leave_completions_out(tmp_path, token_rewards, caplog):
+    task = from_rows(tmp_path, [{"prompt": "a", "answer": 1}], rewards=["numeric", "token_rewards:fails"])
+    row = only_row(task)
+    other = {**row, "rewards": {"numeric": 1.0}}
+    reward = task.judges()["token_rewards:fails"]
+    assert reward(completion_ids=[[1], [2]], row=[json.dumps(row), json.dumps(other)]) == [math.inf, None]
+    assert "RuntimeError: no such token" in caplog.text
+    score = task.score(row, "1")
+    assert score.success and score.components == {"numeric": 1.0}, "evaluations leave it out"
+    short = from_rows(tmp_path, [{"prompt": "a"}], rewards=["token_rewards:too_few"])
+    assert short.score(only_row(short), "1").reason == "no reward of this row checks the answer"
+    with pytest.raises(ValueError, match="'token_rewards:too_few' returned 1 numbers for 2 completions"):
+        short.judges()["token_rewards:too_few"](completion_ids=[[1], [2]], row=[json.dumps(only_row(short))] * 2)
+
+
+# ---- the example file
+
+
+def test_the_example_file_is_complete(tmp_path, monkeypatch):
+    """Each answer succeeds and `check` finds nothing; a file of this name in the current folder comes first."""
+    monkeypatch.chdir(tmp_path)
+    task = get_task("prompts", {"prompts_file": "example_prompts.json"})
+    rows = [row for split in ("train", "test") for row in task.dataset(split, None, 0)]
+    assert len(rows) == len(json.loads(data.EXAMPLE.read_text())["prompts"]) == 16
+    assert all(task.score(row, task.gold(row)).success for row in rows)
+    check_task(task)
+    (tmp_path / "example_prompts.json").write_text(json.dumps({"prompts": ["mine", "mine too"]}))
+    mine = get_task("prompts", {"prompts_file": "example_prompts.json", "rewards": ["json"]})
+    assert len(mine.dataset("train", None, 0) + mine.dataset("test", None, 0)) == 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -65,10 +66,11 @@ class InfillOptions:
         None, "Make gaps of this model's tokens instead of characters: Hub id or folder of a masked language model."
     )
     judge: str | None = option(
-        None, "Judge whose score is the reward: folder or Hub id. Default: one is trained in --judges_folder."
+        None,
+        "Judge whose score is the reward: folder, Hub id or .pt file. Default: one is trained in --judges_folder.",
     )
     held_out_judge: str | None = option(None, "Second judge, for monitoring only. Default: one is trained as well.")
-    judges_folder: str = option("outputs/infill_judges", "Folder for judges that are trained automatically.")
+    judges_folder: str = option("outputs/infill_judges", "Folder for judges that are trained or converted here.")
     judge_steps: int = option(400, "Training steps of automatically trained judges.")
     judge_width: int = option(128, "Hidden size of automatically trained judges.")
     tiny_width: int = option(128, "Hidden size of the embedded model.")
@@ -126,11 +128,12 @@ class InfillTask(Task):
 
     @classmethod
     def user_options(cls, options: Mapping[str, Any]) -> list[str]:
-        """The folder in which judges would be trained. Judges that are there already are only read."""
+        """The folder in which judges would be trained or converted. Judges that are there already are only read."""
         default = InfillOptions.judges_folder
         folder = str(options.get("judges_folder", default))
         absent = [name for name in JUDGES if not (Path(folder) / name / "config.json").is_file()]
-        return ["judges_folder"] if folder != default and absent else []
+        converts = any(_pt_file(options.get(name)) for name in ("judge", "held_out_judge"))
+        return ["judges_folder"] if folder != default and (absent or converts) else []
 
     # ---- rows and their scores
 
@@ -236,12 +239,27 @@ class InfillTask(Task):
         given = [self.options.judge, self.options.held_out_judge]
         if given[0] is not None and given[0] == given[1]:
             raise ValueError(f"--judge and --held_out_judge are both {given[0]}; the second must be a different model")
-        for source in given:
-            if source is not None:
+        for name, source in zip(JUDGES, given, strict=True):
+            if file := _pt_file(source):
+                self._convert_judge(file, self._sources[name])
+            elif source is not None:
                 check_judge(source)
         for name, source in zip(JUDGES, given, strict=True):
             if source is None:
                 self.train_judge(Path(self.options.judges_folder) / name, name == "held_out", JUDGE_SEED, say)
+
+    def _convert_judge(self, file: Path, folder: str) -> None:
+        """Convert a checkpoint to a judge; ValueError if it is none, or if it cannot read the corpus."""
+        from ...models.char_encoder import JUDGE, convert_pt
+        from ...models.loading import converted, load_tokenizer
+
+        check_local_path(str(file), "judge")
+        vocabulary = load_tokenizer(converted(file, folder, partial(convert_pt, mode=JUDGE))).get_vocab()
+        if lacking := [character for character in self._alphabet if character not in vocabulary]:
+            raise ValueError(
+                f"judge {file} has no token for these characters of the corpus: {' '.join(map(repr, lacking[:20]))}; "
+                "choose the --corpus that it was trained on"
+            )
 
     def train_judge(self, folder: str | Path, held_out: bool, seed: int, say: Any = print) -> None:
         """Train a judge into `folder`, on one half of the training passages, or on the other half if `held_out`."""
@@ -268,11 +286,17 @@ class InfillTask(Task):
             name: FrozenJudge(name, source, self.filled, decides.get(name)) for name, source in self._sources.items()
         }
 
-    @property
+    @cached_property
     def _sources(self) -> dict[str, str]:
+        """The folder or Hub id of each judge; for a .pt file, the folder that `prepare` converts it into."""
         given = (self.options.judge, self.options.held_out_judge)
         folder = Path(self.options.judges_folder)
-        return {name: source or str(folder / name) for name, source in zip(JUDGES, given, strict=True)}
+        found = {name: source or str(folder / name) for name, source in zip(JUDGES, given, strict=True)}
+        for name, source in found.items():
+            if (file := _pt_file(source)) and file.is_file():
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()
+                found[name] = str(folder / f"{file.stem}_{digest[:12]}")
+        return found
 
     def filled(self, row: Row, completion: str) -> str | None:
         """Return the text with its gaps filled, as judges read it; None if the completion does not fit."""
@@ -361,12 +385,19 @@ class InfillTask(Task):
     @property
     def _shown_judge(self) -> Any:
         """The judge, or None if it has not been trained yet."""
-        is_there = self.options.judge is not None or (Path(self._sources["judge"]) / "config.json").is_file()
+        source = self._sources["judge"]
+        is_given = source == self.options.judge and not _pt_file(source)
+        is_there = is_given or (Path(source) / "config.json").is_file()
         return self._judge_to_show if is_there else None
 
     @cached_property
     def _judge_to_show(self) -> Any:
         return self.judges()["judge"]
+
+
+def _pt_file(source: str | None) -> Path | None:
+    """Return the path if a judge is given as a .pt file."""
+    return Path(source).expanduser() if source and source.endswith(".pt") else None
 
 
 def _check_options(options: InfillOptions) -> None:

@@ -22,14 +22,22 @@ from ...files import check_local_path
 from ...registry import add_current_folder_to_path
 from ...rewards.rubric import Rubric
 from ...task import nearest, printable
-from .reward import REWARDS, read_number, validator
+from .reward import REWARDS, read_number, reads_tokens, validator
 from .xml_reward import xml_validator
 
 logger = logging.getLogger(__name__)
 
 
+EXAMPLE = Path(__file__).with_name("example_prompts.json")
+
+
 def read_source(source: str, prompt_column: str) -> dict[str, list[PlacedRow]]:
-    """Read the rows of a file as "all", or those of a Hub data set as "train" and "test" if it has both."""
+    """Read the rows of a file as "all", or those of a Hub data set as "train" and "test" if it has both.
+
+    `example_prompts.json` is the file of the package, unless there is one of this name in the current folder.
+    """
+    if source == EXAMPLE.name and not Path(source).exists():
+        source = str(EXAMPLE)
     check_local_path(source, "--prompts_file")
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES and path.is_file():
@@ -160,7 +168,8 @@ def check_reward_name(name: str) -> None:
 
 
 def user_reward(name: str) -> Callable[..., Any]:
-    """Import the function behind `my_module:my_function` or `my_module.my_function`."""
+    """Import the function behind `my_module:my_function` or `my_module.my_function`: of a row and a completion, or, if
+    it has a parameter `completion_ids`, of the token ids of completions."""
     module_name, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     add_current_folder_to_path()
     try:
@@ -173,10 +182,14 @@ def user_reward(name: str) -> Callable[..., Any]:
     if not callable(judge):
         found = "nothing" if judge is None else repr(judge)
         raise ValueError(f"reward {name!r}: {module_name} must define a function {attribute!r}, found {found}")
+    if reads_tokens(judge):
+        return judge
     try:
         inspect.signature(judge).bind({}, "")
     except TypeError as error:
-        raise ValueError(f"reward {name!r} must be callable as f(row, completion): {error}") from error
+        raise ValueError(
+            f"reward {name!r} must be callable as f(row, completion), or as f(completion_ids, **columns): {error}"
+        ) from error
     return judge
 
 

@@ -20,7 +20,9 @@ class PromptsOptions:
     """Options of the prompts task: the source of the prompts, the rewards, the sandbox, and the judge."""
 
     prompts_file: str | None = option(
-        None, "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name). Default: use --generator."
+        None,
+        "A .json, .jsonl, .csv or .parquet file, or a Hub data set (owner/name); example_prompts.json comes with the "
+        "package. Default: use --generator.",
     )
     generator: str = option(
         "arithmetic", f"Generator of prompts if there is no file: {', '.join(generators.GENERATORS)} or mixed."

@@ -5,7 +5,9 @@ Rewards read the completion and never the prompt: a number in the question is no
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 from ...rewards.time_limit import time_limit
 from .verdict import LONGEST_TEXT, CannotJudgeError, Verdict, fenced, is_encodable
 from .xml_reward import xml, xml_schema
+
+logger = logging.getLogger(__name__)
 
 # Limits that keep rewards fast whatever a model writes; longer texts are cut or rejected.
 TAIL_FOR_NUMBERS = 4_000
@@ -394,3 +398,37 @@ def call_user_reward(judge: Callable[..., Any], name: str, row: Mapping[str, Any
     if not math.isfinite(value):
         raise CannotJudgeError(f"{name} returned {value!r}, which is not a finite number")
     return Verdict(float(value), str(reason))
+
+
+def reads_tokens(function: Callable[..., Any]) -> bool:
+    """Whether a user-defined reward is computed from token ids."""
+    return "completion_ids" in inspect.signature(function).parameters
+
+
+def over_tokens(function: Callable[..., Any], name: str) -> Callable[..., list[float | None]]:
+    """Return the reward function of TRL for a user-defined reward that is computed from token ids.
+
+    The user's function is called once per rollout, with those of its parameters that TRL passes: `completion_ids`,
+    `completions`, `prompts`, and `row`, the rows. It returns a number per completion. Rows that do not choose it get
+    None. If it raises, or returns None, completions are not scored: an infinite reward leaves them out.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters}
+
+    def reward(row: Sequence[str], **given: Any) -> list[float | None]:
+        rows = [json.loads(text) for text in row]
+        passed = {key: value for key, value in {**given, "row": rows}.items() if takes_all or key in named}
+        try:
+            values = [math.inf if value is None else float(value) for value in function(**passed)]
+        except Exception as error:  # noqa: BLE001 - user code: any failure is a reason, never a crash
+            logger.warning("reward %s failed, so completions are left out: %s: %s", name, type(error).__name__, error)
+            values = [math.inf] * len(rows)
+        if len(values) != len(rows):
+            raise ValueError(f"reward {name!r} returned {len(values)} numbers for {len(rows)} completions")
+        weights = [one["rewards"].get(name) for one in rows]
+        scored = [value if math.isfinite(value) else math.inf for value in values]
+        return [None if w is None else w * value if w else 0.0 for w, value in zip(weights, scored, strict=True)]
+
+    reward.__name__ = name
+    return reward

@@ -76,6 +76,7 @@ class PromptsTask(Task):
         if self.options.reward_model:
             used["reward_model"] = None
         self.weights: dict[str, float] = {name: given.get(name, 1.0) for name in used}
+        self._token_rewards: dict[str, Callable[..., list[float | None]]] = {}
         self._judges = self._find_judges(used)
         self._api_judge = make_judge(self.options, self._known_row) if self.options.judge_url else None
 
@@ -180,7 +181,9 @@ class PromptsTask(Task):
         return [*found, *(name for name in ("allow_code_execution", "judge_url") if options.get(name))]
 
     def judges(self) -> dict[str, Any]:
-        return {"reward_model": self.options.reward_model} if self.options.reward_model else {}
+        """The reward model, and rewards over token ids: TRL computes both, in training only."""
+        models = {"reward_model": self.options.reward_model} if self.options.reward_model else {}
+        return {**models, **self._token_rewards}
 
     def prepare(self, seed: int, say: Any = print) -> None:
         """Check that the LLM judge can be reached, if there is one."""
@@ -293,7 +296,11 @@ class PromptsTask(Task):
         judges: dict[str, Callable[[Row, str], Verdict]] = {}
         for name in names:
             if name not in REWARDS:
-                judges[name] = functools.partial(reward.call_user_reward, data.user_reward(name), name)
+                function = data.user_reward(name)
+                if reward.reads_tokens(function):
+                    self._token_rewards[name] = reward.over_tokens(function, name)
+                else:
+                    judges[name] = functools.partial(reward.call_user_reward, function, name)
             elif (judge := REWARDS[name].judge) is not None:
                 judges[name] = judge
         if "tests" in judges:
