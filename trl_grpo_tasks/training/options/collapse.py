@@ -24,6 +24,7 @@ def complete_options(args: Any) -> None:
         args.use_adaptive_entropy = True
     elif args.use_adaptive_entropy:
         args.entropy_target = ENTROPY_TARGET
+    args.best_by = args.best_by or None  # an empty value on the command line overrides that of a recipe
     args.is_eval_batch_size_given = args.per_device_eval_batch_size is not None
     if not args.is_eval_batch_size_given:
         args.per_device_eval_batch_size = EVAL_BATCH_SIZE
