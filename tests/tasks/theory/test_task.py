@@ -201,6 +201,12 @@ def test_invalid_texts_never_score_better_than_theories():
     assert max(totals) <= 3 and len(set(totals)) > 50
 
 
+@pytest.mark.parametrize("start", ["one_given", "mixed"])
+def test_a_given_multiplet_leaves_one_to_add(start):
+    with pytest.raises(ValueError, match=f"must be from 2 to 7, because --start {start} gives one of them"):
+        make(start=start, new_multiplets=1)
+
+
 def test_the_range_of_the_total():
     weights = TheoryTask.weights
     lowest = sum(weights[name] * value for name, value in WORST.items())

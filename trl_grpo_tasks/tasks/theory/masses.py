@@ -19,7 +19,7 @@ from .groups import U1, Dynkin
 from .spectrum import restricted_singular_values, singular_values
 from .states import State, states_of
 from .tensors import contraction, direction, generator, opposite, positive_roots
-from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
+from .theory import Fermion, MassTerm, Scalar, Theory, is_real
 
 PERTURBATIVE = math.sqrt(4 * math.pi)
 # A sum is zero up to rounding if it is at most this fraction of its largest term.
@@ -93,20 +93,6 @@ def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
         if len(masses):
             sectors.append(Sector("scalar", _dimension(colour), charge, matrix, tuple(sorted(masses.tolist()))))
     return tuple(_in_order(sectors))
-
-
-def largest_yukawa(theory: Theory) -> float:
-    return max((abs(y) for term in theory.terms if isinstance(term, Yukawa) for y in term.values), default=0.0)
-
-
-def is_perturbative(theory: Theory) -> bool:
-    """Return whether every Yukawa coupling is below sqrt(4 pi)."""
-    return largest_yukawa(theory) < PERTURBATIVE
-
-
-def massless_charged(sectors: list[Sector]) -> int:
-    """Return the number of massless states with colour or charge."""
-    return sum(sector.massless for sector in sectors if sector.visible)
 
 
 # ---- matrices

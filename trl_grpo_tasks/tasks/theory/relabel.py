@@ -7,9 +7,11 @@ the request for two multiplets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
+from .anomalies import anomalies
 from .data import cut
 from .examples import named
 from .language import LanguageError, parse, write
@@ -28,37 +30,29 @@ def smaller_requests(
     except LanguageError:
         return
     model = named("standard_model")
-    is_known = _one_of(model.fermions)
-    new = [fermion for fermion in theory.fermions if not is_known(fermion)]
-    given = prompt.split().count("FERMION")
-    known = len(model.fermions)
+    family = {_content(fermion) for fermion in model.fermions}
+    new = [fermion for fermion in theory.fermions if _content(fermion) not in family]
+    given, known = prompt.split().count("FERMION"), len(model.fermions)
     if (
         [group.group for group in theory.groups] != [group.group for group in model.groups]
         or [_content(scalar) for scalar in theory.scalars] != [_content(scalar) for scalar in model.scalars]
         or len(theory.fermions) - len(new) != known
         or given not in (0, known, known + 1)
-        or not all(map(is_known, theory.fermions[: min(given, known)]))
+        or any(fermion in new for fermion in theory.fermions[: min(given, known)])
         or cut(theory, given)[0] != prompt  # the prompt ends within a multiplet
     ):
         return
     for size in range(min(len(new) - 1, most_new), max(0, given - known), -1):
         for left_out in combinations(new[::-1], len(new) - size):
-            part = _without(theory, left_out)
+            fermions = tuple(fermion for fermion in theory.fermions if fermion not in left_out)
+            if any(anomalies(Theory(theory.groups, fermions)).values()):
+                continue  # most parts fail here, which is much faster to see than masses
+            names = {fermion.name for fermion in left_out}
+            terms = tuple(term for term in theory.terms if not {term.first, term.second} & names)
+            part = with_all_terms(Theory(theory.groups, fermions, theory.scalars, terms))
             if not judge(part, len(write(part).split()), max_words, threshold).problems:
                 yield cut(part, given)
 
 
-def _without(theory: Theory, left_out: tuple[Fermion, ...]) -> Theory:
-    names = {fermion.name for fermion in left_out}
-    fermions = tuple(fermion for fermion in theory.fermions if fermion not in left_out)
-    terms = tuple(term for term in theory.terms if not {term.first, term.second} & names)
-    return with_all_terms(Theory(theory.groups, fermions, theory.scalars, terms))
-
-
-def _one_of(fermions: tuple[Fermion, ...]) -> Callable[[Fermion], bool]:
-    known = {(fermion.numbers, fermion.generations) for fermion in fermions}
-    return lambda fermion: (fermion.numbers, fermion.generations) in known
-
-
-def _content(scalar: Scalar) -> tuple:
-    return scalar.numbers, scalar.mass, scalar.vev
+def _content(field: Fermion | Scalar) -> Fermion | Scalar:
+    return replace(field, name="")

@@ -57,8 +57,10 @@ class TheoryOptions:
             check_choice("goals", goal, GOALS)
         if not self.goals or list(self.goals) != [goal for goal in GOALS if goal in self.goals]:
             raise ValueError(f"--goals {' '.join(self.goals)}: name at least one of {' '.join(GOALS)}, in this order")
-        if not 1 <= self.new_multiplets <= 7:
-            raise ValueError(f"--new_multiplets {self.new_multiplets} must be from 1 to 7")
+        least = 2 if self.start in ("one_given", "mixed") and self.prompts_file is None else 1
+        if not least <= self.new_multiplets <= 7:
+            given = f", because --start {self.start} gives one of them" if least == 2 else ""
+            raise ValueError(f"--new_multiplets {self.new_multiplets} must be from {least} to 7{given}")
         if self.tiny_width % self.tiny_heads or self.tiny_width // self.tiny_heads % 2:
             raise ValueError(
                 f"--tiny_width {self.tiny_width} must be an even multiple of --tiny_heads {self.tiny_heads}"
@@ -76,7 +78,7 @@ class TheoryTask(Task):
     """
 
     name: ClassVar[str] = "theory"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     description: ClassVar[str] = "Quantum field theories without anomalies and without light exotics"
     weights: Mapping[str, float] = SCORINGS["full"]
     defaults: ClassVar[Mapping[str, Any]] = {
