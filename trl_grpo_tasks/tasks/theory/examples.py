@@ -313,7 +313,7 @@ def _e6() -> Theory:
         "U": ("fund", 3000, (13,), 246),
         "D": ("fund", 3000, (27,), 174),
     }
-    couplings = {"f f P": 0.5, "f f U": hierarchical(1.0), "f f D": hierarchical(0.02)}
+    couplings: Couplings = {"f f P": 0.5, "f f U": hierarchical(1.0), "f f D": hierarchical(0.02)}
     return make({"G": "E6"}, scalars, {"f": ("fund", 3)}, couplings)
 
 

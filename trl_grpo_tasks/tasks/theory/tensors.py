@@ -193,7 +193,7 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
                     squares[one, other] += x * y
     # Inverse iteration finds the vector of eigenvalue 0, which is unique.
     shifted = squares + 1e-9 * np.eye(len(neutral))
-    solution = np.random.default_rng(0).normal(size=len(neutral))
+    solution: np.ndarray = np.random.default_rng(0).normal(size=len(neutral))
     for _ in range(2):
         solution = np.linalg.solve(shifted, solution)
         solution /= np.abs(solution).max()
