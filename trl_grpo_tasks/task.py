@@ -293,11 +293,12 @@ class Task:
         """
         return score.reason
 
-    def relabel(self, row: Row, completion: str) -> Row | None:
+    def relabel(self, row: Row, completion: str) -> Row | tuple[Row, str] | None:
         """Return another training row that this completion, which fails for `row`, may solve; None if there is none.
 
-        `--relabel` scores the completion with the new row and stores it if it is a success. The row must be one that
-        `dataset` could return for the training split: a row of the test split would spoil evaluations.
+        If only a part of the completion solves it, return the row and that part as text. `--relabel` scores the answer
+        with the new row and stores it if it is a success. The row must be one that `dataset` could return for the
+        training split: a row of the test split would spoil evaluations.
         """
         return None
 

@@ -130,8 +130,8 @@ def named() -> str:
 
 
 _THEORY_COMPONENTS = {
-    "anomalies": "mean over all anomaly conditions: 1 where the coefficient x is exactly zero, otherwise "
-    "-ln(1 + abs(x))",
+    "anomalies": "mean over all anomaly conditions (1 if there are none): 1 where the coefficient x is exactly zero, "
+    "otherwise -ln(1 + abs(x))",
     "exotics": "for each charged or coloured state outside the Standard Model that is lighter than "
     "`--threshold_gev`: minus the square of its distance from that threshold in powers of ten",
     "standard_model": "minus the share of quarks and charged leptons that are missing",

@@ -4,6 +4,7 @@ The documents themselves are not part of the repository. Where a recipe differs 
 """
 
 import json
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tests.commands.test_hub import SECRET
 from tests.commands.test_push import contents, python, set_base
@@ -27,6 +28,7 @@ from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.constraints.base import replay, unpack
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import save_tiny
+from trl_grpo_tasks.report.run_folder import OUTCOME_FILE
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import MASK_TOKEN
 from trl_grpo_tasks.tasks.brick.structure import SIZES
@@ -93,7 +95,10 @@ DOCUMENTS = {
         Says("the replay buffer has 1,000 entries", "replay_size", 1000),
         Says("prioritised replay is off by default", "replay_alpha", 0.6, "prefers groups with large advantages"),
         Says("exotics must be heavier than 100 GeV", "threshold_gev", 100.0),
-        Says("the reward is the sum of three parts", "component_weights", None, "rewards success and distinct"),
+        Says("the reward is the sum of three parts", "scoring", "full", "rewards success and distinct"),
+        Says(
+            "the best model has the highest mean reward", "best_by", "reward", "on held-out prompts, not on those of"
+        ),
     ],
     "infill": [
         Says("8 completions form a group", "num_generations", 8),
@@ -285,13 +290,6 @@ def test_bricks_recipe_trains_the_adapter_on_the_hub(tmp_path):
     assert {"valid", "published_stable", "mean_brick_stability", "min_brick_stability"} <= set(metrics[-1])
 
 
-def test_theorys_comment_gives_the_documents_reward():
-    task, *_ = parsed("theory")
-    said = json.loads(re.search(r"--component_weights '(.*?)'", path_of("theory").read_text())[1])
-    used = {key for key, value in component_weights(task, said).items() if value}
-    assert used == {"anomalies", "exotics", "length"} and TOO_LONG == -300 and task.options.max_words == 512
-
-
 def test_infills_reward_is_the_judge_alone():
     task, _, args, _ = parsed("infill")
     weights = component_weights(task, args.component_weights)
@@ -391,3 +389,63 @@ def test_prompts_trains_a_llama_and_counts_rollouts_for_the_reference(tmp_path, 
     assert len(lines) == 8 and updates == [500], "before the second rollout; the first has nothing to follow"
     assert all({"loss", "pg_loss", "kl"} <= line.keys() for line in lines)
     assert re.search(r"^GRPO 1/8  reward .*  loss \S+  pg_loss \S+  kl \S+  ", capsys.readouterr().out, re.MULTILINE)
+
+
+# ---- theory
+
+THEORY_SMALL = {
+    "tiny_width": 32, "tiny_layers": 1, "tiny_heads": 2, "train_rows": 24, "eval_rows": 3, "num_samples": 2,
+    "cold_start_steps": 2, "cold_start_batch_size": 4, "num_generations": 8, "per_device_train_batch_size": 16,
+    "max_steps": 2, "logging_steps": 1, "save_steps": 1, "warmup_steps": 0, "use_cpu": True, "report_to": "none",
+    "reward_workers": 0,
+}  # fmt: skip
+
+
+def test_theorys_prompt_gold_and_constraint_agree(tmp_path):
+    task, _, args, _ = parsed("theory")
+    save_tiny(task.tiny(), tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    constraint = task.constraint(tokenizer)
+    assert 8e6 < model.num_parameters() < 9e6, "the size of the document's model"
+    for row in task.dataset("train", 6, args.seed):
+        gold = task.gold(row)
+        assert task.score(row, gold).success
+        ids = tokenizer.encode(gold, add_special_tokens=False)
+        assert tokenizer.decode(tokenizer.encode(row["prompt"], add_special_tokens=False)) == row["prompt"]
+        assert len(ids) < args.max_completion_length and len((row["prompt"] + gold).split()) <= task.options.max_words
+        state = constraint.start(row)
+        for token in [*ids, tokenizer.eos_token_id]:
+            state.accept(token)
+        assert state.finished
+
+
+def test_theorys_documents_reward_is_one_option():
+    task, *_ = parse(["--config", str(path_of("theory")), *flags({"use_cpu": True}), "--scoring", "document"])
+    used = {key: value for key, value in component_weights(task, None).items() if value}
+    assert used == {"anomalies": 1, "exotics": 1, "length": 1} and TOO_LONG == -300 and task.options.max_words == 512
+    assert "--scoring document" in comment_of("theory")
+
+
+def test_theorys_best_model_can_be_turned_off():
+    off = flags({"use_cpu": True, "save_strategy": "no"})
+    _, _, args, _ = parse(["--config", str(path_of("theory")), *off, "--best_by", ""])
+    assert args.best_by is None and args.eval_strategy == "no"
+
+
+@pytest.mark.parametrize("scoring", ["full", "document"])
+def test_theorys_recipe_trains_two_steps_and_keeps_its_best_model(scoring, tmp_path):
+    options = THEORY_SMALL | {"scoring": scoring, "output_dir": tmp_path}
+    if scoring == "document":  # with hindsight, and without the levels, of which the first has one reward
+        options |= {"curriculum": "false", "goals": "anomalies", "own_successes": 16, "relabel": "true"}
+    assert run.main(["--config", str(path_of("theory")), *flags(options)]) == 0
+    logged = [json.loads(line) for line in (tmp_path / "training_metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in logged if "loss" in line]
+    assert len(steps) == 2 and all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in steps)
+    if scoring == "document":
+        for line in steps:
+            parts = [line[f"rewards/{name}/mean"] for name in ("anomalies", "exotics", "length")]
+            assert line["reward"] == pytest.approx(sum(parts), abs=1e-3)
+        assert all("own_successes/relabelled" in line for line in steps)
+    best = json.loads((tmp_path / OUTCOME_FILE).read_text())
+    assert best["best_by"] == "reward" and best["model_step"] == best["best_step"] and len(best["evaluations"]) >= 2
+    assert (tmp_path / "model.safetensors").is_file()

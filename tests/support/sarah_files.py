@@ -1,6 +1,7 @@
 """A check that SARAH model files are complete, by a reader that shares no code with the writer."""
 
 import itertools
+import math
 import re
 from collections import Counter
 from fractions import Fraction
@@ -9,7 +10,11 @@ import numpy as np
 
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
 
-DIMENSIONS = {2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5, 10, -10, 24}}
+# Dimensions of representations by the number in the name of the group: SU(N) up to 5, E6 and SO(10).
+DIMENSIONS = {
+    2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5, 10, -10, 24}, 6: {1, 27, -27, 78},
+    10: {1, 10, 16, -16, 45},
+}  # fmt: skip
 
 
 def check_numbers(numbers, groups):
@@ -293,3 +298,52 @@ def check_sarah(theory, text):
     names = [*declared, *couplings, *parts]
     assert len(set(names)) == len(names)
     assert unbroken_dimension(groups, fields, vevs) == vacuum(theory).unbroken
+
+
+# ---- anomalies from the file alone
+
+
+def weights_of(size, dimension):
+    """The values of diag(1, ..., 1, 1 - N) on the components of a representation of SU(N), from its tensor indices."""
+    entries = [Fraction(1)] * (size - 1) + [Fraction(1 - size)]
+    kinds = indices_of(size, dimension)
+    if len(kinds) == 2 and kinds[0] == kinds[1]:  # antisymmetric
+        return [kinds[0] * (a + b) for a, b in itertools.combinations(entries, 2)]
+    sums = [
+        sum(k * x for k, x in zip(kinds, one, strict=True)) for one in itertools.product(entries, repeat=len(kinds))
+    ]
+    if len(kinds) == 2:
+        sums.remove(0)  # the trace
+    return sums
+
+
+def anomalies_of(text):
+    """All anomaly coefficients of a model file, by the places of the groups: traces over single states.
+
+    (i, i, i) is the cubic one, (i, i, u) the mixed one, (u,) the gravitational one, ("witten", i) the global one.
+    """
+    groups, fields, _ = read_model(text)
+    fermions = re.findall(r"^FermionFields\[\[\d+\]\] = \{(\w+),", text, re.MULTILINE)
+    sizes = [size for size, _ in groups]
+    simple = [i for i, size in enumerate(sizes) if size > 1]
+    abelian = [i for i, size in enumerate(sizes) if size == 1]
+    found = Counter()
+    for name in fermions:
+        copies, numbers, _ = fields[name]
+        dimension = copies * math.prod(abs(int(numbers[i])) for i in simple)
+        for i in simple:
+            power = {n: sum(w**n for w in weights_of(sizes[i], int(numbers[i]))) for n in (2, 3)}
+            unit = {n: sum(w**n for w in weights_of(sizes[i], sizes[i])) for n in (2, 3)}
+            others = dimension // abs(int(numbers[i]))
+            index = others * power[2] / unit[2]  # 2 T, as a multiple of the fundamental
+            if sizes[i] > 2:
+                found[i, i, i] += others * power[3] / unit[3]
+            else:
+                found["witten", i] = (found["witten", i] + index) % 2
+            for u in abelian:
+                found[i, i, u] += index / 2 * numbers[u]
+        for u in abelian:
+            found[(u,)] += dimension * numbers[u]
+        for u, v, w in itertools.combinations_with_replacement(abelian, 3):
+            found[u, v, w] += dimension * numbers[u] * numbers[v] * numbers[w]
+    return found

@@ -27,12 +27,52 @@ def rep_weights(n, dynkin):
     raise AssertionError(f"the oracle does not know {dynkin}")
 
 
+def cartan_values(group, dynkin):
+    """The values of a basis of diagonal generators on each component: x_i - x_{i+1} for SU(N)."""
+    if group == "SO(10)":
+        return so10_weights(dynkin)
+    if group == "E6":
+        return e6_weights(dynkin)
+    return [tuple(w[i] - w[i + 1] for i in range(len(w) - 1)) for w in rep_weights(int(group[3:-1]), dynkin)]
+
+
+def so10_weights(dynkin):
+    """Twice the weights in an orthonormal basis: signs for spinors, +-e_i for the vector, +-e_i +- e_j for a 45."""
+    signs = list(itertools.product((1, -1), repeat=5))
+    place = list(dynkin).index(1) if any(dynkin) else None
+    if place is None:
+        return [(0,) * 5]
+    if place in (3, 4):  # an even number of minus signs for 16, an odd one for 16bar
+        return [one for one in signs if (one.count(-1) % 2 == 0) == (place == 4)]
+    unit = [tuple(2 * sign * (i == j) for j in range(5)) for i in range(5) for sign in (1, -1)]
+    if place == 0:
+        return unit
+    pairs = [tuple(map(sum, zip(a, b, strict=True))) for a, b in itertools.combinations(unit, 2)]
+    return [pair for pair in pairs if any(pair)] + [(0,) * 5] * 5
+
+
+def e6_weights(dynkin):
+    """Weights under SU(3) x SU(3) x SU(3): 27 = (3, 3bar, 1) + (1, 3, 3bar) + (3bar, 1, 3), 78 = three octets and
+    (3, 3, 3) with its conjugate."""
+    if not any(dynkin):
+        return [(0,) * 6]
+    three = cartan_values("SU(3)", (1, 0))
+    bar = [tuple(-x for x in w) for w in three]
+    eight, one = cartan_values("SU(3)", (1, 1)), [(0, 0)]
+    contents = {
+        0: [(three, bar, one), (one, three, bar), (bar, one, three)],
+        5: [(bar, three, one), (one, bar, three), (three, one, bar)],
+        1: [(eight, one, one), (one, eight, one), (one, one, eight), (three,) * 3, (bar,) * 3],
+    }[list(dynkin).index(1)]
+    return [sum(parts, ()) for content in contents for parts in itertools.product(*content)]
+
+
 def diagonal_generators(theory):
-    """A basis of diagonal generators: x_i - x_{i+1} for each SU(N), the charge for each U(1)."""
+    """A basis of diagonal generators of every group; the charge for a U(1)."""
     names = []
     for g, group in enumerate(theory.groups):
-        n = 1 if group.group == "U(1)" else int(group.group[3:-1])
-        names += [(g, i) for i in range(max(1, n - 1))]
+        rank = {"U(1)": 1, "SO(10)": 5, "E6": 6}.get(group.group) or int(group.group[3:-1]) - 1
+        names += [(g, i) for i in range(rank)]
     return names
 
 
@@ -45,8 +85,7 @@ def states(theory):
             if group.group == "U(1)":
                 parts.append([(number,)])
             else:
-                weights = rep_weights(int(group.group[3:-1]), number)
-                parts.append([tuple(w[i] - w[i + 1] for i in range(len(w) - 1)) for w in weights])
+                parts.append(cartan_values(group.group, number))
         for chosen in itertools.product(*parts):
             count[tuple(value for part in chosen for value in part)] += fermion.generations
     return count

@@ -172,6 +172,28 @@ def test_failed_completions_are_stored_with_a_prompt_that_they_solve(tiny_path, 
     assert trainer._metrics["train"]["own_successes/relabelled"] == [3]
 
 
+class PartTask(RelabelTask):
+    """The first letter alone is the answer to its prompt."""
+
+    def relabel(self, row, completion):
+        new = super().relabel(row, completion)
+        return None if new is None else (new, completion[0])
+
+
+@pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
+def test_a_part_of_a_failed_completion_is_stored_with_its_own_tokens(tiny_path, tmp_path, constrain):
+    options = ON | {"relabel": True, "constrain": constrain}
+    trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=PartTask(), **options)
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    found = {(json.loads(s.row)["prompt"], s.answer): s for s in stored(trainer._successes)}
+    assert {key for key, s in found.items() if s.is_relabelled} == {("b1x", "b"), ("c1x", "c"), ("d1x", "d")}
+    tokenizer = trainer._tokenizer
+    for (_, answer), s in found.items():
+        assert s.completion_ids == [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+    trainer._compute_loss(trainer.model, output)
+    assert trainer._metrics["train"]["own_successes/loss"][0] > 0
+
+
 # ---- runs
 
 

@@ -344,9 +344,12 @@ def _check_render(task: Task, label: str, row: Row) -> None:
             f"canonical must return text; it returned {form!r} ({label}, completion {text[:80]!a})",
         )
         new = task.relabel(row, text)
+        asked, answer = new if isinstance(new, tuple) and len(new) == 2 else (new, text)
         _require(
-            new is None or (isinstance(new, dict) and "prompt" in json.loads(json.dumps(new))),
-            f"relabel must return None or a row; it returned {new!r:.80} ({label}, completion {text[:80]!a})",
+            asked is None
+            or (isinstance(asked, dict) and isinstance(answer, str) and "prompt" in json.loads(json.dumps(asked))),
+            f"relabel must return None, a row, or a row and an answer; it returned {new!r:.80} ({label}, completion "
+            f"{text[:80]!a})",
         )
 
 

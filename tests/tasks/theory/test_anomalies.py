@@ -15,6 +15,7 @@ from tests.support.theory_oracle import is_anomaly_free
 from trl_grpo_tasks.tasks.theory import anomalies, examples, groups
 from trl_grpo_tasks.tasks.theory.data import STARTS, extension
 from trl_grpo_tasks.tasks.theory.language import parse
+from trl_grpo_tasks.tasks.theory.reward import anomaly_reward
 from trl_grpo_tasks.tasks.theory.survey import random_walk
 from trl_grpo_tasks.tasks.theory.theory import Theory, from_dict, to_dict
 
@@ -145,7 +146,15 @@ def test_a_hundred_generated_theories_state_by_state():
         assert is_anomaly_free(theory)
 
 
-@pytest.mark.parametrize("prompt", ["BOS GAUGE_GROUPS NUM_GAUGE num_2", "BOS GAUGE_GROUPS NUM_GAUGE num_1"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "BOS GAUGE_GROUPS NUM_GAUGE num_2",
+        "BOS GAUGE_GROUPS NUM_GAUGE num_1",
+        "BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 SO_10 GROUP group_2 U_1",
+        "BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 E_6 GROUP group_2 U_1",
+    ],
+)
 def test_random_theories_state_by_state(prompt):
     """Both computations agree on random theories of any groups, most of which are anomalous."""
     rng = random.Random(3)
@@ -158,7 +167,16 @@ def test_random_theories_state_by_state(prompt):
             free = not any(anomalies(part).values())
             assert free == is_anomaly_free(part)
             agreed[free] += 1
-    assert agreed[False] > 30
+    assert agreed[False] > 10  # SO(10) and E6 alone are never anomalous
+
+
+@pytest.mark.parametrize("word", ["SO_10", "E_6"])
+def test_so10_and_e6_alone_have_no_anomaly(word):
+    """Neither has a cubic invariant or a global anomaly, so there is no condition; the component is at its best."""
+    prompt, rng = f"BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 {word}", random.Random(4)
+    for _ in range(10):
+        theory = parse(prompt + random_walk(prompt, rng))
+        assert anomalies(theory) == {} and is_anomaly_free(theory) and anomaly_reward({}) == 1
 
 
 # ---- errors and speed

@@ -35,6 +35,8 @@ random_theories = st.builds(
     st.integers(0, 10**6),
     st.sampled_from(PROMPTS),
 )
+theories_in_sarah = random_theories.filter(lambda text: not {"SO_10", "E_6"} & set(text.split()))
+IN_SARAH = [name for name in examples.NAMES if name not in ("so10", "e6")]
 
 
 def test_no_word_is_a_prefix_of_another():
@@ -208,13 +210,13 @@ def test_values_do_not_make_a_new_theory():
 
 
 @settings(max_examples=30, deadline=None)
-@given(text=random_theories)
+@given(text=theories_in_sarah)
 def test_sarah_files_of_random_theories_are_read_back(text):
     theory = parse(text)
     assert relabelled(sarah.read_sarah(sarah.write_sarah(theory))) == theory
 
 
-@pytest.mark.parametrize("name", examples.NAMES)
+@pytest.mark.parametrize("name", IN_SARAH)
 def test_sarah_files_of_named_theories_are_read_back(name):
     theory = examples.named(name)
     file = sarah.write_sarah(theory, "Named")
@@ -262,6 +264,10 @@ def test_one_loop_coefficients():
     assert pyrate.one_loop(fields) == {"c": -7, "L": -3, "Y": 7}
     # The minimal SU(5) with a real 24 and a complex 5.
     assert pyrate.one_loop(examples.named("su5")) == {"G": Fraction(-40, 3)}
+    # SO(10): -11/3 8 + 2/3 3 2 for three 16s, 1/6 8 for a real 45, 1/3 2 for a complex 16 and 1/3 for a complex 10.
+    assert pyrate.one_loop(examples.named("so10")) == {
+        "G": Fraction(-88, 3) + 4 + Fraction(8, 6) + Fraction(2, 3) + Fraction(1, 3)
+    }
 
 
 def test_tables_and_pictures():
@@ -272,6 +278,7 @@ def test_tables_and_pictures():
     latex = render.latex_table(theory)
     assert latex.count("\\\\") == len(table) and "$\\overline{3}$" in latex
     assert "\\_" in render.latex_table(relabelled(theory))
+    assert [line[-2] for line in render.content_table(examples.named("so10"))[1:]] == ["45", "16", "10", "16"]
     assert render.picture(theory).startswith(b"\x89PNG")
     sectors = fermion_sectors(theory, vacuum(theory))
     assert render.spectrum_picture(sectors).startswith(b"\x89PNG")

@@ -4,7 +4,9 @@ Neither program is available here (SARAH needs Mathematica, PyR@TE is not on PyP
 """
 
 import itertools
+import json
 import re
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -13,15 +15,24 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.sarah_files import Mathematica, check_numbers, check_sarah, names_in, read_model, tensor_of
-from tests.tasks.theory.test_language import random_theories
-from trl_grpo_tasks.tasks.theory import examples
+from tests.support.paths import DATA
+from tests.support.sarah_files import (
+    Mathematica,
+    anomalies_of,
+    check_numbers,
+    check_sarah,
+    names_in,
+    read_model,
+    tensor_of,
+)
+from tests.tasks.theory.test_language import IN_SARAH, theories_in_sarah
+from trl_grpo_tasks.tasks.theory import anomalies, examples
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
 from trl_grpo_tasks.tasks.theory.language import parse, relabelled
 from trl_grpo_tasks.tasks.theory.pyrate import write_pyrate
 from trl_grpo_tasks.tasks.theory.sarah import read_sarah, write_sarah
 from trl_grpo_tasks.tasks.theory.tensors import components, reps_of
-from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev
+from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev, from_dict
 
 # ---- PyR@TE: YAML, and terms with indices
 
@@ -32,7 +43,7 @@ def test_pyrate_files(name):
     assert "not been validated" in text.splitlines()[1]
     found = yaml.safe_load(text)
     assert set(found) == {"Author", "Date", "Name", "Groups", "Fermions", "RealScalars", "ComplexScalars", "Potential"}
-    groups = {group: int(re.fullmatch(r"S?U(\d)", kind)[1]) for group, kind in found["Groups"].items()}
+    groups = {group: int(re.fullmatch(r"(?:S?U|SO|E)(\d+)", kind)[1]) for group, kind in found["Groups"].items()}
     fields = {}
     for kind, keys in (
         ("Fermions", {"Gen", "Qnb"}),
@@ -89,19 +100,67 @@ def check_term(term, fields, tensors, groups, sizes):
 # ---- SARAH
 
 
-@pytest.mark.parametrize("name", examples.NAMES)
+@pytest.mark.parametrize("name", IN_SARAH)
 def test_sarah_files(name):
     theory = examples.named(name)
     text = write_sarah(theory, name)
     assert "not been validated" in text.splitlines()[0]
     check_sarah(theory, text)
+    assert not any(anomalies_of(text).values())
+
+
+def by_place(theory, coefficients):
+    """Coefficients by the places of their groups, as the reader of files has them, instead of by name."""
+    place = {group.id: i for i, group in enumerate(theory.groups)}
+    found = {}
+    for name, value in coefficients.items():
+        if name.startswith("witten:"):
+            key = ("witten", place[name.removeprefix("witten:")])
+        else:
+            parts = [(part.partition("^")[0], int(part.partition("^")[2] or 1)) for part in name.split("*")]
+            key = tuple(place[id] for id, power in parts if id != "grav" for _ in range(power))
+        found[key] = Fraction(value)
+    return found
+
+
+REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
+WRITTEN = [
+    case["id"]
+    for case in REFERENCE
+    if all(
+        group["group"] == "U(1)"
+        or (group["group"] in ("SU(2)", "SU(3)", "SU(4)", "SU(5)")
+            and all(tuple(rep["dynkin"]) in reps_of(group["group"]).values()
+                    for fermion in case["fermions"] for id, rep in fermion["reps"].items() if id == group["id"]))
+        for group in case["groups"]
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_anomalies_that_a_sarah_file_has_by_itself_are_those_of_the_reference(name):
+    case = next(case for case in REFERENCE if case["id"] == name)
+    theory = from_dict(case)
+    assert anomalies_of(write_sarah(theory)) == Counter(by_place(theory, case["expected"]))
+
+
+def test_enough_reference_cases_can_be_written():
+    assert len(WRITTEN) >= 25
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=random_theories)
+@given(text=theories_in_sarah)
 def test_sarah_files_of_random_theories_are_complete(text):
     theory = parse(text)
-    check_sarah(theory, write_sarah(theory))
+    file = write_sarah(theory)
+    check_sarah(theory, file)
+    assert anomalies_of(file) == Counter(by_place(theory, anomalies(theory)))
+
+
+@pytest.mark.parametrize("name", ["so10", "e6"])
+def test_sarah_files_of_other_groups_are_refused(name):
+    with pytest.raises(ValueError, match=r"written for SU\(N\) and U\(1\), not for (SO\(10\)|E6)"):
+        write_sarah(examples.named(name))
 
 
 @st.composite

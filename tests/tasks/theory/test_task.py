@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -200,11 +201,39 @@ def test_invalid_texts_never_score_better_than_theories():
     assert max(totals) <= 3 and len(set(totals)) > 50
 
 
+@pytest.mark.parametrize("start", ["one_given", "mixed"])
+def test_a_given_multiplet_leaves_one_to_add(start):
+    with pytest.raises(ValueError, match=f"must be from 2 to 7, because --start {start} gives one of them"):
+        make(start=start, new_multiplets=1)
+
+
 def test_the_range_of_the_total():
     weights = TheoryTask.weights
     lowest = sum(weights[name] * value for name, value in WORST.items())
     assert lowest == -13
     assert weights["anomalies"] + weights["solved"] + weights["distinct"] == 4
+
+
+def test_the_documents_total_is_the_plain_sum_of_three_parts():
+    """Against numbers by hand: the Standard Model has 6 conditions; a singlet of charge 1 violates two of them by 1,
+    and without a partner it is a massless charged state, which costs 25."""
+    task = make(scoring="document")
+    prompt, gold = prompt_of("seesaw_1", 5)
+    score = task.score({"prompt": prompt}, gold)
+    assert score.success and score.total == 6 and score.components["anomalies"] == 6
+    wrong = gold.split(" INTERACTIONS")[0].replace("num_3", "num_1").replace("q_0/1", "q_1/1") + " INTERACTIONS"
+    terms = re.findall(r" YUKAWA(?: \S+){5}", SM)
+    score = task.score({"prompt": prompt}, wrong + "".join(terms) + " END")
+    assert score.valid and not score.success
+    assert score.total == pytest.approx(4 - 2 * math.log(2) - 25)
+    assert score.components["anomalies"] == pytest.approx(4 - 2 * math.log(2))
+    too_long = make(scoring="document", max_words=10).score({"prompt": prompt}, gold)
+    assert too_long.total == 6 - 300, "the penalty comes in addition"
+    assert task.score({"prompt": prompt}, " nonsense").total == -500
+    row = {"prompt": prompt, "level": "exotics"}
+    assert task.score(row, gold).total == 0 and "anomalies" not in task.score(row, gold).components
+    with pytest.raises(ValueError, match="scoring"):
+        make(scoring="paper")
 
 
 def test_copies_of_one_success_share_their_bonus():

@@ -1,7 +1,7 @@
 """Symmetry breaking: the gauge group that the vevs leave unbroken, and the electric charge in it.
 
-Vevs lie along components, so the unbroken algebra is spanned by diagonal generators and pairs E_ab, E_ba: it can be
-determined exactly, without diagonalisation.
+Vevs lie along components, so the unbroken algebra is spanned by diagonal generators and those of pairs of opposite
+roots: it can be determined exactly, without diagonalisation.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import combinations
 
 import numpy as np
 
-from .groups import U1
-from .tensors import components, direction, generator, size_of
+from .groups import U1, algebra
+from .tensors import Root, colour_label, components, coordinates, direction, generator, opposite, positive_roots
 from .theory import GaugeGroup, Number, Theory
 
-# A diagonal generator: the entries of diag(x_1 ... x_N) for each SU(N), and one factor for each U(1).
+# A diagonal generator: its coordinates for each simple group (see `tensors`), and one factor for each U(1).
 Diagonal = tuple[tuple[Fraction, ...], ...]
 
 
@@ -29,7 +29,7 @@ class Vacuum:
     dimension: int
     unbroken: int
     charge: Diagonal | None
-    colour: tuple[int, tuple[int, int, int]] | None  # the factor that contains it, and its three indices there
+    colour: tuple[int, tuple[Root, Root]] | None  # the factor that contains it, and its simple roots there
 
     @property
     def broken(self) -> int:
@@ -55,46 +55,51 @@ def vacuum(theory: Theory) -> Vacuum:
 
 @lru_cache(4096)
 def _vacuum(groups: tuple[GaugeGroup, ...], vevs: tuple[tuple[tuple[Number, ...], tuple[int, ...]], ...]) -> Vacuum:
-    sizes = [1 if g.group == U1 else size_of(g.group) for g in groups]
-    dimension = sum(1 if n == 1 else n * n - 1 for n in sizes)
-    pairs = [(i, a, b) for i, n in enumerate(sizes) for a, b in combinations(range(n), 2)]
-    kept = [pair for pair in pairs if all(_keeps(groups, vev, pair) for vev in vevs)]
+    sizes = [1 if g.group == U1 else coordinates(g.group) for g in groups]
+    dimension = sum(1 if g.group == U1 else algebra(g.group).dimension for g in groups)
+    pairs = [(i, root) for i, g in enumerate(groups) if g.group != U1 for root in positive_roots(g.group)]
+    kept = [pair for pair in pairs if all(_keeps(groups, vev, *pair) for vev in vevs)]
 
     # Diagonal generators x: traceless in each SU(N), and all vevs are neutral under them.
     offsets = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     traceless = [
         [Fraction(int(offsets[i] <= k < offsets[i + 1])) for k in range(offsets[-1])]
-        for i, n in enumerate(sizes)
-        if n > 1
+        for i, g in enumerate(groups)
+        if g.group.startswith("SU")
     ]
     neutral = [[Fraction(w) for weight in _weights(groups, *vev) for w in weight] for vev in vevs]
     torus = null_space([*traceless, *neutral], offsets[-1])
     unbroken = len(torus) + 2 * len(kept)
 
-    # The charge commutes with the non-abelian part that is left: equal entries where E_ab is unbroken.
-    equal = [
-        [Fraction(int(k == offsets[i] + a) - int(k == offsets[i] + b)) for k in range(offsets[-1])] for i, a, b in kept
+    # The charge commutes with the non-abelian part that is left.
+    commuting = [
+        [Fraction(x) for x in (*[0] * offsets[i], *root, *[0] * (offsets[-1] - offsets[i + 1]))] for i, root in kept
     ]
-    charges = null_space([*traceless, *neutral, *equal], offsets[-1])
-    factors = {i for i, _, _ in kept}
-    indices = sorted({index for _, a, b in kept for index in (a, b)})
-    if unbroken != 9 or len(charges) != 1 or len(factors) != 1 or len(indices) != 3:
+    charges = null_space([*traceless, *neutral, *commuting], offsets[-1])
+    simple = _simple_roots_of_su3([root for _, root in kept])
+    if unbroken != 9 or len(charges) != 1 or len({i for i, _ in kept}) != 1 or simple is None:
         return Vacuum(dimension, unbroken, None, None)
-    factor = factors.pop()
     charge = tuple(tuple(charges[0][offsets[i] : offsets[i + 1]]) for i in range(len(sizes)))
-    colour = (factor, (indices[0], indices[1], indices[2]))
-    return Vacuum(dimension, unbroken, _normalised(charge, pairs, colour), colour)
+    colour = (kept[0][0], simple)
+    return Vacuum(dimension, unbroken, _normalised(groups, charge, pairs, colour), colour)
+
+
+def _simple_roots_of_su3(roots: Sequence[Root]) -> tuple[Root, Root] | None:
+    """Return the two of three positive roots whose sum is the third, or None if they are not those of SU(3)."""
+    for first, second in combinations(roots, 2):
+        if len(roots) == 3 and tuple([a + b for a, b in zip(first, second, strict=False)]) in roots:
+            return first, second
+    return None
 
 
 def _keeps(
-    groups: tuple[GaugeGroup, ...], vev: tuple[tuple[Number, ...], tuple[int, ...]], pair: tuple[int, int, int]
+    groups: tuple[GaugeGroup, ...], vev: tuple[tuple[Number, ...], tuple[int, ...]], i: int, root: Root
 ) -> bool:
-    """Return whether E_ab and E_ba leave a vev unchanged."""
-    i, a, b = pair
+    """Return whether the generators of a root and its opposite leave a vev unchanged."""
     rep, component = vev[0][i], vev[1][i]
     assert isinstance(rep, tuple)
     vector = direction(groups[i].group, rep, component or 1)
-    return not any(np.abs(generator(groups[i].group, rep, *ends) @ vector).max() > 1e-9 for ends in ((a, b), (b, a)))
+    return not any(np.abs(generator(groups[i].group, rep, r) @ vector).max() > 1e-9 for r in (root, opposite(root)))
 
 
 def _weights(
@@ -108,15 +113,21 @@ def _weights(
 
 
 def _normalised(
-    charge: Diagonal, pairs: Sequence[tuple[int, int, int]], colour: tuple[int, tuple[int, int, int]]
+    groups: Sequence[GaugeGroup],
+    charge: Diagonal,
+    pairs: Sequence[tuple[int, Root]],
+    colour: tuple[int, tuple[Root, Root]],
 ) -> Diagonal:
     """Scale the charge so that the smallest non-zero charge of a colourless gauge boson (the W) is 1.
 
     The sign is positive for the first such boson. Without one, the first U(1) has factor 1, or else a coloured boson
     has charge 1.
     """
-    factor, indices = colour
-    steps = [(charge[i][a] - charge[i][b], i == factor and bool({a, b} & set(indices))) for i, a, b in pairs]
+    factor, simple = colour
+    steps = []
+    for i, root in pairs:
+        step = sum((x * w for x, w in zip(charge[i], root, strict=True)), Fraction(0))
+        steps.append((step, i == factor and any(colour_label(groups[i].group, root, one) for one in simple)))
     colourless = [step for step, coloured in steps if step and not coloured]
     abelian = [entries[0] for entries in charge if len(entries) == 1 and entries[0]]
     units = colourless or abelian[:1] or [step for step, _ in steps if step]

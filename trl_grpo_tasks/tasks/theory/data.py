@@ -43,7 +43,7 @@ def generate(start: str, split: str, size: int | None, seed: int, most_new: int)
         rng = random.Random(f"{seed}-{split}-{start}-{index}")
         prompt, gold = makers[index % len(makers)](rng, most_new)
         index, useless = index + 1, useless + 1
-        if _is_test(prompt) == (split == "test") and (split == "train" or prompt not in seen):
+        if is_test(prompt) == (split == "test") and (split == "train" or prompt not in seen):
             seen.add(prompt)
             rows.append({"prompt": prompt, "gold": gold})
             useless = 0
@@ -67,7 +67,7 @@ def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
             check_prompt(row["prompt"])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        splits["test" if _is_test(row["prompt"]) else "train"].append(row)
+        splits["test" if is_test(row["prompt"]) else "train"].append(row)
     prompts = [row for rows in splits.values() for row in rows]
     if not prompts:
         raise ValueError(f"--prompts_file {path} contains no prompt")
@@ -75,7 +75,7 @@ def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
     return {split: rows or prompts for split, rows in splits.items()} if len(prompts) < TEST_SHARE else splits
 
 
-def _is_test(prompt: str) -> bool:
+def is_test(prompt: str) -> bool:
     return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % TEST_SHARE == 0
 
 
@@ -85,13 +85,13 @@ def _is_test(prompt: str) -> bool:
 def _standard_model(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give the Standard Model and the number of multiplets; the new ones are missing."""
     theory, new = extension(rng, most_new)
-    return _cut(theory, len(theory.fermions) - new)
+    return cut(theory, len(theory.fermions) - new)
 
 
 def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give the Standard Model and the first new multiplet."""
     theory, new = extension(rng, most_new, least_new=2)
-    return _cut(theory, len(theory.fermions) - new + 1)
+    return cut(theory, len(theory.fermions) - new + 1)
 
 
 def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
@@ -103,13 +103,13 @@ def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
         )
         theory = _u1_theory(a, b, rng)
         if theory is not None:
-            return _cut(theory, len(SM_FERMIONS))
+            return cut(theory, len(SM_FERMIONS))
 
 
 def _groups(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give groups, vevs and the number of multiplets; all fermions are missing."""
     theory = named(rng.choice(NAMES)) if rng.random() < 0.2 else extension(rng, most_new)[0]
-    return _cut(_shuffled(theory, rng), 0)
+    return cut(_shuffled(theory, rng), 0)
 
 
 def _scratch(rng: random.Random, most_new: int) -> tuple[str, str]:
@@ -129,7 +129,7 @@ STARTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
 }
 
 
-def _cut(theory: Theory, given: int) -> tuple[str, str]:
+def cut(theory: Theory, given: int) -> tuple[str, str]:
     """Split the text of a theory after its first `given` fermions."""
     words = write(theory).split()
     starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]

@@ -291,6 +291,32 @@ def _trinification() -> Theory:
     return make(groups, scalars, fermions, couplings)
 
 
+def _so10() -> Theory:
+    """Three 16s. The 45 leaves SU(3) x SU(2) x SU(2) x U(1) unbroken, and the 16 the Standard Model group. The 10
+    gives masses to up quarks, and its conjugate gives equal ones to down quarks and charged leptons."""
+    scalars: Fields = {
+        "S": ("adjoint", 10000, (43,), 10000),
+        "X": ("spinor", 10000, (1,), 10000),
+        "H": ("fund", 3000, (6,), 246),
+    }
+    couplings = {"f f H": hierarchical(1.0), "f f H*": hierarchical(0.02)}
+    return make({"G": "SO(10)"}, scalars, {"f": ("spinor", 3)}, couplings)
+
+
+def _e6() -> Theory:
+    """Three 27s. The vev of P gives masses to their exotic quarks and leptons, N reduces the rank, and U and D give
+    masses to up quarks, and to down quarks and charged leptons."""
+    scalars: Fields = {
+        "S": ("adjoint", 10000, (75,), 10000),
+        "P": ("fund", 10000, (1,), 10000),
+        "N": ("fund", 10000, (8,), 10000),
+        "U": ("fund", 3000, (13,), 246),
+        "D": ("fund", 3000, (27,), 174),
+    }
+    couplings: Couplings = {"f f P": 0.5, "f f U": hierarchical(1.0), "f f D": hierarchical(0.02)}
+    return make({"G": "E6"}, scalars, {"f": ("fund", 3)}, couplings)
+
+
 _MAKERS: dict[str, Callable[[], Theory]] = {
     "standard_model": _standard_model,
     "seesaw_1": _seesaw_1,
@@ -312,6 +338,8 @@ _MAKERS: dict[str, Callable[[], Theory]] = {
     "su5": _su5,
     "flipped_su5": _flipped_su5,
     "trinification": _trinification,
+    "so10": _so10,
+    "e6": _e6,
 }
 NAMES = tuple(_MAKERS)
 

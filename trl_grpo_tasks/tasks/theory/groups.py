@@ -106,6 +106,16 @@ def conjugate(group: str, rep: Dynkin) -> Dynkin:
     return rep
 
 
+def is_barred(group: str, rep: Dynkin) -> bool:
+    """Return whether a representation is by convention the conjugate one of its pair: 3bar, 10bar, 16bar, 27bar.
+
+    >>> is_barred("SO(10)", (0, 0, 0, 1, 0)), is_barred("SU(3)", (1, 0)), is_barred("SU(2)", (1,))
+    (True, False, False)
+    """
+    other = conjugate(group, rep)
+    return rep > other if algebra(group).series == "D" else rep < other
+
+
 @lru_cache(_CACHE)
 def reality(group: str, rep: Dynkin) -> int:
     """Return 1 for a real representation, -1 for a pseudoreal one, 0 for a complex one."""
@@ -167,16 +177,36 @@ def product(group: str, first: Dynkin, second: Dynkin) -> dict[Dynkin, int]:
     """Decompose the product of two representations, with multiplicities (Klimyk's formula)."""
     if irrep(group, first).dimension > irrep(group, second).dimension:
         first, second = second, first
-    lie = algebra(group)
+    return _content(group, {_plus(weight, second): n for weight, n in weights(group, first).items()})
+
+
+@lru_cache(_CACHE)
+def exchange_sign(group: str, rep: Dynkin, third: Dynkin | None = None, dual: bool = False) -> int:
+    """Return 1 if the invariant of two `rep` (and a third, conjugated if `dual`) is symmetric in the two, -1 if it is
+    antisymmetric, 0 if there is none or more than one."""
+    if third is None:
+        return reality(group, rep)
+    partner = third if dual else conjugate(group, third)
+    if product(group, rep, rep).get(partner) != 1:
+        return 0
+    # The symmetric minus the antisymmetric part of a square has each weight of `rep` twice as large.
+    return _content(group, {tuple(2 * x for x in weight): n for weight, n in weights(group, rep).items()})[partner]
+
+
+def _content(group: str, shifted: dict[Dynkin, int]) -> dict[Dynkin, int]:
+    """Return the representations in a sum of weights, with multiplicities.
+
+    A weight shifted by rho is reflected into the dominant chamber; on a wall it does not contribute.
+    """
+    simple_roots = algebra(group).simple_roots
     content: dict[Dynkin, int] = {}
-    for weight, multiplicity in weights(group, first).items():
-        # A weight shifted by rho is reflected into the dominant chamber; on a wall it does not contribute.
-        labels = [a + b + 1 for a, b in zip(weight, second, strict=True)]
+    for weight, multiplicity in shifted.items():
+        labels = [label + 1 for label in weight]
         sign = 1
         while min(labels) < 0:
             i = next(i for i, label in enumerate(labels) if label < 0)
             times = labels[i]
-            labels = [label - times * root for label, root in zip(labels, lie.simple_roots[i], strict=True)]
+            labels = [label - times * root for label, root in zip(labels, simple_roots[i], strict=True)]
             sign = -sign
         if 0 not in labels:
             rep = tuple(label - 1 for label in labels)

@@ -14,6 +14,20 @@ def write_latex(theory: Theory, name: str = "Theory") -> str:
         f"${_condition(condition, groups)}$ & ${value}$ & {'not satisfied' if value else 'satisfied'} \\\\"
         for condition, value in anomalies(theory).items()
     ]
+    conditions = ["There are none: these groups have neither cubic nor global anomalies."]
+    if rows:
+        conditions = [
+            "Each coefficient must vanish. Mixed ones are sums of index times charge.",
+            "",
+            "\\medskip\\noindent",
+            "\\begin{tabular}{lrl}",
+            "\\hline",
+            "condition & coefficient & \\\\",
+            "\\hline",
+            *rows,
+            "\\hline",
+            "\\end{tabular}",
+        ]
     return "\n".join(
         [
             "\\documentclass{article}",
@@ -25,16 +39,7 @@ def write_latex(theory: Theory, name: str = "Theory") -> str:
             "\\medskip\\noindent",
             latex_table(theory).rstrip(),
             "\\subsection*{Anomaly conditions}",
-            "Each coefficient must vanish. Mixed ones are sums of index times charge.",
-            "",
-            "\\medskip\\noindent",
-            "\\begin{tabular}{lrl}",
-            "\\hline",
-            "condition & coefficient & \\\\",
-            "\\hline",
-            *rows,
-            "\\hline",
-            "\\end{tabular}",
+            *conditions,
             "\\end{document}",
             "",
         ]

@@ -18,8 +18,8 @@ from .breaking import Vacuum
 from .groups import U1, Dynkin
 from .spectrum import restricted_singular_values, singular_values
 from .states import State, states_of
-from .tensors import contraction, direction, generator, size_of
-from .theory import Fermion, MassTerm, Scalar, Theory, Yukawa, is_real
+from .tensors import contraction, direction, generator, opposite, positive_roots
+from .theory import Fermion, MassTerm, Scalar, Theory, is_real
 
 PERTURBATIVE = math.sqrt(4 * math.pi)
 # A sum is zero up to rounding if it is at most this fraction of its largest term.
@@ -93,20 +93,6 @@ def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
         if len(masses):
             sectors.append(Sector("scalar", _dimension(colour), charge, matrix, tuple(sorted(masses.tolist()))))
     return tuple(_in_order(sectors))
-
-
-def largest_yukawa(theory: Theory) -> float:
-    return max((abs(y) for term in theory.terms if isinstance(term, Yukawa) for y in term.values), default=0.0)
-
-
-def is_perturbative(theory: Theory) -> bool:
-    """Return whether every Yukawa coupling is below sqrt(4 pi)."""
-    return largest_yukawa(theory) < PERTURBATIVE
-
-
-def massless_charged(sectors: list[Sector]) -> int:
-    """Return the number of massless states with colour or charge."""
-    return sum(sector.massless for sector in sectors if sector.visible)
 
 
 # ---- matrices
@@ -209,14 +195,13 @@ def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column:
 
 
 def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, State]]) -> np.ndarray:
-    """Return the directions in which broken generators E_ab move the vevs, among these components."""
+    """Return the directions in which broken generators of roots move the vevs, among these components."""
     assert vacuum.colour is not None
     rows = []
     for i, group in enumerate(theory.groups):
         if group.group == U1:
             continue
-        n = size_of(group.group)
-        for a, b in ((a, b) for a in range(n) for b in range(n) if a != b):
+        for root in (one for pair in positive_roots(group.group) for one in (pair, opposite(pair))):
             row = np.zeros(len(members))
             for place, (scalar, conjugated, state) in enumerate(members):
                 if scalar.vev is None:
@@ -228,7 +213,7 @@ def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, Sta
                         continue
                     vector = direction(other.group, rep, scalar.vev.components[j] or 1)
                     if j == i:
-                        acting = generator(other.group, rep, a, b)
+                        acting = generator(other.group, rep, root)
                         vector = _product(-acting.T if conjugated else acting, vector)
                     if j == vacuum.colour[0]:  # the highest component of the conjugate is the field's lowest
                         push *= float(_product(state.lowest if conjugated else state.highest, vector))

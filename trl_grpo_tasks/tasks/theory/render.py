@@ -11,7 +11,7 @@ from typing import Any
 
 from ...task import Score
 from .breaking import vacuum
-from .groups import conjugate, irrep, reality
+from .groups import irrep, is_barred
 from .masses import Sector, fermion_sectors, scalar_sectors
 from .theory import Number, Theory
 
@@ -33,8 +33,7 @@ def rep_name(group: str, number: Number) -> str:
     """Name a representation by its dimension (3, 3bar, 24); a charge is unchanged (1/6)."""
     if isinstance(number, Fraction):
         return str(number)
-    barred = not reality(group, number) and number < conjugate(group, number)
-    return f"{irrep(group, number).dimension}{'bar' if barred else ''}"
+    return f"{irrep(group, number).dimension}{'bar' if is_barred(group, number) else ''}"
 
 
 def latex_table(theory: Theory) -> str:

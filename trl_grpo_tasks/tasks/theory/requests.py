@@ -28,6 +28,8 @@ _BY_GROUPS = {
     ("SU_5",): "su5",
     ("SU_5", "U_1"): "flipped_su5",
     ("SU_3", "SU_3", "SU_3"): "trinification",
+    ("SO_10",): "so10",
+    ("E_6",): "e6",
 }
 _BY_NAME = {
     "Standard Model": "standard_model",
@@ -121,14 +123,14 @@ def prompt_of(text: str) -> tuple[str, str]:
 
 def _read(text: str) -> _Request:
     rest = re.sub(r"(?<=\))_\{?[a-z]\}?", "", text.lower())  # the index of SU(2)_L
-    rest = re.sub(r"(?<=[\d)])\s*[x×*]\s*(?=s?[uop] ?\(? ?\d)", " ", rest)  # the x of SU(3) x SU(2)
+    rest = re.sub(r"(?<=[\d)])\s*[x×*]\s*(?=(?:s?[uop]|e) ?\(? ?\d)", " ", rest)  # the x of SU(3) x SU(2)
     rest = " ".join(re.sub(r"[-_,.;:!?+&]", " ", rest).replace("families", "family").split())
     rest = rest.replace("vector like", "vectorlike")
     names = {name.lower().replace("-", " ").removesuffix("s"): theory for name, theory in _BY_NAME.items()}
     request = _Request()
     count: int | None = None
     while rest := rest.strip():
-        if group := re.match(r"(su|so|sp|u) ?\(? ?(\d+)(?: ?\)|\b)", rest):
+        if group := re.match(r"(su|so|sp|u|e) ?\(? ?(\d+)(?: ?\)|\b)", rest):
             request.groups.append(_group(f"{group[1]}_{group[2]}".upper()))
             rest = rest[group.end() :]
         elif noun := _starting(rest, (*_NOUNS, *_SAME)):

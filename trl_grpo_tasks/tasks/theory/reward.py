@@ -29,6 +29,28 @@ STANDARD_MODEL: dict[tuple[int, Fraction], tuple[float, ...]] = {
 _KNOWN = sum(map(len, STANDARD_MODEL.values()))
 # The minimum of each component, which a text that is not a theory gets.
 WORST = {"anomalies": -5.0, "exotics": -100.0, "standard_model": -1.0, "perturbativity": -10.0, "length": TOO_LONG}
+# The weights of each kind of total. "document" is the plain sum of the requirement document.
+SCORINGS: dict[str, dict[str, float]] = {
+    "full": {
+        "anomalies": 1.0,
+        "exotics": 0.02,
+        "standard_model": 1.0,
+        "perturbativity": 0.2,
+        "length": 0.01,
+        "solved": 2.0,
+        "distinct": 1.0,
+    },
+    "document": {
+        "anomalies": 1.0,
+        "exotics": 1.0,
+        "standard_model": 0.0,
+        "perturbativity": 0.0,
+        "length": 1.0,
+        "solved": 0.0,
+        "distinct": 0.0,
+    },
+}
+LOWEST_SUM = -100.0  # the minimum of "anomalies" where it is a sum
 # The curriculum: the components that count at each level, from easy to hard.
 GOALS: dict[str, tuple[str, ...]] = {
     "length": ("length",),
@@ -61,9 +83,21 @@ def square_threshold_reward(mass: float, threshold: float = THRESHOLD_GEV) -> fl
 
 def anomaly_reward(coefficients: Mapping[str, Fraction]) -> float:
     """Return the component "anomalies": 1 if every coefficient is zero, at least WORST["anomalies"] otherwise."""
-    # The mean, not the sum: otherwise every additional group would earn a bonus.
-    cancelled = [1.0 if not value else log_reward(value) for value in coefficients.values()]
-    return _at_least("anomalies", sum(cancelled) / max(1, len(cancelled)))
+    # The mean, not the sum: otherwise every additional group would earn a bonus. SO(10) alone has no condition.
+    return _at_least("anomalies", math.fsum(_cancelled(coefficients)) / len(coefficients) if coefficients else 1.0)
+
+
+def anomaly_sum(coefficients: Mapping[str, Fraction]) -> float:
+    """Return the sum over conditions of 1 for an exact zero, otherwise `log_reward`; at least LOWEST_SUM.
+
+    >>> anomaly_sum({"c^3": Fraction(0), "grav^2*Y": Fraction(1)}) == 1 + log_reward(1)
+    True
+    """
+    return max(LOWEST_SUM, math.fsum(_cancelled(coefficients)))
+
+
+def _cancelled(coefficients: Mapping[str, Fraction]) -> list[float]:
+    return [1.0 if not value else log_reward(value) for value in coefficients.values()]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from .groups import U1, conjugate, irrep, reality
+from .groups import U1, irrep, is_barred
+from .ladders import SUPPORTED as LADDERS
 from .sarah_components import component_name, component_tensor, real_components
 from .tensors import reps_of
 from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa, is_real
@@ -23,7 +24,12 @@ PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "ei
 
 
 def write_sarah(theory: Theory, name: str = "Theory") -> str:
-    """Return the text of the model file."""
+    """Return the text of the model file. ValueError for a group whose components have no form in it here."""
+    if others := [group.group for group in theory.groups if group.group in LADDERS]:
+        raise ValueError(
+            f"SARAH files are written for SU(N) and U(1), not for {', '.join(others)}: how SARAH names the components "
+            "of their representations was not available to check; use pyrate.model or theory.tex"
+        )
     if len(theory.groups) > len(PLACES):
         raise ValueError(f"a model file can have {len(PLACES)} gauge groups, but the theory has {len(theory.groups)}")
     vevs = [scalar.vev for scalar in theory.scalars if scalar.vev is not None]
@@ -124,8 +130,7 @@ def dimension_number(group: str, number: Number) -> str:
     """Return a representation's dimension, negative for the conjugate one; a charge is unchanged."""
     if isinstance(number, Fraction):
         return str(number)
-    sign = "-" if not reality(group, number) and number < conjugate(group, number) else ""
-    return f"{sign}{irrep(group, number).dimension}"
+    return f"{'-' if is_barred(group, number) else ''}{irrep(group, number).dimension}"
 
 
 def _field_line(

@@ -11,7 +11,7 @@ import numpy as np
 
 from .breaking import Vacuum
 from .groups import U1, Dynkin
-from .tensors import components, generator, size_of
+from .tensors import Root, colour_label, components, generator
 from .theory import Fermion, Scalar, Theory
 
 
@@ -33,8 +33,8 @@ def states_of(theory: Theory, field: Fermion | Scalar, vacuum: Vacuum) -> tuple[
 @lru_cache(4096)
 def _cached_states(groups: tuple[str, ...], numbers: tuple, vacuum: Vacuum) -> tuple[State, ...]:
     assert vacuum.colour is not None
-    factor, indices = vacuum.colour
-    coloured = colour_multiplets(groups[factor], numbers[factor], indices)
+    factor, simple = vacuum.colour
+    coloured = colour_multiplets(groups[factor], numbers[factor], simple)
     options = [
         range(len(coloured)) if i == factor else range(1 if group == U1 else len(components(group, numbers[i])))
         for i, group in enumerate(groups)
@@ -52,38 +52,32 @@ def _cached_states(groups: tuple[str, ...], numbers: tuple, vacuum: Vacuum) -> t
 
 @lru_cache(4096)
 def colour_multiplets(
-    group: str, rep: Dynkin, indices: tuple[int, int, int]
+    group: str, rep: Dynkin, simple: tuple[Root, Root]
 ) -> tuple[tuple[Dynkin, tuple[int, ...], np.ndarray, np.ndarray], ...]:
-    """Decompose a representation of SU(N) under the SU(3) of three of its indices.
+    """Decompose a representation under the SU(3) with these simple roots.
 
     Returns for each multiplet its labels, the weight of its highest component, and its highest and lowest components.
     """
-    i, j, k = indices
     known = components(group, rep)
-    raising = [generator(group, rep, i, j), generator(group, rep, j, k)]
-    highest: list[tuple[Dynkin, tuple[int, ...], np.ndarray, np.ndarray]] = []
-    lowest: dict[tuple[tuple[int, ...], Dynkin], np.ndarray] = {}
-    for place, weight in enumerate(known):
-        vector = np.zeros(len(known))
-        vector[place] = 1
+    raising = [generator(group, rep, root) for root in simple]
+    place = {weight: n for n, weight in enumerate(known)}
+    vectors = np.eye(len(known))
+    found = []
+    for weight, vector in zip(known, vectors, strict=True):
         if not any(weight) and len(known) > 1:
             continue  # a diagonal component of the adjoint: handled below
-        outside = tuple(w for index, w in enumerate(weight) if index not in indices)
-        if not any(np.abs(up.T @ vector).any() for up in raising):
-            lowest[outside, (weight[k] - weight[j], weight[j] - weight[i])] = vector
-        if not any(np.abs(up @ vector).any() for up in raising):
-            highest.append(((weight[i] - weight[j], weight[j] - weight[k]), weight, vector, vector))
-    # The lowest component of the same multiplet has the same weights outside colour.
-    found = []
-    for labels, weight, vector, _ in highest:
-        outside = tuple(w for index, w in enumerate(weight) if index not in indices)
-        found.append((labels, weight, vector, lowest[outside, labels]))
-    n = size_of(group)
-    if len(known) == n * n - 1:
-        # Diagonal components that are colour singlets: equal entries at the three indices.
-        moving = np.concatenate(raising)[:, n * (n - 1) :]
-        _, values, directions = np.linalg.svd(moving)
+        if not any(np.abs(up @ vector).max() > 1e-9 for up in raising):
+            p, q = (colour_label(group, weight, root) for root in simple)
+            steps = [(p + q) * sum(pair) for pair in zip(*simple, strict=True)]
+            lowest = tuple([w - step for w, step in zip(weight, steps, strict=True)])
+            found.append(((p, q), weight, vector, vectors[place[lowest]]))
+    zero = (0,) * len(simple[0])
+    diagonal = [n for n, weight in enumerate(known) if weight == zero]
+    if len(known) > 1 and diagonal:
+        # Diagonal components that are colour singlets.
+        _, values, directions = np.linalg.svd(np.concatenate(raising)[:, diagonal])
         for row in directions[int((values > 1e-9).sum()) :]:
-            vector = np.concatenate([np.zeros(n * (n - 1)), np.where(np.abs(row) < 1e-12, 0, row)])
-            found.append(((0, 0), (0,) * n, vector, vector))
+            vector = np.zeros(len(known))
+            vector[diagonal] = np.where(np.abs(row) < 1e-12, 0, row)
+            found.append(((0, 0), zero, vector, vector))
     return tuple(found)

@@ -13,7 +13,7 @@ from . import data
 from .anomalies import anomalies
 from .canonical import digest, rediscovered
 from .language import LanguageError, parse, parse_growing
-from .reward import GOALS, THRESHOLD_GEV, WORST, anomaly_reward, judge
+from .reward import GOALS, LOWEST_SUM, SCORINGS, THRESHOLD_GEV, WORST, anomaly_reward, anomaly_sum, judge
 from .theory import Theory
 from .words import VOCABULARY
 
@@ -39,6 +39,11 @@ class TheoryOptions:
             "help": f"Curriculum levels, each with its own success criterion: {', '.join(GOALS)}. Tests use the last."
         },
     )
+    scoring: str = option(
+        "full",
+        "'full': the total described under Score. 'document', as in the requirement document: the sum of anomalies, "
+        "exotics and length alone, where 'anomalies' is a sum over conditions instead of their mean.",
+    )
     max_words: int = option(400, "Maximum length of a theory in words; longer ones fail.")
     threshold_gev: float = option(THRESHOLD_GEV, "Minimum mass of charged or coloured exotics, in GeV.")
     tiny_width: int = option(128, "Hidden size of the embedded model.")
@@ -47,12 +52,15 @@ class TheoryOptions:
 
     def __post_init__(self) -> None:
         check_choice("start", self.start, [*data.STARTS, "mixed"])
+        check_choice("scoring", self.scoring, SCORINGS)
         for goal in self.goals:
             check_choice("goals", goal, GOALS)
         if not self.goals or list(self.goals) != [goal for goal in GOALS if goal in self.goals]:
             raise ValueError(f"--goals {' '.join(self.goals)}: name at least one of {' '.join(GOALS)}, in this order")
-        if not 1 <= self.new_multiplets <= 7:
-            raise ValueError(f"--new_multiplets {self.new_multiplets} must be from 1 to 7")
+        least = 2 if self.start in ("one_given", "mixed") and self.prompts_file is None else 1
+        if not least <= self.new_multiplets <= 7:
+            given = f", because --start {self.start} gives one of them" if least == 2 else ""
+            raise ValueError(f"--new_multiplets {self.new_multiplets} must be from {least} to 7{given}")
         if self.tiny_width % self.tiny_heads or self.tiny_width // self.tiny_heads % 2:
             raise ValueError(
                 f"--tiny_width {self.tiny_width} must be an even multiple of --tiny_heads {self.tiny_heads}"
@@ -66,21 +74,13 @@ class TheoryTask(Task):
     """Generates the rest of a theory and scores its anomalies, particle content, masses and couplings.
 
     The total is from -13 (not a theory) to 4: 1 for cancelled anomalies, 2 for success, and 1 for a success that no
-    other completion of the group found.
+    other completion of the group found. With `--scoring document` it is from -500 to the number of conditions.
     """
 
     name: ClassVar[str] = "theory"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     description: ClassVar[str] = "Quantum field theories without anomalies and without light exotics"
-    weights: Mapping[str, float] = {
-        "anomalies": 1.0,
-        "exotics": 0.02,
-        "standard_model": 1.0,
-        "perturbativity": 0.2,
-        "length": 0.01,
-        "solved": 2.0,
-        "distinct": 1.0,
-    }
+    weights: Mapping[str, float] = SCORINGS["full"]
     defaults: ClassVar[Mapping[str, Any]] = {
         "constrain": True,
         "max_completion_length": 256,
@@ -103,6 +103,7 @@ class TheoryTask(Task):
     def __init__(self, options: Any = None):
         super().__init__(options)
         self.levels = tuple(self.options.goals)
+        self.weights = SCORINGS[self.options.scoring]
         self._rows = data.read_prompts(self.options.prompts_file) if self.options.prompts_file else None
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
@@ -149,7 +150,8 @@ class TheoryTask(Task):
         try:
             theory = parse(text)
         except LanguageError as error:
-            components = {name: WORST[name] for name in goal} | {"solved": 0.0}
+            worst = WORST | ({"anomalies": LOWEST_SUM} if self.options.scoring == "document" else {})
+            components = {name: worst[name] for name in goal} | {"solved": 0.0}
             return self.make_score(components, valid=False, success=False, reason=str(error))
         words = len(text.split())
         found = judge(theory, words, self.options.max_words, self.options.threshold_gev)
@@ -158,6 +160,8 @@ class TheoryTask(Task):
             problems.append("the completion adds no fermion to the prompt")
         key = digest(theory)
         components = {name: found.components[name] for name in goal} | {"solved": float(not problems)}
+        if self.options.scoring == "document" and "anomalies" in goal:
+            components["anomalies"] = anomaly_sum(found.anomalies)
         info = {
             "theory": key,
             "named": rediscovered(key),
@@ -198,6 +202,21 @@ class TheoryTask(Task):
         except LanguageError:
             return super().canonical(row, completion)
 
+    def relabel(self, row: Row, completion: str) -> tuple[Row, str] | None:
+        """Return the training row that asks for fewer new multiplets, and the part of the theory that answers it.
+
+        The prompt must be one that `dataset` could return: of the training split, and in the file if there is one.
+        """
+        from .relabel import smaller_requests
+
+        options = self.options
+        limits = options.new_multiplets, options.max_words, options.threshold_gev
+        listed = None if self._rows is None else {known["prompt"] for known in self._rows["train"]}
+        for prompt, answer in smaller_requests(row["prompt"], completion, *limits):
+            if not data.is_test(prompt) if listed is None else prompt in listed:
+                return {"prompt": prompt, "gold": answer, "level": row.get("level", self.levels[-1])}, answer
+        return None
+
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:
@@ -228,7 +247,9 @@ class TheoryTask(Task):
         return picture(theory, self.score(row, completion))
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture and, if the text is a theory, model files for SARAH and PyR@TE and a LaTeX document."""
+        """Return the picture and, if the text is a theory, model files for SARAH and PyR@TE and a LaTeX document.
+
+        `sarah.txt` has the reason if there is no SARAH file."""
         from .latex import write_latex
         from .pyrate import write_pyrate
         from .sarah import write_sarah
@@ -239,8 +260,11 @@ class TheoryTask(Task):
         except LanguageError:
             return files
         name = rediscovered(digest(theory)) or "Theory"
+        try:
+            files["sarah.m"] = write_sarah(theory)
+        except ValueError as error:
+            files["sarah.txt"] = f"{error}\n"
         return files | {
-            "sarah.m": write_sarah(theory),
             "pyrate.model": write_pyrate(theory),
             "theory.tex": write_latex(theory, name),
         }

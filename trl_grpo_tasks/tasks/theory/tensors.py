@@ -1,8 +1,10 @@
-"""Components of small SU(N) representations, the action of generators on them, and invariant tensors.
+"""Components of small representations of SU(N), SO(10) and E6, the action of generators, and invariant tensors.
 
-Supported are the singlet, fundamental, antifundamental, adjoint, and the antisymmetric pair with its conjugate.
-Components are orthonormal. Generators are E_ab (row a, column b of the fundamental, a != b) and diagonal ones. A
-diagonal generator diag(x_1 ... x_N) multiplies a component by the sum of weight_i x_i.
+Supported for SU(N) are the singlet, fundamental, antifundamental, adjoint, and the antisymmetric pair with its
+conjugate; see `ladders.py` for SO(10) and E6. Components are orthonormal, each with a weight: integer coordinates.
+Generators are those that add a root to the weight, and diagonal ones, which multiply a component by the sum of
+weight_i x_i. For SU(N), the coordinates are those of diag(x_1 ... x_N), and a root has 1 at a and -1 at b for E_ab
+(row a, column b of the fundamental); otherwise they are Dynkin labels.
 """
 
 from __future__ import annotations
@@ -11,26 +13,64 @@ from functools import lru_cache
 
 import numpy as np
 
-from .groups import Dynkin, algebra, conjugate, reality, singlets_in
+from . import ladders
+from .groups import Dynkin, algebra, conjugate, inner, singlets_in
 
 _CACHE = 4096
-KINDS = ("singlet", "fund", "antifund", "adjoint", "antisym", "conj_antisym")
+KINDS = ("singlet", "fund", "antifund", "adjoint", "antisym", "conj_antisym", "spinor", "conj_spinor")
+Root = tuple[int, ...]
 
 
 def size_of(group: str) -> int:
     """Return N of "SU(N)"; raise ValueError for another group."""
     lie = algebra(group)
     if lie.series != "A":
-        raise ValueError(f"masses and breaking support SU(N) and U(1), not {group}; its anomalies can be computed")
+        known = ", ".join(ladders.SUPPORTED)
+        raise ValueError(
+            f"this is supported for SU(N) and, where masses and breaking are computed, {known}, but not for {group}; "
+            "anomalies can be computed for all groups"
+        )
     return lie.rank + 1
+
+
+def coordinates(group: str) -> int:
+    """Return the number of coordinates of a weight. Those of SU(N) have one more than its rank: x_i has no trace."""
+    return algebra(group).rank if group in ladders.SUPPORTED else size_of(group)
+
+
+@lru_cache(_CACHE)
+def positive_roots(group: str) -> tuple[Root, ...]:
+    if group in ladders.SUPPORTED:
+        return tuple(ladders.positive_roots(group))
+    n = size_of(group)
+    return tuple(root_of(n, a, b) for a in range(n) for b in range(a + 1, n))
+
+
+def opposite(root: Root) -> Root:
+    return tuple([-x for x in root])
+
+
+def root_of(n: int, a: int, b: int) -> Root:
+    """Return the root of SU(N) whose generator is E_ab."""
+    return tuple(int(k == a) - int(k == b) for k in range(n))
+
+
+@lru_cache(_CACHE)
+def colour_label(group: str, weight: Root, root: Root) -> int:
+    """Return the scalar product of a weight with a root, which is the weight under the SU(2) of the root."""
+    if group in ladders.SUPPORTED:
+        return int(inner(group, weight, root))
+    return sum(w * x for w, x in zip(weight, root, strict=True))
 
 
 @lru_cache(_CACHE)
 def reps_of(group: str) -> dict[str, Dynkin]:
-    """Return the supported representations of SU(N), by kind.
+    """Return the supported representations of a group, by kind.
 
     Each occurs once: the antisymmetric pair of SU(3) is its antifundamental, and SU(2) has one doublet.
     """
+    if group in ladders.SUPPORTED:
+        return ladders.SUPPORTED[group]
     rank = size_of(group) - 1
     unit = [tuple(int(i == j) for j in range(rank)) for i in range(rank)]
     kinds = {"singlet": (0,) * rank, "fund": unit[0]}
@@ -57,8 +97,11 @@ def kind_of(group: str, rep: Dynkin) -> str:
 
 @lru_cache(_CACHE)
 def components(group: str, rep: Dynkin) -> tuple[tuple[int, ...], ...]:
-    """Return the weight of each component. The last N - 1 components of an adjoint are diagonal."""
-    n, kind = size_of(group), kind_of(group, rep)
+    """Return the weight of each component. The last components of an adjoint, as many as the rank, are diagonal."""
+    kind = kind_of(group, rep)
+    if group in ladders.SUPPORTED:
+        return ladders.component_weights(group, rep)
+    n = size_of(group)
     if kind == "singlet":
         return ((0,) * n,)
     if kind in ("fund", "antifund"):
@@ -74,19 +117,21 @@ def components(group: str, rep: Dynkin) -> tuple[tuple[int, ...], ...]:
 def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
     """Return the unit vector of a vev in component 1, 2, ...
 
-    The last components of an adjoint preserve a large group: number N (N - 1) + p is diag(N-p, ... p times, -p, ...),
-    which leaves SU(p) x SU(N-p) x U(1) unbroken.
+    The last components of an adjoint preserve a large group: for SU(N), number N (N - 1) + p is diag(N-p, ... p times,
+    -p, ...), which leaves SU(p) x SU(N-p) x U(1) unbroken. In general it is the p-th fundamental coweight.
     """
     known = components(group, rep)
     if not 1 <= component <= len(known):
         raise ValueError(f"a {kind_of(group, rep)} of {group} has components 1 to {len(known)}, not {component}")
-    n = size_of(group)
     vector = np.zeros(len(known))
-    first_diagonal = n * (n - 1)
+    first_diagonal = 2 * len(positive_roots(group))
     if kind_of(group, rep) != "adjoint" or component <= first_diagonal:
         vector[component - 1] = 1
         return vector
     p = component - first_diagonal
+    if group in ladders.SUPPORTED:
+        return ladders.cartan_direction(group, p)
+    n = size_of(group)
     entries = np.array([n - p] * p + [-p] * (n - p), dtype=float)
     vector[first_diagonal:] = _diagonals(n) @ entries / np.linalg.norm(entries)
     vector[np.abs(vector) < 1e-12] = 0  # rounding errors of a unit vector
@@ -94,11 +139,14 @@ def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
 
 
 @lru_cache(_CACHE)
-def generator(group: str, rep: Dynkin, a: int, b: int, dual: bool = False) -> np.ndarray:
-    """Return E_ab (a != b, from 0) on the components; with `dual`, of the conjugate in the dual basis."""
+def generator(group: str, rep: Dynkin, root: Root, dual: bool = False) -> np.ndarray:
+    """Return the generator of a root on the components; with `dual`, of the conjugate in the dual basis."""
+    if group in ladders.SUPPORTED:
+        acting = ladders.ladder(group, rep, root)
+        return -acting.T if dual else acting
     n = size_of(group)
     unit = np.zeros((n, n))
-    unit[a, b] = 1
+    unit[root.index(1), root.index(-1)] = 1
     isometry, signs = _isometry(group, rep)
     matrix = np.zeros((isometry.shape[1],) * 2)
     for place, sign in enumerate(signs):
@@ -126,20 +174,29 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
     weights = [np.array(components(group, rep)) * (-1 if d else 1) for rep, d in zip(reps, duals, strict=True)]
     shape = tuple(len(w) for w in weights)
     total = sum(w.reshape(*(-1 if i == j else 1 for j in range(len(reps))), w.shape[1]) for i, w in enumerate(weights))
-    neutral = np.argwhere((np.asarray(total) == np.asarray(total)[..., :1]).all(axis=-1))  # all equal: zero weight
-    equations = []
-    for a in range(size_of(group) - 1):
-        raised = np.zeros((len(neutral), *shape))
+    zero = np.asarray(total)[..., :1] if group not in ladders.SUPPORTED else 0  # equal coordinates of SU(N) are zero
+    neutral = np.argwhere((np.asarray(total) == zero).all(axis=-1))
+    # Each simple root must annihilate the tensor: the sum of the squares of all equations, as a quadratic form.
+    squares = np.zeros((len(neutral),) * 2)
+    for root in algebra(group).simple_roots if group in ladders.SUPPORTED else _simple_roots(size_of(group)):
+        equations: dict[tuple[int, ...], list[tuple[int, float]]] = {}
         for place, (rep, d) in enumerate(zip(reps, duals, strict=True)):
-            acting = generator(group, rep, a, a + 1, d)
-            for row, index in enumerate(neutral):
-                where = tuple(index[:place]), tuple(index[place + 1 :])
-                raised[(row, *where[0], slice(None), *where[1])] += acting[:, index[place]]
-        reached = raised.reshape(len(neutral), -1).T
-        equations.append(reached[reached.any(axis=1)])
-    system = np.concatenate(equations)
-    # The eigenvector of the smallest eigenvalue, which is 0: much faster than an SVD of the tall system.
-    solution = np.linalg.eigh(system.T @ system)[1][:, 0]
+            acting = generator(group, rep, root, d)
+            reached = [np.flatnonzero(column).tolist() for column in acting.T]
+            for unknown, index in enumerate(neutral.tolist()):
+                for to in reached[index[place]]:
+                    where = (*index[:place], to, *index[place + 1 :])
+                    equations.setdefault(where, []).append((unknown, acting[to, index[place]]))
+        for terms in equations.values():
+            for one, x in terms:
+                for other, y in terms:
+                    squares[one, other] += x * y
+    # Inverse iteration finds the vector of eigenvalue 0, which is unique.
+    shifted = squares + 1e-9 * np.eye(len(neutral))
+    solution: np.ndarray = np.random.default_rng(0).normal(size=len(neutral))
+    for _ in range(2):
+        solution = np.linalg.solve(shifted, solution)
+        solution /= np.abs(solution).max()
     tensor = np.zeros(shape)
     tensor[tuple(neutral.T)] = solution
     largest = np.abs(tensor).max()
@@ -151,15 +208,8 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
     return tensor
 
 
-@lru_cache(_CACHE)
-def exchange_sign(group: str, rep: Dynkin, third: Dynkin | None = None, dual: bool = False) -> int:
-    """Return 1 if the invariant of two `rep` (and a third) is symmetric in the two, -1 if antisymmetric, 0 if none."""
-    if third is None:
-        return reality(group, rep)
-    tensor = contraction(group, (rep, rep, third), dual)
-    if tensor is None:
-        return 0
-    return 1 if np.allclose(tensor, tensor.swapaxes(0, 1)) else -1
+def _simple_roots(n: int) -> list[Root]:
+    return [root_of(n, a, a + 1) for a in range(n - 1)]
 
 
 def _weight(n: int, indices: list[int], sign: int) -> tuple[int, ...]:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
-from .groups import U1, Dynkin
-from .tensors import contraction, exchange_sign
+from .groups import U1, Dynkin, conjugate, exchange_sign, singlets_in
 from .theory import Fermion, MassTerm, Number, Scalar, Term, Theory, Yukawa, is_real
 
 
@@ -53,9 +52,9 @@ def invariant_shapes(
             wanted = tuple([-q - p for q, p in zip(first, charges[b], strict=True)])
             if wanted == neutral and _allowed(names, reps[a], reps[b], None, False, a == b):
                 masses.append(Shape(a, b))
-            for s, conjugate in partners.get(wanted, ()):
-                if _allowed(names, reps[a], reps[b], reps[len(fermions) + s], conjugate, a == b):
-                    yukawas.append(Shape(a, b, s, conjugate))
+            for s, dual in partners.get(wanted, ()):
+                if _allowed(names, reps[a], reps[b], reps[len(fermions) + s], dual, a == b):
+                    yukawas.append(Shape(a, b, s, dual))
     return masses + yukawas
 
 
@@ -112,16 +111,16 @@ def _allowed(
     first: Sequence[Dynkin],
     second: Sequence[Dynkin],
     scalar: Sequence[Dynkin] | None,
-    conjugate: bool,
+    dual: bool,
     same: bool,
 ) -> bool:
     sign = 1
     for i, group in enumerate(groups):
         third = None if scalar is None else scalar[i]
         if same:
-            sign *= exchange_sign(group, first[i], third, conjugate)
+            sign *= exchange_sign(group, first[i], third, dual)
         else:
-            sign *= _exists(group, first[i], second[i], third, conjugate)
+            sign *= _exists(group, first[i], second[i], third, dual)
         if not sign:
             return False
     return sign > 0
@@ -129,5 +128,6 @@ def _allowed(
 
 @lru_cache(8192)
 def _exists(group: str, first: Dynkin, second: Dynkin, third: Dynkin | None, dual: bool) -> int:
-    reps = (first, second) if third is None else (first, second, third)
-    return int(contraction(group, reps, dual and third is not None) is not None)
+    if third is None:
+        return int(singlets_in(group, (first, second)) == 1)
+    return int(singlets_in(group, (first, second, conjugate(group, third) if dual else third)) == 1)

@@ -135,15 +135,6 @@ def to_dict(theory: Theory) -> dict[str, Any]:
     return result
 
 
-def dimension(theory: Theory, field: Fermion | Scalar) -> int:
-    """Return the number of components of a multiplet, not counting generations."""
-    result = 1
-    for group, number in zip(theory.groups, field.numbers, strict=True):
-        if isinstance(number, tuple):
-            result *= groups.irrep(group.group, number).dimension
-    return result
-
-
 def conjugate_number(group: str, number: Number) -> Number:
     return groups.conjugate(group, number) if isinstance(number, tuple) else -number
 

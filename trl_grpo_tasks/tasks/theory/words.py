@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from .tensors import KINDS
 
-MAX_GROUPS, MAX_VEVS, MAX_MULTIPLETS, MAX_GENERATIONS = 4, 4, 12, 4
-GROUPS = ("SU_5", "SU_4", "SU_3", "SU_2", "U_1")
+MAX_GROUPS, MAX_VEVS, MAX_MULTIPLETS, MAX_GENERATIONS = 4, 5, 12, 4
+GROUPS = ("E_6", "SO_10", "SU_5", "SU_4", "SU_3", "SU_2", "U_1")
 CHARGES = tuple(
     sorted({Fraction(n, 6) for n in range(-12, 13)} | {Fraction(sign * n) for n in (3, 4, 5) for sign in (-1, 1)})
 )
@@ -43,11 +43,11 @@ def component_word(number: int) -> str:
 
 
 def group_word(group: str) -> str:
-    return group.replace("(", "_").rstrip(")")
+    return "E_6" if group == "E6" else group.replace("(", "_").rstrip(")")
 
 
 def group_name(word: str) -> str:
-    return word.replace("_", "(") + ")"
+    return "E6" if word == "E_6" else word.replace("_", "(") + ")"
 
 
 def charge_word(charge: Fraction) -> str:
@@ -64,7 +64,7 @@ def _coupling_word(prefix: str, value: float) -> str:
 
 
 COUNT_WORDS = {count_word(n): n for n in range(MAX_MULTIPLETS + 1)}
-COMPONENT_WORDS = {component_word(n): n for n in range(1, 25)}
+COMPONENT_WORDS = {component_word(n): n for n in range(1, 79)}
 CHARGE_WORDS = {charge_word(charge): charge for charge in CHARGES}
 VEV_WORDS = {gev_word("v", value): value for value in VEVS}
 MASS_WORDS = {gev_word("m", value): value for value in MASSES}

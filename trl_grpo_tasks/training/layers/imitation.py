@@ -56,7 +56,10 @@ class ImitationLayer(ArchiveLayer):
         for i, outcome in enumerate(record.outcomes):
             if outcome.score is not None and outcome.score.success:
                 row, prompt_ids = record.examples[i]["row"], record.prompt_ids[i]
-                found.append(self._success(row, prompt_ids, i, outcome.score.total))
+                # Failed turns are not imitated. The last one has the masks of a first turn, because it begins anew.
+                start, ids = record.last_turns[i], record.completion_ids[i]
+                prompt_ids = [*prompt_ids, *ids[:start]]
+                found.append(self._success(row, prompt_ids, record.completions[i], ids[start:], outcome.score.total))
         return found
 
     def _relabelled(self) -> list[Success]:
@@ -65,23 +68,28 @@ class ImitationLayer(ArchiveLayer):
             return []
         assert self.task is not None and self._rewards is not None
         record, given = self.latest_rollout, self.latest_rollout.rows
-        rows: dict[int, Row] = {}
+        made: list[tuple[Row, str, list[int]]] = []
         for i, outcome in enumerate(record.outcomes):
             if outcome.score is not None and not outcome.score.success:
-                row = self.task.relabel(given[i], record.completions[i])
-                if row is not None and self._allows(row, record.completion_ids[i]):
-                    rows[i] = row
-        texts = {i: json.dumps(row, ensure_ascii=False) for i, row in rows.items()}
-        outcomes = self._rewards.executor.submit(list(texts.values()), [record.completions[i] for i in rows]).result()
+                new = self.task.relabel(given[i], record.completions[i])
+                if isinstance(new, tuple):
+                    row, answer = new
+                    ids = [*self._tokenizer.encode(answer, add_special_tokens=False), self._tokenizer.eos_token_id]
+                elif new is not None:
+                    row, answer, ids = new, record.completions[i], record.completion_ids[i]
+                if new is not None and self._allows(row, ids):
+                    made.append((row, answer, list(ids)))
+        texts = [json.dumps(row, ensure_ascii=False) for row, _, _ in made]
+        outcomes = self._rewards.executor.submit(texts, [answer for _, answer, _ in made]).result()
         found = []
-        for i, outcome in zip(rows, outcomes, strict=True):
+        for (row, answer, ids), text, outcome in zip(made, texts, outcomes, strict=True):
             if outcome.score is not None and outcome.score.success:
-                prompt_ids = self._tokenize_prompts([rows[i]["prompt"]])[0][0]
-                found.append(self._success(texts[i], prompt_ids, i, outcome.score.total, is_relabelled=True))
+                prompt_ids = self._tokenize_prompts([row["prompt"]])[0][0]
+                found.append(self._success(text, prompt_ids, answer, ids, outcome.score.total, is_relabelled=True))
         return found
 
     def _allows(self, row: Row, completion_ids: list[int]) -> bool:
-        """Whether the constraint of a row allows a completion that was sampled for another row."""
+        """Whether the constraint of a row allows a completion that was sampled for another row, or is part of one."""
         if self._constraint is None:
             return True
         try:
@@ -90,16 +98,12 @@ class ImitationLayer(ArchiveLayer):
             return False
         return True
 
-    def _success(self, row: str, prompt_ids: Any, i: int, total: float, is_relabelled: bool = False) -> Success:
-        """Completion `i` of the latest rollout as an answer to `row`."""
+    def _success(
+        self, row: str, prompt_ids: Any, completion: str, ids: Any, total: float, is_relabelled: bool = False
+    ) -> Success:
         assert self._forms is not None and self.task is not None
-        record = self.latest_rollout
-        answer = self._forms.of(row, record.completions[i])
-        # Failed turns are not imitated. The last one has the masks of a first turn, because it begins anew.
-        start, step = record.last_turns[i], self.state.global_step
-        prompt_ids, ids = [*prompt_ids, *record.completion_ids[i][:start]], record.completion_ids[i][start:]
-        request = self.task.request(json.loads(row))
-        return Success(row, request, answer, prompt_ids, list(ids), total, step, is_relabelled)
+        request, answer = self.task.request(json.loads(row)), self._forms.of(row, completion)
+        return Success(row, request, answer, list(prompt_ids), list(ids), total, self.state.global_step, is_relabelled)
 
     # ---- the loss
 

@@ -19,6 +19,7 @@ TASK_METRICS = ("distinct_answers", "groups_without_signal", "reward_failures")
 
 def complete_options(args: Any) -> None:
     """Set what `best_by` of a TaskGRPOConfig implies, before transformers checks the options."""
+    args.best_by = args.best_by or None  # an empty value on the command line overrides that of a recipe
     args.is_eval_batch_size_given = args.per_device_eval_batch_size is not None
     if not args.is_eval_batch_size_given:
         args.per_device_eval_batch_size = EVAL_BATCH_SIZE
