@@ -94,9 +94,9 @@ def everything(tmp_path_factory):
 @pytest.mark.parametrize("text", [*GARBAGE, "1," * 500_000, "`" * 1_000_000, "<a>" * 300_000, "\\frac{" * 100_000])
 def test_scoring_is_quick_whatever_the_text(everything, text):
     task, row = everything
-    started = time.perf_counter()
+    started = time.thread_time()
     task.score(row, text)
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 # ---- a user's own reward
