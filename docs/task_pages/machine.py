@@ -25,7 +25,9 @@ def example() -> str:
 
 
 def reasoning() -> str:
-    task, row = first_row("machine", lambda row: row["trial"] == "catapult" and row["level"] == "small", reasoning=True)
+    task, row = first_row(
+        "machine", lambda row: row["trial"] == "catapult" and row["level"] == "small", reasoning=True
+    )
     text, _, machine = task.gold(row).partition("```json\n")
     return fenced(f"{textwrap.fill(text, 110)}\n```json\n{machine[:60]}...\n```")
 

@@ -157,10 +157,12 @@ def test_more_rows_than_requests_have_further_gold_machines():
     task = make(trials=["car"])
     requests = len(task.dataset("train", None, 0))
     rows = task.dataset("train", 2 * requests, 0)
-    assert len(rows) == len({row["gold"] for row in rows}) == 2 * requests
-    assert len({task.request(row) for row in rows}) == requests
+    assert len(rows) == 2 * requests and len({task.request(row) for row in rows}) == requests
     every = task.dataset("train", 100_000, 0)
-    assert every[: len(rows)] == rows and len(every) == len({row["gold"] for row in every}), "no machine twice"
+    first, later = ([row["gold"] for row in some] for some in (every[:requests], every[requests:]))
+    assert every[: len(rows)] == rows and len(every) > 5600
+    assert len(later) == len({*later}) and not {*first} & {*later}, "no machine twice"
+    assert len({*first}) >= 0.99 * len(first), "except for requests that few machines satisfy"
     for row in every[::50]:
         known = next(gold for gold in gold_machines()["car"] if gold.machine == row["gold"])
         assert known.score >= MARGIN * row["goal"] and len(known.tree.blocks) <= row["max_blocks"]

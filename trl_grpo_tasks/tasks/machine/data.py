@@ -194,10 +194,10 @@ def rows(
         if passes is None:  # requests with few machines choose before those that can take others
             for demand, variant in sorted(order, key=lambda request: len(request[0].fitting)):
                 first[demand, variant] = demand.unused() or demand.any()
-        for request in order:
-            gold = first[request] if first else request[0].unused() or request[0].any()
-            if gold or not len(request[0].fitting):
-                yield row(*request, gold)
+        for demand, variant in order:
+            gold = first[demand, variant] if first else demand.unused() or demand.any()
+            if gold or not demand.fitting:
+                yield row(demand, variant, gold)
         more = split == "train" and size is not None
         while more:
             more = False
