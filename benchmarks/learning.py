@@ -5,7 +5,8 @@
 
 A grid names a recipe, or a task with its defaults, options for all runs, seeds, settings (options of train), the
 baseline, which is one of them or `cold start`, and, if wanted, components of the score that get a column each, and a
-field of the rows, such as their level, for a table by its values (`by`). Each seed has one cold start, from which all
+field of the rows, such as their level, for a table by its values (`by`), and metrics of training for a figure of them
+per iteration (`curves`, see curves.py). Each seed has one cold start, from which all
 settings train with this seed. A setting for which the cold start does not fit, for example because it writes text in
 another form, is listed under `own_start`, with the options of its own cold start, training and evaluation. Then the
 cold start and all models of a seed are evaluated on the same held-out rows. Settings are chosen on a random half of
@@ -18,8 +19,9 @@ not there is left out. --parallel runs that many processes at a time; on one GPU
 
 Each cell is the mean over seeds, with the smallest and the largest in brackets. Distinct answers are counted per row,
 distinct successes over all rows; both are shares of the samples. `gain` is the difference to the baseline, with its
-95% interval from a paired bootstrap over seeds and, within a seed, over requests. Writes learning.json and learning.md
-to --output_dir. --publish also writes the page docs/results/learning/GRID.md of the documentation.
+95% interval from a paired bootstrap over seeds and, within a seed, over requests. Writes learning.json, learning.md
+and, with `curves`, learning.png to --output_dir. --publish also writes the page docs/results/learning/GRID.md of the
+documentation, with its figure.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import curves
 import numpy as np
 import yaml
 from harness import flags, table_line
@@ -50,8 +53,20 @@ from trl_grpo_tasks.report.run_folder import SETTINGS_FILE
 from trl_grpo_tasks.task import describe_rows
 from trl_grpo_tasks.training.advantages import expected_best
 
-KEYS = {"recipe", "seeds", "rows", "samples", "baseline", "settings", "options", "components", "own_start", "by"}
-OPTIONAL = {"options": {}, "components": [], "own_start": {}, "by": None}
+KEYS = {
+    "recipe",
+    "seeds",
+    "rows",
+    "samples",
+    "baseline",
+    "settings",
+    "options",
+    "components",
+    "own_start",
+    "by",
+    "curves",
+}
+OPTIONAL = {"options": {}, "components": [], "own_start": {}, "by": None, "curves": {}}
 START = "cold start"
 ROWS = {
     "choose": "for choosing settings",
@@ -103,9 +118,15 @@ def main() -> None:
         tables += f"\n\nBy {grid['by']}:\n\n{table(by, grid['baseline'], {}, requests_by(some, grid['by']))}"
     counted = describe_rows(len(places), len({requests[place] for place in places}))
     text = page(options.grid, grid, options.rows, counted, tables, machine_of(folder, grid))
+    if grid["curves"]:
+        runs = {name: [run_folder(folder, name, seed) for seed in grid["seeds"]] for name in grid["settings"]}
+        curves.draw(runs, grid["curves"], folder / "learning.png")
+        text += f"\n![Training]({options.grid.stem}.png)\n\n{curves.CAPTION}\n"
     write_atomically(folder / "learning.md", text)
     if options.publish:
         write_atomically(PAGES / f"{options.grid.stem}.md", text)
+        if grid["curves"]:
+            write_atomically(PAGES / f"{options.grid.stem}.png", (folder / "learning.png").read_bytes())
     print(f"\n{text}")
 
 

@@ -160,6 +160,38 @@ def test_grids_name_options_that_exist(path):
         parse([*learning.settings_of(grid), *learning.flags(grid["options"] | started | options)])
 
 
+def test_curves_are_means_over_seeds_of_moving_averages(tmp_path, monkeypatch):
+    """Made-up logs with known values, one of them resumed; the figure has a panel per metric and all lines."""
+    import curves
+    from matplotlib.figure import Figure
+
+    def log(name, values, resumed=()):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [{"step": n, "max@1": value, "max@64": 10 * value} for n, value in enumerate(values, 1)]
+        lines[1:1] = [{"step": n, "max@1": -99.0, "max@64": -99.0} for n in resumed]
+        content = [json.dumps(line) for line in [*lines, {"train_runtime": 1.0}]]
+        (folder / curves.METRICS_FILE).write_text("\n".join(content))
+        return folder
+
+    plain = [log("a", range(30)), log("b", [2 * n for n in range(30)], resumed=(2, 3)), log("c", [3.0] * 24)]
+    passk = [log("d", [7.0] * 4)]
+    np.testing.assert_allclose(curves.smoothed(curves.values_of(plain[1], "max@1"))[[0, -1]], [[10, 9], [30, 49]])
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: kept.append(self))
+    curves.draw({"plain": plain, "passk": passk}, {"max@1": "mean", "max@64": "best"}, tmp_path / "x.png")
+    (figure,) = kept
+    assert [axes.get_title() for axes in figure.axes] == ["mean", "best"]
+    *_, mean, one, same = figure.axes[0].lines
+    assert len(figure.axes[0].lines) == 3 + 1 + 1 + 1
+    assert mean.get_xdata()[[0, -1]].tolist() == [10, 24], "where all seeds have values"
+    assert mean.get_ydata()[0] == pytest.approx((4.5 + 9 + 3) / 3)
+    assert one.get_ydata().tolist() == same.get_ydata().tolist() == [pytest.approx(7)]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["plain", "passk"]
+    with pytest.raises(ValueError, match=r"has no metric 'max@8'; remove the run's folder"):
+        curves.draw({"plain": plain}, {"max@8": "?"}, tmp_path / "x.png")
+
+
 def test_a_table_of_nothing_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", str(grid_file(tmp_path)), "--output_dir", str(tmp_path), "--finished"])
     with pytest.raises(SystemExit, match="no setting has finished with all seeds"):
@@ -172,7 +204,7 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     options = {"task": str(ROOT / "tests/support/toy.py"), "cold_start_steps": 2, "max_steps": 2, "num_generations": 4,
                "per_device_train_batch_size": 8, "max_completion_length": 4, "use_cpu": True}  # fmt: skip
     recipe.write_text(yaml.safe_dump(options))
-    path = grid_file(tmp_path, recipe=str(recipe), rows=2, samples=4)
+    path = grid_file(tmp_path, recipe=str(recipe), rows=2, samples=4, curves={"max@1": "mean", "max@4": "best"})
     program = [sys.executable, str(ROOT / "benchmarks/learning.py"), str(path), "--output_dir", str(tmp_path / "out")]
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "| cold start |" in printed and "| grpo |" in printed
@@ -181,6 +213,7 @@ def test_a_small_grid_from_start_to_end(tmp_path):
         page.strip() in printed
         and "2 held-out rows (1 different request), not used to choose settings, 4 samples each; cpu" in page
     )
+    assert (tmp_path / "out/grid/learning.png").read_bytes().startswith(b"\x89PNG") and "![Training](grid.png)" in page
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
     evaluated = json.loads((tmp_path / "out/grid/evaluation_grpo-1/evaluation.json").read_text())["evaluations"]
     samples = evaluated[0]["samples"]

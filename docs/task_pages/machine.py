@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from .blocks import code, fenced, first_row, table
 
 
@@ -20,6 +22,14 @@ def example() -> str:
             fenced(gold.replace("},{", "},\n {"), "json"),
         ]
     )
+
+
+def reasoning() -> str:
+    task, row = first_row(
+        "machine", lambda row: row["trial"] == "catapult" and row["level"] == "small", reasoning=True
+    )
+    text, _, machine = task.gold(row).partition("```json\n")
+    return fenced(f"{textwrap.fill(text, 110)}\n```json\n{machine[:60]}...\n```")
 
 
 _JOINTS = {

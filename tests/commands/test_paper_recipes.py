@@ -28,7 +28,7 @@ from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.constraints.base import replay, unpack
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import save_tiny
-from trl_grpo_tasks.report.run_folder import OUTCOME_FILE
+from trl_grpo_tasks.report.run_folder import METRICS_FILE, OUTCOME_FILE
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import MASK_TOKEN
 from trl_grpo_tasks.tasks.brick.structure import SIZES
@@ -296,15 +296,6 @@ def test_infills_reward_is_the_judge_alone():
     assert {key: value for key, value in weights.items() if value} == {"judge": 1.0}
 
 
-def test_machines_have_a_cold_start_and_the_documents_scores():
-    task, run_args, args, _ = parsed("machine")
-    assert run_args.cold_start_steps * run_args.cold_start_batch_size * 8 == args.train_rows == 9984
-    rows = task.dataset("train", args.train_rows, args.seed)
-    assert len(rows) == 9984 and len({row["gold"] for row in rows}) <= 240, "as its comment says"
-    assert len({task.request(row) for row in rows}) == 2880
-    assert task.options.scoring == "paper" and not task.score(task.dataset("test", 1, 0)[0], "not JSON").total
-
-
 # ---- infill and prompts: rows, published files, stand-ins of the same kind, and steps
 
 SHORT = {"use_cpu": True, "bf16": False, "report_to": "none", "train_rows": 16, "cold_start_steps": 0, "max_steps": 2,
@@ -449,3 +440,83 @@ def test_theorys_recipe_trains_two_steps_and_keeps_its_best_model(scoring, tmp_p
     best = json.loads((tmp_path / OUTCOME_FILE).read_text())
     assert best["best_by"] == "reward" and best["model_step"] == best["best_step"] and len(best["evaluations"]) >= 2
     assert (tmp_path / "model.safetensors").is_file()
+
+
+# ---- machine
+
+
+CHAT_ML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MACHINE_RECIPES = [RECIPES / "machine" / f"{name}.yaml" for name in ("paper", "authors")]
+
+
+def parsed_machine(path):
+    return parse(["--config", str(path), "--use_cpu", "true", "--bf16", "false"])
+
+
+@pytest.mark.parametrize("path", MACHINE_RECIPES, ids=lambda path: path.stem)
+def test_machine_one_pass_sees_nearly_ten_thousand_designs(path):
+    task, run_args, args, _ = parsed_machine(path)
+    passes = {"paper": 1, "authors": 36}[path.stem]
+    assert run_args.cold_start_steps * run_args.cold_start_batch_size * 8 == passes * args.train_rows == passes * 9984
+    rows = task.dataset("train", args.train_rows, args.seed)
+    machines = len({row["gold"] for row in rows})
+    assert len(rows) == 9984 and machines > 9900 and f"{machines:,} different machines" in path.read_text()
+    assert len({task.request(row) for row in rows}) == 3000 and "3,000 requests" in path.read_text()
+    held_out = task.dataset("test", None, args.seed)
+    assert not {task.request(row) for row in rows} & {task.request(row) for row in held_out}
+
+
+@pytest.mark.parametrize("path", MACHINE_RECIPES, ids=lambda path: path.stem)
+def test_machine_rows_prompt_gold_score_and_constraint_agree(path, tmp_path):
+    task, _, args, _ = parsed_machine(path)
+    tokenizer = AutoTokenizer.from_pretrained(save_small("Qwen/Qwen2", tmp_path))
+    for row in task.dataset("train", 4, args.seed):
+        system, user = (message["content"] for message in row["prompt"])
+        gold = task.gold(row)
+        before, fence, machine = gold.rpartition("```json\n")
+        blocks = json.loads(machine.removesuffix("\n```"))
+        assert f"at most {row['max_blocks']} blocks" in user and len(blocks) <= row["max_blocks"]
+        assert all(f"\n{block['id']}: " in system for block in blocks), "the manual names every block"
+        score = task.score(row, gold)
+        assert score.success and score.total >= row["goal"], "in the simulation"
+        assert score == task.score(row, json.dumps(blocks)) and task.score(row, "no machine").total == 0
+        if task.options.reasoning:
+            assert task.options.scoring == "authors" and task.constraint(tokenizer) is None
+            assert "First say what the blocks do" in user and "```json code block" in system and fence
+            assert f"In all {len(blocks)} blocks, " in before
+        else:
+            assert task.options.scoring == "paper" and "nothing else" in system and not before
+            state = task.constraint(tokenizer).start(row)
+            for token in tokenizer.encode(gold):
+                state.accept(token)
+            state.accept(tokenizer.eos_token_id)
+            assert state.finished, "the gold answer may be written under the constraint of these options"
+
+
+@pytest.mark.parametrize("path", MACHINE_RECIPES, ids=lambda path: path.stem)
+def test_machine_recipes_train_two_steps_of_a_small_qwen(path, tmp_path):
+    """The recipe's own options, scaled down, with a Qwen2 model that has a chat template: cold start, then GRPO."""
+    model = save_small("Qwen/Qwen2", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHAT_ML
+    tokenizer.save_pretrained(model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+    small = {
+        "model_name_or_path": model, "output_dir": tmp_path / "run", "use_cpu": True, "bf16": False,
+        "dtype": "float32", "optim": "adamw_torch", "gradient_checkpointing": False, "lora_r": 4, "train_rows": 8,
+        "cold_start_steps": 1, "cold_start_batch_size": 1, "num_generations": 4, "generation_batch_size": 4,
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_completion_length": 12,
+        "max_steps": 2, "eval_before_and_after": False, "save_strategy": "no", "report_to": "none",
+        "reward_workers": 0,
+    }  # fmt: skip
+    assert run.main(["--config", str(path), *flags(small)]) == 0
+    logs = [json.loads(line) for line in (tmp_path / "run" / METRICS_FILE).read_text().splitlines()]
+    assert [log["step"] for log in logs if "reward" in log] == [1, 2]
+    assert all(math.isfinite(log["loss"]) and log["reward"] >= 0 for log in logs if "reward" in log)
+    adapter = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
+    assert set(adapter["target_modules"]) == set(ALL_LINEAR) and adapter["r"] == 4
+    assert (tmp_path / "run" / "cold_start" / "adapter_config.json").is_file()

@@ -49,5 +49,5 @@ def ready_model(
         policy.check_answers([row["prompt"] for row in rows[:1]], [task.gold(row) for row in rows[:1]])
     constraint = task.constraint(tokenizer) if constrain in (True, None) else None
     if constrain and constraint is None:
-        raise ValueError(f"task {task.name!r} has no constraint with these options; leave --constrain out")
+        raise ValueError(f"task {task.name!r} has no constraint with these options; give --constrain false")
     return ReadyModel(path, config, tokenizer, constraint)

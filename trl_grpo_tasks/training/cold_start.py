@@ -64,6 +64,7 @@ def cold_start(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=batch_size,
+        max_length=None,  # the default cuts answers off at 1,024 tokens, prompt included
         learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, steps // 20),

@@ -65,7 +65,7 @@ def test_the_film_is_short_and_small():
 
 def test_json_and_what_is_missing():
     task, row, files = files_and_row("car")
-    assert set(files) == {"sample.png", "machine.json", "paper.json", "machine.xml", "film.gif"}
+    assert set(files) == {"sample.png", "machine.json", "paper.json", "machine.xml", "machine.bsg", "film.gif"}
     blocks = json.loads(files["machine.json"])
     assert blocks == json.loads(task.gold(row)) and blocks[0] == {"id": "0", "order_id": 0, "parent": -1, "bp_id": -1}
     for ours, theirs in zip(blocks, json.loads(files["paper.json"]), strict=True):

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import random
+import re
 from collections import Counter
 
 import mujoco
@@ -12,24 +13,27 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.commands.test_recipes import save_small
 from tests.support.paths import RECIPES
 from tests.tasks.machine.test_constraint import SIGNS, VOCABULARY, spells
-from tests.tasks.machine.test_tree import car, catapult
+from tests.tasks.machine.test_tree import car, catapult, mirrored
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.models.tiny import make_tokenizer
-from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, MachineTask, simulate, to_xml
+from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, MachineTask, designs, simulate, to_xml
 from trl_grpo_tasks.tasks.machine import task as task_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
 from trl_grpo_tasks.tasks.machine.data import GOLD_FILE, MARGIN, GoldMachine, gold_machines
-from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, search, sketch_car, sketch_catapult
+from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, sketch_car, sketch_catapult
 from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, manual, variants
+from trl_grpo_tasks.tasks.machine.reasoning import explanation
 from trl_grpo_tasks.tasks.machine.render import animation, picture
 from trl_grpo_tasks.tasks.machine.results import Result
+from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 from trl_grpo_tasks.tasks.machine.trials import SCORINGS, TRIALS, Trial, task_score
 
 MODULE = "trl_grpo_tasks.tasks.machine"
@@ -60,11 +64,12 @@ def test_every_gold_machine_has_its_score_and_can_be_generated():
     constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 24)
     assert set(gold_machines()) == set(TRIALS)
     for name, machines in gold_machines().items():
-        trial, blocks = TRIALS[name], [len(gold.tree.blocks) for gold in machines]
-        assert len({gold.machine for gold in machines}) == len(machines)
+        trial, blocks = TRIALS[name], [gold.size for gold in machines]
+        assert len({gold.blocks for gold in machines}) == len(machines)
         assert all(sum(least <= n <= most for n in blocks) >= 30 for least, most in LEVELS.values())
-        assert all(gold.score >= MARGIN * trial.goal and gold.tree.validate() == [] for gold in machines)
-        for gold in machines[::9]:  # the others are similar
+        assert all(gold.score >= MARGIN * trial.goal for gold in machines)
+        assert all(gold.tree.validate() == [] for gold in machines[:: 1 + len(machines) // 500])
+        for gold in machines[:: len(machines) // 14]:  # the others are similar
             assert set(gold.machine) <= {sign.decode() for sign in SIGNS}
             assert spells(constraint, {"max_blocks": 24}, gold.machine)
             result = simulate(gold.machine, trial)
@@ -72,11 +77,41 @@ def test_every_gold_machine_has_its_score_and_can_be_generated():
                 assert task_score(trial, result, scoring)[0] >= 0.97 * gold.score, (name, gold.machine)
 
 
+def test_there_are_ten_thousand_different_designs_of_cars_and_catapults():
+    """No two have the same blocks at the same places, however they are written."""
+    shapes = {name: {gold.tree.shape() for gold in gold_machines()[name]} for name in ("car", "catapult")}
+    assert sum(map(len, shapes.values())) >= 10_000 and not shapes["car"] & shapes["catapult"]
+    stored = json.loads(GOLD_FILE.read_text())
+    assert all(len(stored[name]) >= 2500 for name in shapes), "without rods for wood"
+
+
+def test_rods_for_wood_change_only_the_colour():
+    for gold in gold_machines()["catapult"][-200::40]:
+        other = gold.exchanged()
+        assert other.tree != gold.tree and other.exchanged().tree == gold.tree and not gold.holds
+        one, two = (re.sub(r' rgba="[^"]*"', "", to_xml(each.tree)) for each in (gold, other))
+        assert one == two, "MuJoCo simulates the same model"
+
+
+def test_mirror_images_of_gold_machines_are_mirrored():
+    for gold in [*gold_machines()["car"][::400], *gold_machines()["wall"][::30]]:
+        assert designs.mirrored(gold.tree) == mirrored(gold.tree)
+
+
+def test_a_shape_does_not_depend_on_the_order_of_blocks():
+    left, right = Block("2", 0, 2), Block("2", 0, 3)
+    both = [ConstructionTree((ROOT, *pair)) for pair in ((left, right), (right, left))]
+    assert both[0] != both[1] and both[0].shape() == both[1].shape()
+    assert ConstructionTree((ROOT, left)).shape() != ConstructionTree((ROOT, right)).shape()
+    springs = [ConstructionTree((ROOT, Block("9", 0, *ends))) for ends in ((2, 0, 3), (3, 0, 2), (2, 0, 4))]
+    assert springs[0].shape() == springs[1].shape() != springs[2].shape()
+
+
 def test_gold_machines_fit_into_a_small_file():
     assert GOLD_FILE.stat().st_size < 1_000_000
     for gold in gold_machines()["catapult"][::10]:
-        again = GoldMachine.from_compact(json.loads(json.dumps(gold.compact())))
-        assert again == gold and ConstructionTree.parse(again.machine).blocks == gold.tree.blocks
+        assert GoldMachine.of(ConstructionTree.parse(gold.machine), gold.score, gold.holds) == gold
+        assert gold.size == len(gold.tree.blocks) and gold.kinds == {block.kind for block in gold.tree.blocks}
 
 
 def test_phrasings_are_distinct_and_split():
@@ -122,9 +157,17 @@ def test_more_rows_than_requests_have_further_gold_machines():
     task = make(trials=["car"])
     requests = len(task.dataset("train", None, 0))
     rows = task.dataset("train", 2 * requests, 0)
-    assert len({json.dumps(row) for row in rows}) == len(rows) == 2 * requests
-    assert len({task.request(row) for row in rows}) == requests
-    assert len({row["gold"] for row in rows}) > 100
+    assert len(rows) == 2 * requests and len({task.request(row) for row in rows}) == requests
+    every = task.dataset("train", 100_000, 0)
+    first, later = ([row["gold"] for row in some] for some in (every[:requests], every[requests:]))
+    assert every[: len(rows)] == rows and len(every) > 5600
+    assert len(later) == len({*later}) and not {*first} & {*later}, "no machine twice"
+    assert len({*first}) >= 0.99 * len(first), "except for requests that few machines satisfy"
+    for row in every[::50]:
+        known = next(gold for gold in gold_machines()["car"] if gold.machine == row["gold"])
+        assert known.score >= MARGIN * row["goal"] and len(known.tree.blocks) <= row["max_blocks"]
+    few = make(trials=["rough"]).dataset("train", 100_000, 0)
+    assert len(few) > len({row["gold"] for row in few}), "with fewer machines than requests, some are in several rows"
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -150,10 +193,10 @@ def test_the_manual_names_every_block_it_offers():
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
 
 
-# ---- the generator and the search
+# ---- the generator
 
 
-def test_a_search_is_repeatable_and_better_than_a_sketch():
+def test_sketches_and_changes_can_be_built():
     rng = random.Random(0)
     for draw in (sketch_car, sketch_catapult):
         for _ in range(15):
@@ -161,22 +204,92 @@ def test_a_search_is_repeatable_and_better_than_a_sketch():
             assert tree.validate() == [] and len(tree.blocks) <= 16
             for _ in range(5):
                 assert mutated(tree, rng, 16).validate() == []
-    quick = Trial("quick", "", "distance", 1.0, seconds=1.0)
-    first = search(quick, (2, 10), 3, sketches=4, changes=4)
-    assert first == search(quick, (2, 10), 3, sketches=4, changes=4)
-    assert first[1] >= search(quick, (2, 10), 3, sketches=4, changes=0)[1] > 0
 
 
-def test_the_script_writes_gold_machines(tmp_path, capsys, monkeypatch):
+def test_the_script_writes_gold_machines_and_resumes(tmp_path, capsys, monkeypatch):
     from trl_grpo_tasks.tasks.machine import make_gold
 
+    output = tmp_path / "gold.json"
+    output.write_text('{"wall": [["1/0/0", 50.0, 0]], "car": []}')
     monkeypatch.setattr(make_gold, "LEVELS", {"small": (2, 10)})
-    monkeypatch.setattr(make_gold, "search", lambda trial, *_: search(trial, (2, 10), 3, sketches=4, changes=0))
-    make_gold.main(["--per_level", "3", "--trials", "car", "--output", str(tmp_path / "gold.json")])
-    found = [GoldMachine.from_compact(entry) for entry in json.loads((tmp_path / "gold.json").read_text())["car"]]
-    assert len({gold.tree for gold in found}) == 3 and "car small: 3 machines" in capsys.readouterr().out
+    monkeypatch.setattr(make_gold, "_PART", 2)
+    words = ["--per_level", "4", "--trials", "car", "--output", str(output)]
+    part, calls = make_gold._part, []
+
+    def stopped(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return part(*given)
+
+    monkeypatch.setattr(make_gold, "_part", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make_gold.main(words)
+    make_gold.main(words)
+    assert len(calls) == 3 and not output.with_suffix(".part").exists(), "the first part was not made again"
+    resumed = output.read_text()
+    make_gold.main(words)
+    assert output.read_text() == resumed, "the same seed gives the same file"
+    stored = json.loads(resumed)
+    assert stored["wall"] == [["1/0/0", 50.0, 0]], "machines of other trials stay"
+    found = [GoldMachine(*entry) for entry in stored["car"]]
+    assert len({gold.tree.shape() for gold in found}) == len(found) > 4, "designs and their mirror images"
+    assert f"car small: {len(found)} machines" in capsys.readouterr().out
     for gold in found:
         assert simulate(gold.tree, "car").distance >= gold.score >= MARGIN * TRIALS["car"].goal
+
+
+# ---- reasoning
+
+
+def test_gold_answers_with_reasoning_say_what_the_machine_is():
+    task = make(trials=list(TRIALS), reasoning=True)
+    for row in task.dataset("train", 60, 0):
+        gold = task.gold(row)
+        text, _, fenced = gold.partition("\n```json\n")
+        blocks = json.loads(fenced.removesuffix("\n```"))
+        assert fenced == row["gold"] + "\n```" and row["prompt"][-1]["content"].endswith("then give the machine.")
+        assert f"In all {len(blocks)} blocks, {sum(BLOCKS[b['id']].mass for b in blocks):g} kg" in text
+        wheels = re.findall(r"Wheels: (.*?)\.", text)
+        named = {int(n) for part in wheels for n in re.findall(r"(?:^|[;,] )(\d+)(?=,| on)", part)}
+        assert named == {b["order_id"] for b in blocks if b["id"] == "2"}
+        assert len(re.findall(r"Motor \d+ turns", text)) == sum(b["id"] == "22" for b in blocks)
+        assert ("Boulder" in text) == any(b["id"] == "36" for b in blocks)
+    assert len({task.gold(row).partition("`")[0] for row in task.dataset("train", 60, 0)}) > 50, "no constant phrase"
+
+
+def test_a_hand_computed_explanation():
+    """The car of test_tree: logs in front and behind, four wheels at their sides."""
+    assert explanation(car()) == (
+        "Frame: log 1 forward from 0, log 2 back from 0, small block 3 forward from 1, small block 4 back from 2, "
+        "small block 9 up from 0. Wheels: 5, 6 on block 1; 7, 8 on block 2; 5, 6, 7, 8 drive forward. "
+        "In all 10 blocks, 7.15 kg, 2 m wide, 2.5 m high, 9 m long."
+    )
+    text = explanation(catapult())
+    assert "Motor 10 turns 3 blocks, 6.5 kg, up to " in text and "about the axis from left to right" in text
+    assert "Boulder 14 on container 13, " in text and "brace 15 from block 9 to 3" in text
+
+
+def test_text_before_the_machine_does_not_change_its_score():
+    task, row = make(), {"trial": "car", "max_blocks": 24}
+    plain = task.score(row, car().to_json())
+    other = '[{"id":"0","order_id":0,"parent":-1,"bp_id":-1},{"id":"15","order_id":1,"parent":0,"bp_id":0}]'
+    for text in ("", "Wheels [1] and [2, 3] drive. ", f"First I thought of {other}, but ", "[] or {} or [{ "):
+        assert task.score(row, f"{text}{car().to_json()}") == plain
+        assert task.score(row, f"{text}\n```json\n{car().to_json()}\n```\nThat is all.") == plain
+
+
+def test_reasoning_needs_a_pretrained_model_without_constraint(tmp_path, capsys):
+    task = make(reasoning=True)
+    assert task.constraint(None) is None and task.tiny() is None
+    check_task(make(reasoning=True, manual=True, trials=["catapult"]), size=3)
+    row = task.row_of("a small car")
+    assert row["prompt"][-1]["content"].endswith("First say what the blocks do, then give the machine.")
+    assert task.row_of(row["prompt"][-1]["content"]) == row
+    words = ["--task", "machine", "--reasoning", "true", "--use_cpu", "true", "--output_dir", str(tmp_path / "run")]
+    model = save_small("Qwen/Qwen2", tmp_path / "model")
+    assert run.main([*words, "--model_name_or_path", str(model)]) != 0
+    assert "task 'machine' has no constraint with these options; give --constrain false" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("with_manual", [False, True])

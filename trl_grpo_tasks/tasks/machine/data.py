@@ -9,10 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from .blocks import PROMPT_BLOCKS
 from .designs import LEVELS
@@ -25,52 +29,82 @@ GOLD_FILE = Path(__file__).with_name("gold.json")
 MARGIN = 1.1  # gold machines exceed the demanded score by this factor, so that rounding differences do not matter
 LEAST_BLOCKS = 6  # no request allows fewer
 _ENOUGH, _TRIED = 10, 30  # machines for each level of a trial of the user; built-in machines that are tried for it
+_TESTED = 100  # machines of a trial that are tried with a further test, which simulates them
+_WOOD_OR_ROD = re.compile(r"(?<!\S)(?:1|41)/")
 _NEAR = 3  # a request gets a gold machine with at most so many blocks fewer than allowed, if there is one
 
 
-class GoldMachine(NamedTuple):
-    """A machine that is known to work. `score` is its lowest, over ways to score and time steps."""
+@dataclass(frozen=True)
+class GoldMachine:
+    """A machine that is known to work, as in gold.json. `score` is its lowest, over ways to score and time steps."""
 
-    tree: ConstructionTree
+    blocks: str  # type/parent/face of each block after the first, and the second parent and face if there is one
     score: float
-    breaks: bool  # when breakage is simulated
+    holds: bool  # it was also simulated with breakage, and does not break
+
+    @classmethod
+    def of(cls, tree: ConstructionTree, score: float, holds: bool) -> GoldMachine:
+        ends = [(b.kind, b.parent, b.face, b.parent_b, b.face_b) for b in tree.blocks[1:]]
+        return cls(" ".join("/".join(str(part) for part in end if part is not None) for end in ends), score, holds)
+
+    @cached_property
+    def tree(self) -> ConstructionTree:
+        parts = [block.split("/") for block in self.blocks.split()]
+        return ConstructionTree((ROOT, *(Block(kind, *map(int, ends)) for kind, *ends in parts)))
+
+    @property
+    def size(self) -> int:
+        return 2 + self.blocks.count(" ")
+
+    @property
+    def kinds(self) -> set[str]:
+        return {"0", *(block.partition("/")[0] for block in self.blocks.split())}
 
     @property
     def machine(self) -> str:
         return self.tree.to_json()
 
-    def compact(self) -> list[Any]:
-        """Return the entry of gold.json: the blocks as type/parent/face, the score, and whether the machine breaks."""
-        ends = [(b.kind, b.parent, b.face, b.parent_b, b.face_b) for b in self.tree.blocks[1:]]
-        blocks = " ".join("/".join(str(part) for part in end if part is not None) for end in ends)
-        return [blocks, self.score, self.breaks]
-
-    @classmethod
-    def from_compact(cls, entry: Sequence[Any]) -> GoldMachine:
-        parts = [block.split("/") for block in entry[0].split()]
-        blocks = (Block(kind, *map(int, ends)) for kind, *ends in parts)
-        return cls(ConstructionTree((ROOT, *blocks)), entry[1], entry[2])
+    def exchanged(self) -> GoldMachine:
+        """Return the machine with rods instead of wood and wood instead of rods, the same until they break."""
+        other = _WOOD_OR_ROD.sub(lambda match: "41/" if match[0] == "1/" else "1/", self.blocks)
+        return GoldMachine(other, self.score, holds=False)
 
 
 @lru_cache(1)
 def gold_machines() -> dict[str, list[GoldMachine]]:
-    """Return the successful machines found by `make_gold.py`, by trial."""
-    found = json.loads(GOLD_FILE.read_text())
-    return {trial: [GoldMachine.from_compact(entry) for entry in entries] for trial, entries in found.items()}
+    """Return machines that are known to work, by trial: those of gold.json, and the same with rods instead of wood,
+    whose simulation is the same as long as nothing breaks."""
+    found = {}
+    for trial, entries in json.loads(GOLD_FILE.read_text()).items():
+        stored = {entry[0]: GoldMachine(entry[0], entry[1], bool(entry[2])) for entry in entries}
+        others = [gold.exchanged() for gold in stored.values()]
+        found[trial] = [*stored.values(), *(other for other in others if other.blocks not in stored)]
+    return found
 
 
-def gold_machine(tree: ConstructionTree, trial: Trial) -> GoldMachine | None:
+def gold_machine(tree: ConstructionTree, trial: Trial, breakage: bool = True) -> GoldMachine | None:
     """Simulate a machine; return it with its score, or None if it does not reach the least goal with a margin.
 
-    A second time step makes sure that processors and MuJoCo versions with different rounding give the same verdict.
+    Without `breakage`, which takes twice the time, the machine is not known to hold. A second time step makes sure
+    that processors and MuJoCo versions with different rounding give the same verdict; it is longer, so that most
+    machines that fail do so in half the time.
     """
+    score = lowest_score(tree, trial, [2 * DT, DT])
+    if score is None:
+        return None
+    return GoldMachine.of(tree, score, breakage and not simulate(tree, trial, breakage=True).broken)
+
+
+def lowest_score(tree: ConstructionTree, trial: Trial, time_steps: Sequence[float]) -> float | None:
+    """Return the lowest score of a machine over time steps and ways to score, or None if one does not reach the least
+    goal with a margin."""
     score = float("inf")
-    for dt in (DT, 0.8 * DT):
+    for dt in time_steps:
         result = simulate(tree, trial, dt=dt)
         score = min(score, *(task_score(trial, result, way)[0] if result.valid else 0.0 for way in SCORINGS))
         if score < MARGIN * trial.goal:
             return None
-    return GoldMachine(tree, round(score, 3), bool(simulate(tree, trial, breakage=True).broken))
+    return round(score, 3)
 
 
 def known_machines(trial: Trial) -> list[GoldMachine]:
@@ -84,7 +118,7 @@ def _machines_for(trial: Trial) -> list[GoldMachine]:
     found: list[GoldMachine] = []
     for least, most in LEVELS.values():
         machines = [known for name in similar for known in gold_machines()[name]]
-        candidates = list(dict.fromkeys(known.tree for known in machines if least <= len(known.tree.blocks) <= most))
+        candidates = list(dict.fromkeys(known.tree for known in machines if least <= known.size <= most))
         tried = random.Random(0).sample(candidates, min(_TRIED, len(candidates)))
         golds = (gold for tree in tried if (gold := gold_machine(tree, trial)) is not None)
         found += itertools.islice(golds, _ENOUGH)
@@ -104,56 +138,75 @@ def rows(
     *,
     kinds: Sequence[str] = PROMPT_BLOCKS,
     with_manual: bool = False,
+    reasoning: bool = False,
     unbroken: bool = False,
     wheels_on_wheels: bool = True,
-    passes: Callable[[Trial, str, float], bool] = lambda trial, machine, goal: True,
+    passes: Callable[[Trial, str, float], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Return rows that alternate between levels and trials; no phrasing is in both splits.
 
-    There is one row per request. If `size` is larger than their number, training rows with other gold machines of the
-    same requests follow, as long as there are any. Requests that no known machine satisfies are left out. `unbroken`
-    excludes machines that break when breakage is simulated, and `passes` is a further test. A trial of the user
-    without known machines has rows without gold.
+    There is one row per request. If `size` is larger than their number, training rows with the machines that no row
+    has yet follow. A machine is in two rows only if there is no other for a request. Requests that no known machine
+    satisfies are left out. `unbroken` excludes machines that are not known to hold when breakage is simulated, and
+    `passes` is a further test, for which only some machines are tried. A trial of the user without known machines has
+    rows without gold.
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
     rng = random.Random(f"{seed}-{split}")
-    system = [{"role": "system", "content": manual(kinds, wheels_on_wheels)}] if with_manual else []
-    queues: list[list[Iterator[dict[str, Any]]]] = []
+    system = [{"role": "system", "content": manual(kinds, wheels_on_wheels, reasoning)}] if with_manual else []
+    queues: list[list[tuple[_Demand, int]]] = []
     for trial in trials:
         golds = [
             gold
             for gold in known_machines(trial)
-            if not (unbroken and gold.breaks)
-            and {block.kind for block in gold.tree.blocks} <= set(kinds)
+            if (gold.holds or not unbroken)
+            and gold.kinds <= set(kinds)
             and (wheels_on_wheels or not gold.tree.carried_wheels())
         ]
+        rng.shuffle(golds)
+        shared = _Shared(trial, golds[: _TESTED if passes else None], passes)
         for level in LEVELS:
             sizes = [blocks for blocks in range(LEAST_BLOCKS, LEVELS[level][1] + 1) if level_of(blocks) == level]
-            demands = [
-                (
-                    blocks,
-                    goal,
-                    [gold for gold in golds if len(gold.tree.blocks) <= blocks and gold.score >= MARGIN * goal],
-                )
-                for blocks, goal in itertools.product(sizes, trial.goals)
-            ]
+            demands = [_Demand(shared, *demand) for demand in itertools.product(sizes, trial.goals)]
             is_open = not golds and trial.name not in TRIALS
-            asked = [(n, *demand) for n in variants(trial, split) for demand in demands if demand[-1] or is_open]
+            asked = [
+                (demand, n) for n in variants(trial, split) for demand in demands if len(demand.fitting) or is_open
+            ]
             rng.shuffle(asked)
-            queues.append([_rows_of_request(trial, *one, system, rng.random(), passes) for one in asked])
+            queues.append(asked)
     # All levels of one trial come first, so that a few rows already cover all levels.
     order = [request for turn in itertools.zip_longest(*queues) for request in turn if request is not None]
-    found: list[dict[str, Any]] = []
-    while order and (size is None or len(found) < size):
-        answered = []
-        for request in order:
-            if len(found) == size:
-                break
-            if (row := next(request, None)) is not None:
-                found.append(row)
-                answered.append(request)
-        order = answered if size is not None and split == "train" else []
+
+    def row(demand: _Demand, variant: int, gold: GoldMachine | None) -> dict[str, Any]:
+        text = question(demand.shared.trial, variant, demand.max_blocks, demand.goal, reasoning)
+        return {
+            "prompt": [*system, {"role": "user", "content": text}],
+            "level": level_of(demand.max_blocks),
+            "trial": demand.shared.trial.name,
+            "max_blocks": demand.max_blocks,
+            "goal": demand.goal,
+            **({"gold": gold.machine} if gold else {}),
+        }
+
+    def answered() -> Iterator[dict[str, Any]]:
+        first: dict[tuple[_Demand, int], GoldMachine | None] = {}
+        if passes is None:  # requests with few machines choose before those that can take others
+            for demand, variant in sorted(order, key=lambda request: len(request[0].fitting)):
+                first[demand, variant] = demand.unused() or demand.any()
+        for demand, variant in order:
+            gold = first[demand, variant] if first else demand.unused() or demand.any()
+            if gold or not demand.fitting:
+                yield row(demand, variant, gold)
+        more = split == "train" and size is not None
+        while more:
+            more = False
+            for demand, variant in order:
+                if (gold := demand.unused()) is not None:
+                    more = True
+                    yield row(demand, variant, gold)
+
+    found = list(itertools.islice(answered(), size))
     if not found:
         raise ValueError(
             f"no known machine succeeds at {', '.join(trial.name for trial in trials)} with only the blocks "
@@ -162,28 +215,40 @@ def rows(
     return found
 
 
-def _rows_of_request(
-    trial: Trial,
-    variant: int,
-    max_blocks: int,
-    goal: float,
-    fitting: Sequence[GoldMachine],
-    system: list[dict[str, str]],
-    seed: float,
-    passes: Callable[[Trial, str, float], bool],
-) -> Iterator[dict[str, Any]]:
-    """Yield rows of one request with the gold machines that satisfy it, first those with about as many blocks as are
-    allowed; a row without gold if there are none."""
-    row = {
-        "prompt": [*system, {"role": "user", "content": question(trial, variant, max_blocks, goal)}],
-        "level": level_of(max_blocks),
-        "trial": trial.name,
-        "max_blocks": max_blocks,
-        "goal": goal,
-    }
-    if not fitting:
-        yield row
-    shuffled = random.Random(seed).sample(fitting, len(fitting))
-    for gold in sorted(shuffled, key=lambda gold: len(gold.tree.blocks) < max_blocks - _NEAR):
-        if passes(trial, gold.machine, goal):
-            yield {**row, "gold": gold.machine}
+class _Shared:
+    """The gold machines of a trial, and which of them a row has already."""
+
+    def __init__(self, trial: Trial, golds: Sequence[GoldMachine], passes: Callable[[Trial, str, float], bool] | None):
+        self.trial, self.golds, self.passes = trial, golds, passes
+        self.sizes, self.scores = np.array([gold.size for gold in golds]), np.array([gold.score for gold in golds])
+        self.used: set[int] = set()
+
+
+class _Demand:
+    """How many blocks a machine may have and what it must score; hands out the gold machines that satisfy this, first
+    those with about as many blocks as are allowed."""
+
+    def __init__(self, shared: _Shared, max_blocks: int, goal: float):
+        self.shared, self.max_blocks, self.goal = shared, max_blocks, goal
+        fits = (shared.sizes <= max_blocks) & (shared.scores >= MARGIN * goal)
+        is_near = shared.sizes >= max_blocks - _NEAR
+        self.fitting = np.concatenate([np.flatnonzero(fits & is_near), np.flatnonzero(fits & ~is_near)]).tolist()
+        self._unused, self._given = iter(self.fitting), 0
+
+    def unused(self) -> GoldMachine | None:
+        """Return a machine that no row has yet, None if there is none."""
+        found = next((n for n in self._unused if n not in self.shared.used and self._passes(n)), None)
+        if found is None:
+            return None
+        self.shared.used.add(found)
+        return self.shared.golds[found]
+
+    def any(self) -> GoldMachine | None:
+        """Return the next machine in turn, None if there is none."""
+        self._given += 1
+        turn = itertools.islice(itertools.cycle(self.fitting), self._given, self._given + len(self.fitting))
+        return next((self.shared.golds[n] for n in turn if self._passes(n)), None)
+
+    def _passes(self, number: int) -> bool:
+        passes = self.shared.passes
+        return passes is None or passes(self.shared.trial, self.shared.golds[number].machine, self.goal)

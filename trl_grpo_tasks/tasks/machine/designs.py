@@ -1,45 +1,18 @@
-"""Generation of successful machines: a seeded generator of cars and catapults, and a short random search."""
+"""Designs of machines: sketches of cars and catapults, random changes, and mirror images."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .growth import Growth
-from .simulator import simulate
-from .tree import Block, ConstructionTree
-from .trials import Trial, get_trial, task_score
+from .tree import ROOT, Block, ConstructionTree
 
 LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # minimum and maximum number of blocks
 _BARS = ("15", "1", "63")
 _FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
-
-
-def search(
-    trial: Trial | str,
-    blocks: tuple[int, int],
-    seed: int | str,
-    *,
-    kinds: Sequence[str] = PROMPT_BLOCKS,
-    sketches: int = 16,
-    changes: int = 32,
-) -> tuple[ConstructionTree, float]:
-    """Return the best of several sketches, improved by random changes, and its score.
-
-    `blocks` is the minimum and maximum number of blocks. The result depends only on the arguments.
-    """
-    trial = get_trial(trial)
-    rng = random.Random(f"{seed}-{trial.name}")
-    draw = sketch_catapult if trial.throws else sketch_car
-    best, best_score = None, -3.0
-    for step in range(sketches + changes):
-        tree = draw(rng, blocks, kinds) if step < sketches or best is None else mutated(best, rng, blocks[1], kinds)
-        score = _search_score(tree, trial) if blocks[0] <= len(tree.blocks) <= blocks[1] else -2.0
-        if score > best_score:
-            best, best_score = tree, score
-    assert best is not None
-    return best, best_score
 
 
 def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
@@ -112,6 +85,25 @@ def mutated(
     return grown if len(grown.blocks) > 1 else tree
 
 
+def mirrored(tree: ConstructionTree) -> ConstructionTree:
+    """Return the mirror image of a machine, left and right exchanged."""
+
+    def other(parent: int, face: int) -> int:
+        x, y, z = tree.blocks[parent].type.faces[face].position
+        positions = [face.position for face in tree.blocks[parent].type.faces]
+        return positions.index((-x, y, z))
+
+    blocks = [
+        dataclasses.replace(
+            block,
+            face=other(block.parent, block.face),
+            face_b=None if block.parent_b is None or block.face_b is None else other(block.parent_b, block.face_b),
+        )
+        for block in tree.blocks[1:]
+    ]
+    return ConstructionTree((ROOT, *blocks))
+
+
 class _Draft:
     """A machine under construction; blocks that do not fit are skipped."""
 
@@ -163,11 +155,3 @@ def _add_on_any_face(draft: _Draft, rng: random.Random, kind: str, parent: int |
     faces = list(range(len(draft.blocks[parent].type.faces)))
     rng.shuffle(faces)
     return next((number for face in faces if (number := draft.add(kind, parent, face))), None)
-
-
-def _search_score(tree: ConstructionTree, trial: Trial) -> float:
-    """Return the score of a machine for the search; invalid machines score -1."""
-    if trial.throws and not any(block.kind == "36" for block in tree.blocks):
-        return 0.0
-    result = simulate(tree, trial)
-    return task_score(trial, result)[0] if result.valid else -1.0

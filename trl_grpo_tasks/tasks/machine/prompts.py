@@ -8,6 +8,7 @@ from .blocks import BLOCKS, LIMITS
 from .trials import Trial
 
 TEST_VARIANTS = 2  # the last phrasings of a trial are held out for testing
+EXPLAIN = " First say what the blocks do, then give the machine."  # the end of a request with --reasoning
 _DEMANDS = {
     "distance": "get at least {:g} m away",
     "forward": "get at least {:g} m ahead",
@@ -24,15 +25,18 @@ def variants(trial: Trial, split: str) -> range:
     return numbers[:-held_out] if split == "train" else numbers[-held_out:]
 
 
-def question(trial: Trial, variant: int, max_blocks: int, goal: float) -> str:
-    """Return a request: a phrasing of the trial, and what is demanded of the machine."""
-    return f"{trial.requests[variant]} Use at most {max_blocks} blocks and {_DEMANDS[trial.score].format(goal)}."
+def question(trial: Trial, variant: int, max_blocks: int, goal: float, reasoning: bool = False) -> str:
+    """Return a request: a phrasing of the trial, and what is demanded of the machine and of the answer."""
+    demand = f"Use at most {max_blocks} blocks and {_DEMANDS[trial.score].format(goal)}."
+    return f"{trial.requests[variant]} {demand}{EXPLAIN if reasoning else ''}"
 
 
-def manual(kinds: Sequence[str], wheels_on_wheels: bool = True) -> str:
+def manual(kinds: Sequence[str], wheels_on_wheels: bool = True, reasoning: bool = False) -> str:
     """Return the text of the system message: the format, the blocks, and what makes a machine invalid."""
+    answer = "First say what the blocks do. Then give" if reasoning else "Answer with"
+    where = "in a ```json code block" if reasoning else "and nothing else"
     lines = [
-        "You design machines. Answer with one JSON list of blocks and nothing else.",
+        f"You design machines. {answer} one JSON list of blocks {where}.",
         'The first is the start block {"id":"0","order_id":0,"parent":-1,"bp_id":-1}. Every other block sits on a '
         'face of an earlier one: {"id":type,"order_id":n,"parent":order_id of that block,"bp_id":number of the face}. '
         "order_id counts up from 0. Blocks with two ends have parent_a, bp_id_a, parent_b and bp_id_b instead.",

@@ -10,10 +10,11 @@ from .blocks import BLOCKS
 
 LONGEST_TEXT = 200_000  # characters; longer texts are rejected
 MOST_BLOCKS = 200  # machines with more blocks are rejected
-_STARTS_TRIED = 20  # number of "[" tried as the start of the list in a text without a fence
+_STARTS_TRIED = 20  # the last so many places are tried where a list may start in a text without a fence
 
 _FENCE = re.compile(r"```[ \t]*(?:json|JSON)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _JSON_FENCE = re.compile(r"```[ \t]*(?:json|JSON)[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
+_LIST_START = re.compile(r"\[(?=\s*[\[\]{])")
 _LIST = re.compile(r"\[\s*\{")
 _NEXT = re.compile(r"\s*,\s*\{")
 
@@ -87,18 +88,11 @@ def _find_list(text: str) -> tuple[list[Any], str]:
     if fenced:
         value, problem = _decode(fenced[-1].strip(), whole=True)
     else:
-        value, problem = None, "there is no JSON list in the text"
         stripped = text.strip()
         if stripped[:1] in ("{", '"') or stripped[:1].isdigit():
             value, problem = _decode(stripped, whole=True)
         else:
-            starts = [match.start() for _, match in zip(range(_STARTS_TRIED), re.finditer(r"\[", text), strict=False)]
-            for start in starts:
-                value, trouble = _decode(text[start:], whole=False)
-                if not trouble and (not value or isinstance(value[0], dict)):
-                    problem = ""
-                    break
-                problem = trouble or problem
+            value, problem = _last_list(text)
     if problem:
         return [], problem
     if not isinstance(value, list):
@@ -106,10 +100,29 @@ def _find_list(text: str) -> tuple[list[Any], str]:
     return value, ""
 
 
+def _last_list(text: str) -> tuple[Any, str]:
+    """Return the last list of objects in a text without a fence, or what is wrong with the last attempt at one."""
+    value, problem, end = None, "there is no JSON list in the text", 0
+    for start in [match.start() for match in _LIST_START.finditer(text)][-_STARTS_TRIED:]:
+        if start < end:
+            continue
+        found, trouble = _decode(text[start:], whole=False)
+        if trouble:
+            problem = problem if value is not None else trouble
+        else:
+            decoded, length = found
+            end = start + length
+            if not decoded or isinstance(decoded[0], dict):
+                value, problem = decoded or value or [], ""
+    return value, problem
+
+
 def _decode(text: str, whole: bool) -> tuple[Any, str]:
+    """Decode a text, or, unless it is the `whole` text, the JSON that it begins with, which is returned with its
+    length."""
     decoder = json.JSONDecoder(object_pairs_hook=_pairs)
     try:
-        return (decoder.decode(text) if whole else decoder.raw_decode(text)[0]), ""
+        return (decoder.decode(text) if whole else decoder.raw_decode(text)), ""
     except ValueError as error:  # also raised for numbers with thousands of digits
         return None, f"the JSON cannot be parsed: {str(error)[:200]}"
     except RecursionError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .data import LEAST_BLOCKS, level_of
 from .designs import LEVELS
-from .prompts import question
+from .prompts import EXPLAIN, question
 from .trials import Trial
 
 # The first trial of this list with one of its words in the text is meant, so special words come before general ones.
@@ -29,12 +29,13 @@ _GOAL = re.compile(
 )
 
 
-def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, Any]:
+def row_of(text: str, trials: Mapping[str, Trial], message: str, reasoning: bool = False) -> dict[str, Any]:
     """Return the row of a request; ValueError if it names none of the task's `trials`.
 
-    `message` is the system message, "" if there is none.
+    `message` is the system message, "" if there is none; with `reasoning`, the model is asked for an explanation.
     The model gets a phrasing that it was trained on: that of the text if it is one of them, else the trial's first.
     """
+    text = text.removesuffix(EXPLAIN)
     name = _trial_of(text, trials)
     if name is None or name not in trials:
         meant = "is not understood" if name is None else f"means trial {name!r}, which is not among --trials"
@@ -44,7 +45,7 @@ def row_of(text: str, trials: Mapping[str, Trial], message: str) -> dict[str, An
     goal = _goal_of(text, trial)
     plain = " ".join(_SIZE.sub("", _GOAL.sub("", text)).split()).rstrip(". ").lower()
     same = [n for n, request in enumerate(trial.requests) if request.rstrip(".").lower() == plain]
-    prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most, goal)}]
+    prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most, goal, reasoning)}]
     if message:
         prompt.insert(0, {"role": "system", "content": message})
     understood = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}"

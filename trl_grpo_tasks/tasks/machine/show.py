@@ -1,9 +1,10 @@
-"""Simulate one machine, print its scores or why it is not valid, and write a picture or XML.
+"""Simulate one machine, print its scores or why it is not valid, and write it in other formats.
 
 trl-grpo-tasks task machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
-The file holds what a model wrote. "-" reads standard input, "gold" takes the best known machine,
-and the output folder of a run the best machine of its last evaluation. MuJoCo's viewer shows XML:
+The file holds what a model wrote, or is a machine that Besiege saved (.bsg). "-" reads standard
+input, "gold" takes the best known machine, and the output folder of a run the best machine of its
+last evaluation. MuJoCo's viewer shows XML:
 python -m mujoco.viewer --mjcf=machine.xml
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...task import printable
+from .bsg import from_bsg, to_bsg
 from .data import gold_machines
 from .render import animation, picture
 from .scene import to_xml
@@ -25,16 +27,16 @@ from .trials import SCORINGS, TRIALS, load_trials, task_score
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Simulate one machine; print its scores, and write a picture, an animation or XML."""
+    """Simulate one machine; print its scores, and write a picture, an animation or the machine in other formats."""
     parser = argparse.ArgumentParser(
         "trl-grpo-tasks task machine show",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", help="a text with a machine in it, - for standard input, gold, or a run's folder")
+    parser.add_argument("file", help="a text with a machine in it, a .bsg file, -, gold, or a run's folder")
     parser.add_argument("--trial", default="car", metavar="NAME", help=f"{', '.join(TRIALS)}, or one of --trials")
     parser.add_argument("--trials", nargs="+", default=[], metavar="FILE", help="YAML or JSON files with more trials")
-    for kind in ("png", "gif", "xml"):
+    for kind in ("png", "gif", "xml", "json", "bsg"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write this {kind.upper()} file")
     options = parser.parse_args(arguments)
     trials = TRIALS | load_trials(options.trials)
@@ -53,7 +55,14 @@ def main(arguments: Sequence[str]) -> int:
         text = max(tried, key=lambda sample: sample["score"]["total"])["completion"]
     else:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
-    tree = ConstructionTree.parse(text)
+    if options.file.endswith(".bsg"):
+        try:
+            tree = from_bsg(text)
+        except ValueError as error:
+            print(f"{options.file} cannot be read: {printable(str(error))}")
+            return 1
+    else:
+        tree = ConstructionTree.parse(text)
     result = simulate(tree, trial, record=True, to_the_end=True)
     if not result.valid:
         print(f"not valid: {printable(result.reason)}")
@@ -68,4 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         options.gif.write_bytes(animation(result, trial, caption=trial.name))
     if options.xml:
         options.xml.write_text(to_xml(tree, trial.scene))
+    if options.json:
+        options.json.write_text(tree.to_json() + "\n")
+    if options.bsg:
+        options.bsg.write_text(to_bsg(tree))
     return 0

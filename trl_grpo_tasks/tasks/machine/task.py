@@ -15,6 +15,7 @@ from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import manual, question
 from .reading import MOST_BLOCKS, block_ends
+from .reasoning import reasoned_answer
 from .results import Result
 from .simulator import PERTURBED_DT, simulate, simulate_each
 from .starts import perturbed_starts
@@ -62,6 +63,11 @@ class MachineOptions:
         True, "Allow wheels that sit on wheels, directly or through other blocks; they turn faster."
     )
     manual: bool = option(False, "Add a system message that explains the format and the blocks.")
+    reasoning: bool = option(
+        False,
+        "Ask for an explanation before the JSON, as in the published gold answers. Needs --constrain false and a "
+        "pretrained model.",
+    )
     tiny_width: int = option(128, "Hidden size of the embedded model.")
     tiny_layers: int = option(4, "Number of layers of the embedded model.")
 
@@ -90,7 +96,7 @@ class MachineTask(Task):
     """
 
     name: ClassVar[str] = "machine"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     description: ClassVar[str] = "Cars and catapults from blocks, written as JSON and scored by a physics simulation"
     weights: Mapping[str, float] = {"score": 1.0, "distance": 0.0, "height": 0.0, "blocks": 0.0}
     levels: Sequence[str] = tuple(LEVELS)
@@ -134,16 +140,18 @@ class MachineTask(Task):
             seed,
             kinds=["0", *options.blocks],
             with_manual=options.manual,
+            reasoning=options.reasoning,
             unbroken=options.breakage,
             wheels_on_wheels=options.wheels_on_wheels,
-            **({"passes": self._passes} if options.perturbations else {}),
+            passes=self._passes if options.perturbations else None,
         )
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
         options = self.options
-        message = manual(["0", *options.blocks], options.wheels_on_wheels) if options.manual else ""
-        return requests.row_of(text, self._chosen, message)
+        kinds = ["0", *options.blocks]
+        message = manual(kinds, options.wheels_on_wheels, options.reasoning) if options.manual else ""
+        return requests.row_of(text, self._chosen, message, options.reasoning)
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row with a trial, which may limit the number and the kinds of blocks."""
@@ -224,7 +232,8 @@ class MachineTask(Task):
                 f"no known machine of at most {row['max_blocks']} blocks scores {row['goal']:g} at {row['trial']!r}; "
                 "lower the goal, or pass --cold_start_steps 0"
             )
-        return row["gold"]
+        tree, problems = self._read(row, row["gold"])
+        return reasoned_answer(tree) if self.options.reasoning and not problems else row["gold"]
 
     def bad(self, row: Row) -> str:
         """Return a machine that can be built but does not move: one block on the start block."""
@@ -235,7 +244,10 @@ class MachineTask(Task):
         tree, problems = self._read(row, completion)
         return super().canonical(row, completion) if problems else tree.to_json()
 
-    def constraint(self, tokenizer: Any) -> Constraint:
+    def constraint(self, tokenizer: Any) -> Constraint | None:
+        """Return the constraint of --grammar; None with --reasoning, whose text no constraint leaves free."""
+        if self.options.reasoning:
+            return None
         from ...constraints import OneSpelling
         from .constraint import machine_constraint, schema_constraint
 
@@ -245,8 +257,11 @@ class MachineTask(Task):
             return OneSpelling(tokenizer, schema_constraint(tokenizer, options.blocks, most))
         return OneSpelling(tokenizer, machine_constraint(tokenizer, options.blocks, most, options.wheels_on_wheels))
 
-    def tiny(self) -> TinySpec:
-        """Return a small Llama with four tokens per block (type, number, parent, face) and words for prompts."""
+    def tiny(self) -> TinySpec | None:
+        """Return a small Llama with four tokens per block (type, number, parent, face) and words for prompts; None
+        with --reasoning, for which it has no words."""
+        if self.options.reasoning:
+            return None
         most = max(most for _, most in LEVELS.values())
         numbers = [str(n) for n in range(most)]
         tokens = ["[" + block_json(0, ROOT), "]"]
@@ -282,7 +297,8 @@ class MachineTask(Task):
         return picture(result, self.trials[row["trial"]], [title, result.reason])
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture and, if the machine can be built, its JSON, MuJoCo XML, and a film of the run."""
+        """Return the picture and, if the machine can be built, its JSON, MuJoCo XML, .bsg file, and a film."""
+        from .bsg import to_bsg
         from .render import animation
         from .scene import to_xml
 
@@ -295,6 +311,7 @@ class MachineTask(Task):
             "machine.json": tree.to_json() + "\n",
             "paper.json": tree.to_paper_json() + "\n",
             "machine.xml": to_xml(tree, trial.scene, loads=self.options.breakage),
+            "machine.bsg": to_bsg(tree),
         }
         result = self._run(row, tree, record=True)
         return files | ({"film.gif": animation(result, trial, caption=row["trial"])} if result.valid else {})

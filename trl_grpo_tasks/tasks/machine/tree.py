@@ -63,7 +63,7 @@ class ConstructionTree:
 
     @staticmethod
     def parse(text: str) -> ConstructionTree:
-        """Parse the machine in a text: the last fenced JSON block, or the first JSON list.
+        """Parse the machine in a text: the last fenced JSON block, or else the last JSON list of objects.
 
         Never raises; `validate` reports what could not be parsed.
         """
@@ -152,6 +152,17 @@ class ConstructionTree:
         _, low, high = self.boxes
         x, y, z = (round(float(size), 9) for size in high.max(axis=0) - low.min(axis=0))
         return x, y, z
+
+    def shape(self) -> frozenset[tuple[Any, ...]]:
+        """Return the kinds and positions of the blocks; these do not depend on their order or on who carries whom."""
+        found: list[tuple[Any, ...]] = []
+        for block, placement in zip(self.blocks, self.placements, strict=True):
+            if placement is not None:
+                found.append((block.kind, placement.facing, *map(float, placement.origin.round(3))))
+            else:
+                ends = sorted(tuple(map(float, self.end(block, second).round(3))) for second in (False, True))
+                found.append((block.kind, *ends))
+        return frozenset(found)
 
     def end(self, block: Block, second: bool = False) -> np.ndarray:
         """Return the position where an end of a two-ended block is attached."""
