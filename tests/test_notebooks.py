@@ -27,7 +27,7 @@ JUDGES = "--judge judges/judge --held_out_judge judges/held_out"
 OF_TASK = {
     "infill": f"--tiny_width 32 --tiny_layers 1 --tiny_heads 2 {JUDGES}",
     "machine": "--tiny_width 32 --tiny_layers 1",
-    "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 1",
+    "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 2",
     "brick": "--brick_levels stack small carry",
 }
 
