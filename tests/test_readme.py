@@ -108,6 +108,7 @@ def folder(tmp_path_factory, judges_path):
         (folder / name).write_text(text)
     (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
     (folder / "my_texts.txt").write_text(CORPUS)
+    (folder / "chair.ldr").write_text("1 4 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat\n")
     chats = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two", "three")]
     (folder / "my_chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     row = {"prompt": "2 + 2 =", "answer": 4, "rewards": ["numeric"]}
@@ -325,7 +326,7 @@ def known_options():
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
-    known |= {"--trial", "--gif", "--png", "--xml", "--mjcf"}  # of tools of tasks
+    known |= {"--trial", "--gif", "--png", "--xml", "--mjcf", "--bsg", "--json"}  # of tools of tasks
     known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
     for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
