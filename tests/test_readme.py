@@ -109,6 +109,7 @@ def folder(tmp_path_factory, judges_path):
     (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
     (folder / "my_texts.txt").write_text(CORPUS)
     (folder / "chair.ldr").write_text("1 4 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat\n")
+    (folder / "answers.jsonl").write_text(json.dumps({"bricks": "2x4 (0,0,0)\n2x4 (0,0,1)"}))
     chats = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two", "three")]
     (folder / "my_chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     row = {"prompt": "2 + 2 =", "answer": 4, "rewards": ["numeric"]}
