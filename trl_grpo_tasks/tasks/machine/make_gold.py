@@ -1,6 +1,7 @@
-"""Make gold machines of every trial and level, and write them to gold.json. This takes about ten
-minutes on one core. The same command resumes a run that was stopped. Machines of trials that are not
-named stay as they are.
+"""Make gold machines of every trial and level, and write them to gold.json.
+
+It takes about ten minutes on one core. The same command resumes a run that was stopped. Machines of
+trials that are not named stay as they are.
 
 trl-grpo-tasks task machine make-gold --trials car catapult
 """
