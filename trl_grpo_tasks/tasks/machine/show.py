@@ -27,7 +27,7 @@ from .trials import SCORINGS, TRIALS, load_trials, task_score
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Simulate one machine; print its scores, and write a picture, an animation or the machine in other formats."""
+    """Simulate one machine; print its scores, and write pictures or other formats."""
     parser = argparse.ArgumentParser(
         "trl-grpo-tasks task machine show",
         description=__doc__,
