@@ -1,6 +1,6 @@
 # An image with all tasks, for CPUs and NVIDIA GPUs: the builds of torch that pip installs by default contain CUDA.
 #   docker build -t trl-grpo-tasks .
-#   docker run --rm -v "$PWD/outputs:/work/outputs" trl-grpo-tasks train brick --output_dir outputs/demo
+#   docker run --rm -v "$PWD/outputs:/work/outputs" trl-grpo-tasks train brick --out outputs/demo
 #   docker run --rm --gpus all -v "$PWD/outputs:/work/outputs" trl-grpo-tasks train --config brick/single_gpu
 # A smaller image for CPUs takes torch's CPU build from the index that torch's own instructions name:
 #   docker build --build-arg TORCH="torch==2.13.0+cpu" --build-arg TORCH_FLAGS="--index-url ..." -t trl-grpo-tasks:cpu .

@@ -134,7 +134,7 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
             start = time.perf_counter()
             super()._save_checkpoint(*args, **kwargs)
             end = time.perf_counter()
-            torch.save(packed(self._state_dict()), Path(folder) / f"again_{rank}.pt")  # what this process wrote
+            torch.save(packed(self.checkpoints.state()), Path(folder) / f"again_{rank}.pt")  # what this process wrote
             if self.state.global_step % 2 == 0:  # between rollouts
                 times["all"].append(end - start)
                 times["process"].append(time.perf_counter() - end)
@@ -149,8 +149,8 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
     )  # fmt: skip
     trainer = Timed(f"{folder}/model", args=settings, task=get_task(options.task))
     trainer.train()
-    assert trainer._replay is not None
-    print(f"process {rank}: {len(trainer._replay)} groups in the replay buffer")
+    assert trainer.extras["replay"].state is not None
+    print(f"process {rank}: {len(trainer.extras['replay'].state)} groups in the replay buffer")
     if trainer.accelerator.is_main_process:
         (Path(folder) / "seconds.json").write_text(json.dumps(times))
 

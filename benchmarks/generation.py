@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.sampling import RecordingProcessor
+from trl_grpo_tasks.constraints.recording import RecordingProcessor
 from trl_grpo_tasks.constraints.table import MaskTable
 
 LINES = r"([12468]x[12468] \([0-9]{1,2},[0-9]{1,2},[0-9]{1,2}\)\n){400}"

@@ -31,7 +31,7 @@ from masks import synthetic_bpe_tokenizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from trl_grpo_tasks.constraints.sampling import DeviceMasks
+from trl_grpo_tasks.constraints.recording import DeviceMasks
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.workers import _WORKERS, WorkerStates

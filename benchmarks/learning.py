@@ -20,8 +20,7 @@ not there is left out. --parallel runs that many processes at a time; on one GPU
 Each cell is the mean over seeds, with the smallest and the largest in brackets. Distinct answers are counted per row,
 distinct successes over all rows; both are shares of the samples. `gain` is the difference to the baseline, with its
 95% interval from a paired bootstrap over seeds and, within a seed, over requests. Writes learning.json, learning.md
-and, with `curves`, learning.png to --output_dir. --publish also writes the page docs/results/learning/GRID.md of the
-documentation, with its figure.
+and, with `curves`, learning.png to --output_dir. --publish also writes benchmarks/results/GRID.md, with its figure.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ ROWS = {
 EVALUATION_SEED = 4242  # of the held-out rows: none of the seeds of training
 RESAMPLES = 2000
 DONE_FILE = "finished.json"  # of a run: written last
-PAGES = Path(__file__).parents[1] / "docs" / "results" / "learning"
+PAGES = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -257,9 +256,9 @@ def evaluate(
     if not file.is_file():
         if finished_only:
             return None
-        sampling = {"eval_rows": 2 * grid["rows"], "num_samples": size, "seed": EVALUATION_SEED}
+        sampling = {"eval_rows": 2 * grid["rows"], "samples": size, "seed": EVALUATION_SEED}
         options = flags(grid["options"] | starts_of(grid)[start] | sampling | {"output_dir": out})
-        command(["eval", *settings_of(grid), *options, "--models", f"model={model}"], out.with_suffix(".log"))
+        command(["eval", f"model={model}", *settings_of(grid), *options], out.with_suffix(".log"))
     samples = [Sample(**one) for one in json.loads(file.read_text())["evaluations"][0]["samples"]]
     if len(samples) != 2 * grid["rows"] * size:
         raise RuntimeError(f"{file} has {len(samples)} samples, not {2 * grid['rows']} x {size}: remove it")

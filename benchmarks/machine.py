@@ -4,8 +4,7 @@
 
 Each row is the median over the five gold machines with the closest number of blocks. An evaluation parses and
 validates the JSON, builds the MuJoCo model and simulates the full five seconds in steps of 5 ms. `parse us` and
-`check us` are the times to parse and to validate; `perturbed` is the time to score a machine with four perturbations,
-divided by the time to score it without; `mask` is the time per literal of the choice tree for new machines.
+`check us` are the times to parse and to validate; `mask` is the time per literal of the choice tree for new machines.
 Prints a table and writes benchmarks/results/machine.json.
 """
 
@@ -25,7 +24,7 @@ from typing import Any
 
 import mujoco
 
-from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, MachineTask, simulate
+from trl_grpo_tasks.tasks.machine import ConstructionTree, simulate
 from trl_grpo_tasks.tasks.machine.blocks import PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import MachineTree
 from trl_grpo_tasks.tasks.machine.data import gold_machines
@@ -45,14 +44,14 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     rows = []
-    print(f"{'trial':10}{'blocks':>7}{'per s':>10}{'parse us':>9}{'check us':>9}{'perturbed':>11}")
+    print(f"{'trial':10}{'blocks':>7}{'per s':>10}{'parse us':>9}{'check us':>9}")
     for trial, blocks in WANTED:
         measured = [measure(text, trial, arguments.repeats) for text in machines_of(trial, blocks)]
         row = {"trial": trial, **{name: statistics.median(each[name] for each in measured) for name in measured[0]}}
         rows.append(row)
         print(
             f"{trial:10}{row['blocks']:7}{row['evaluations_per_second']:10.1f}"
-            f"{row['parse_us']:9.0f}{row['check_us']:9.0f}{row['perturbed']:11.2f}"
+            f"{row['parse_us']:9.0f}{row['check_us']:9.0f}"
         )
     mask = mask_us()
     growth = memory_growth(machines_of("car", 10)[0], arguments.memory)
@@ -78,12 +77,9 @@ def machines_of(trial: str, blocks: int) -> list[str]:
 
 def measure(text: str, trial: str, repeats: int) -> dict[str, Any]:
     tree = ConstructionTree.parse(text)
-    plain, perturbed = MachineTask(), MachineTask(MachineOptions(perturbations=4))
     return {
         "blocks": len(tree.blocks),
         "evaluations_per_second": 1 / cpu_s(lambda: simulate(text, trial, to_the_end=True), repeats),
-        "perturbed": cpu_s(lambda: perturbed.score({"trial": trial}, text), repeats)
-        / cpu_s(lambda: plain.score({"trial": trial}, text), repeats),
         "parse_us": 1e6 * cpu_s(lambda: ConstructionTree.parse(text), repeats),
         "check_us": 1e6 * cpu_s(lambda: ConstructionTree(tree.blocks).validate(), repeats),
     }

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from harness import SHAPES, Report, config_of, now, random_model, run_table, table_parser
 
-from trl_grpo_tasks.training.control.reference import MovingReference, Offloaded
+from trl_grpo_tasks.training.extras.moving_reference import MovingReference
+from trl_grpo_tasks.training.reference import Offloaded
 
 COLUMNS = {
     "shape": "shape",

@@ -1,4 +1,4 @@
-"""The gallery of docs/results/reasoning_gym.md: ten tasks of reasoning-gym before and after training a tiny model.
+"""The gallery of benchmarks/results/reasoning_gym.md: ten tasks of reasoning-gym before and after training.
 
     python benchmarks/reasoning_gym_gallery.py [--tasks NAME ...] [--output_dir outputs/gallery] [--seed 42]
 
@@ -36,7 +36,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "products": {"max_terms": 2, "max_digits": 1},
     "spell_backward": {"min_word_len": 3, "max_word_len": 4},
 }
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "reasoning_gym.md"
+PAGE = Path(__file__).parent / "results" / "reasoning_gym.md"
 BEGIN, END = "<!-- gallery -->", "<!-- end of gallery -->"
 
 

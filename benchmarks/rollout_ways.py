@@ -164,7 +164,7 @@ def measure_trainer(
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=PROJECTIONS) if weights == "lora" else None,
         **({"constraint": constraint} if is_ours else {}),
     )
-    if way == "ours" and not trainer._uses_engine:
+    if way == "ours" and not trainer.generation.uses_engine:
         raise RuntimeError("our rollouts do not support this model, so TRL would generate")
     fill_adapters(trainer.model)
     trainer.remove_callback(PrinterCallback)

@@ -51,10 +51,10 @@ GRADED = {
 TASKS: dict[str, dict[str, Any]] = {
     "brick": {
         "brick_levels": ["stack", "small"], "max_bricks": 8, "success_iou": 0.2, "max_completion_length": 32,
-        "top_k": 20, "eval_rows": 8, "num_samples": 2, "per_device_eval_batch_size": 8,
+        "top_k": 20, "eval_rows": 8, "samples": 2, "per_device_eval_batch_size": 8,
     },
     "tests.support.toy": {
-        "max_completion_length": 5, "top_k": 4, "eval_rows": 2, "num_samples": 4, "per_device_eval_batch_size": 4,
+        "max_completion_length": 5, "top_k": 4, "eval_rows": 2, "samples": 4, "per_device_eval_batch_size": 4,
     },
 }  # fmt: skip
 # File kinds in the folder of a run: the first pattern that matches the path of a file decides.

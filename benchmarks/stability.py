@@ -4,8 +4,7 @@
 
 Each row is a structure: random connected ones and the reference structures of the tests. Columns:
 - `auto`: `analyse` with its default solver; `highs`, `clarabel`, `gurobi`: with this solver;
-- `explain`: with the load of every brick; `published`: the analysis of StableLego and BrickGPT;
-- `prefix`: time per brick for the load factors of all prefixes;
+- `published`: the analysis of StableLego and BrickGPT;
 - `plain`: a direct formulation as in the papers, with variables for every contact point, stud and pair of cells,
   solved by gurobipy if its free licence allows the size and by scipy (HiGHS) otherwise;
 - `ratio`: `plain` divided by `auto`.
@@ -30,11 +29,11 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from trl_grpo_tasks.tasks.brick.kit import KIT
-from trl_grpo_tasks.tasks.brick.stability import analyse, prefix_stability
+from trl_grpo_tasks.tasks.brick.physics.stability import analyse
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
 REFERENCE = Path(__file__).parents[1] / "tests" / "data" / "brick_structures.json"
-COLUMNS = ("auto", "highs", "clarabel", "gurobi", "explain", "published", "prefix", "plain")
+COLUMNS = ("auto", "highs", "clarabel", "gurobi", "published", "plain")
 
 
 def main() -> None:
@@ -83,9 +82,7 @@ def measure(structure: Structure) -> dict[str, Any]:
         row[backend] = best(lambda backend=backend: analyse(fresh(), backend=backend))
     if found.load_factor is not None and analyse(structure, backend="gurobi").solver != "gurobi":
         row["gurobi"] = None  # the licence does not cover this size
-    row["explain"] = best(lambda: analyse(fresh(), explain=True))
     row["published"] = best(lambda: analyse(fresh(), "published"), repeats=2)
-    row["prefix"] = best(lambda: prefix_stability(fresh()), repeats=2) / len(structure)
     if found.load_factor is not None:
         solve = plain_gurobi if plain_gurobi(structure) is not None else plain_scipy
         row["plain"], row["plain_by"] = best(lambda: solve(fresh())), solve.__name__.removeprefix("plain_")

@@ -18,7 +18,7 @@ project = METADATA["name"]
 author = copyright = METADATA["authors"][0]["name"]
 release = version = METADATA["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "reference_pages", "docstrings", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "mathml", "raw_results"]
 exclude_patterns = ["_build"]
 smartquotes = False  # would turn the -- of options into a dash
 default_role = "code"

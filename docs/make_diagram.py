@@ -6,9 +6,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE, IMAGE = HERE / "architecture.diagram", HERE / "images" / "architecture.svg"
-COLOURS = {"trainer.py": "#dbeafe", "layers/group.py": "#fce7f3", "layers/reward.py": "#dcfce7",
-           "layers/scoring.py": "#fef3c7", "layers/generation.py": "#fae8ff", "layers/archive.py": "#e0e7ff",
-           "layers/imitation.py": "#ffedd5"}  # fmt: skip
+COLOURS = {"trainer.py": "#dbeafe", "rewarding.py": "#dcfce7", "scoring.py": "#fef3c7", "generation.py": "#fae8ff"}
 WIDTH, BOX, STAGE, GAP, LINE = 860, 540, 50, 18, 17
 
 

@@ -8,7 +8,8 @@
                                                        # needs playwright and Chromium
 
 `strip` and `tasks` show held-out rows before and after GRPO. They are not cherry-picked: improved, worse and unchanged
-rows appear in proportion, each kind at least once, each row with its median sample.
+rows appear in proportion, each kind at least once, each row with its median sample. `strip` frames successes in green
+and failures in red.
 
 `constraints` trains the task that `trl-grpo-tasks new` writes, from the same cold start, with the same seeds and under
 the same grammar: once with the grammar in sampling and scoring, as in this package, and once in sampling only, as with
@@ -48,6 +49,7 @@ from trl_grpo_tasks.training.record import RolloutRecord
 IMAGES = Path(__file__).parent / "images"
 # Pixels: width and height of a picture, left margin for row names, height of a text line, gap between pictures.
 SIDE, HIGH, MARGIN, LINE, GAP = 230, 207, 84, 16, 8
+GREEN, RED, FRAME = "#1a7f37", "#cf222e", 4  # of a success and of a failure; pixels
 SEEDS = (0, 1, 2)
 BONUSES = (0.0, 0.05)
 REQUEST = "a street lamp, reach 2, 6 high, pole 4 thick, with 1000 g on the top"
@@ -67,11 +69,26 @@ def strip(run_dir: str, columns: int = 5) -> None:
         for row, sample in enumerate((pair.before, pair.after)):
             drawn = Image.open(io.BytesIO(task.render(sample["row"], sample["completion"])))
             width, height = drawn.size  # crop the text below the structure, which would be too small to read
-            sheet.paste(drawn.crop((0, 0, width, round(0.9 * height))).resize((SIDE, HIGH)), (left, row * HIGH))
+            drawn = drawn.crop((0, 0, width, round(0.88 * height))).resize((SIDE, HIGH - 2 * FRAME))
+            sheet.paste(drawn, (left, row * HIGH + 2 * FRAME))  # labels of weights stand at the upper edge
+            _frame(pen, font, left, row * HIGH, sample["score"])
         successes = "success {:.0%} -> {:.0%}".format(*pair.successes)
         for line, text in enumerate([*caption, successes]):
             pen.text((left + 4, 2 * HIGH + 4 + line * LINE), text, "black", font)
     _save(sheet, "before_after.png")
+
+
+def _frame(pen: ImageDraw.ImageDraw, font: Any, left: int, top: int, score: dict[str, Any]) -> None:
+    """A green or red frame around a structure, and its verdict in a corner."""
+    info = score["info"]
+    words = "success" if score["success"] else f"wrong shape, IoU {info.get('iou', 0):.2f}"
+    if not score["success"] and not info.get("stable"):
+        words = "falls"
+    colour = GREEN if score["success"] else RED
+    pen.rectangle((left + 2, top + 2, left + SIDE - 3, top + HIGH - 3), outline=colour, width=FRAME)
+    bottom = top + HIGH - 3
+    pen.rectangle((left + 2, bottom - 22, left + 18 + pen.textlength(words, font), bottom), fill=colour)
+    pen.text((left + 10, bottom - 18), words, "white", font)
 
 
 def tasks(outputs: str = "outputs") -> None:
@@ -188,7 +205,7 @@ class SamplingOnly(TaskGRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():  # for constraint/allowed_mass, which is measured while scoring under the masks
             super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        with self._scoring(RolloutRecord(self._mode)):
+        with self.scoring.under(RolloutRecord(self.mode)):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
 
@@ -255,8 +272,10 @@ def playground(run_dir: str) -> None:
         tab = browser.new_page(viewport={"width": 1280, "height": 1225})
         tab.set_default_timeout(120_000)
         tab.goto(launch(page, "127.0.0.1", None))
+        tab.wait_for_selector("#verdict-after .verdict").evaluate("one => one.classList.add('earlier')")
         tab.fill("#request textarea", REQUEST)
         tab.click("#ask")
+        tab.wait_for_selector("#verdict-after .verdict:not(.earlier)")
         scene = tab.wait_for_selector("#scene-after canvas")
         while len(Image.open(io.BytesIO(scene.screenshot())).convert("RGB").getcolors(10**6)) < 100:
             tab.wait_for_timeout(1000)  # the structure is not drawn yet

@@ -1,12 +1,13 @@
-"""Generates the tables and examples of the task pages from the code, and writes the expected results of recipes
-(trl_grpo_tasks/recipes/expected.yaml) wherever they are stated.
+"""Generates the tables and examples of the task pages and the reference from the code, and writes the expected results
+of recipes (trl_grpo_tasks/recipes/expected.yaml) wherever they are stated.
 
     python docs/make_task_pages.py            # rewrites the pages and the comments of the recipes
     python docs/make_task_pages.py --check    # exits with 1 if a file is out of date
 
 A page marks what is generated with two HTML comments: `<!-- generated: NAME -->` for a block of the folder task_pages,
 `<!-- expected: RECIPE -->` for a recipe's result in one line, or `<!-- output: RECIPE -->` for the table that it
-prints; and `<!-- end -->`. This script replaces what is between them. In a recipe it writes the comment `# Expected:`.
+prints; and `<!-- end -->`. This script replaces what is between them. In a recipe it writes the comment `# Expected:`;
+docs/reference/commands.txt is generated as a whole.
 tests/test_task_pages.py checks that the files are up to date.
 """
 
@@ -25,9 +26,10 @@ from task_pages import BLOCKS
 from trl_grpo_tasks.commands.recipes import expected_result, expected_results
 
 ROOT = Path(__file__).parent.parent
-FILES = [ROOT / "README.md", *sorted([
-    *ROOT.glob("docs/tasks/*.md"), *ROOT.glob("docs/start/*.md"), *ROOT.glob("trl_grpo_tasks/tasks/*/README.md"),
-    *ROOT.glob("trl_grpo_tasks/recipes/*/*.yaml"),
+COMMANDS = ROOT / "docs" / "reference" / "commands.txt"
+FILES = [ROOT / "README.md", COMMANDS, *sorted([
+    *ROOT.glob("docs/tasks/*.md"), *ROOT.glob("docs/start/*.md"), *ROOT.glob("docs/reference/*.md"),
+    *ROOT.glob("trl_grpo_tasks/tasks/*/README.md"), *ROOT.glob("trl_grpo_tasks/recipes/*/*.yaml"),
 ])]  # fmt: skip
 _BLOCK = re.compile(r"(<!-- generated: ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _EXPECTED = re.compile(r"(<!-- expected: ([\w/]+) -->).*?(<!-- end -->)", re.DOTALL)
@@ -42,13 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outdated = []
     for file in FILES:
         text = file.read_text(encoding="utf-8")
-        new = updated(text) if file.suffix == ".md" else updated_recipe(text, f"{file.parent.name}/{file.stem}")
+        new = regenerated(file, text)
         if new != text:
             outdated.append(os.path.relpath(file, ROOT))
             if not check:
                 file.write_text(new, encoding="utf-8")
     print(f"{'out of date' if check else 'rewritten'}: {', '.join(outdated) or 'none'}")
     return int(check and bool(outdated))
+
+
+def regenerated(file: Path, text: str) -> str:
+    """What a file that holds `text` should hold."""
+    if file == COMMANDS:
+        return BLOCKS["reference.command_screens"]()
+    return updated(text) if file.suffix == ".md" else updated_recipe(text, f"{file.parent.name}/{file.stem}")
 
 
 def updated(text: str) -> str:

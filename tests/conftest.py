@@ -1,5 +1,6 @@
 """A toy task and one-layer models, made on the spot: no test downloads anything."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -18,12 +19,14 @@ from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 
+LONGEST = ("tests/test_readme.py", "tests/training/test_sharded.py")  # one process runs a file, so these start first
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when the kernels are imported, and runs them on the CPU
 
 
 def pytest_unconfigure():
+    gc.unfreeze()  # otherwise libraries report leaks at the end
     shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
@@ -34,8 +37,13 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--reverse"):
         items.reverse()
-    # The commands of the documentation take longest and run in one process, so that they must start first.
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_readme.py"))
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish():
+    # Every run of a trainer collects garbage, which takes most of a second with the objects of all imported modules.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

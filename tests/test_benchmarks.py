@@ -25,7 +25,7 @@ import rollouts  # noqa: E402
 import workloads  # noqa: E402
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cells_that_fail_keep_what_they_reported_and_the_next_cells_run(tmp_path):
     kinds = ["works", "raises", "dies", "sleeps", "works"]
     log = tmp_path / "results" / "cells.log"
@@ -149,7 +149,7 @@ def test_adapters_are_not_zero():
     assert len(deltas) == 7 * 4 and all(delta.abs().max() > 0 for delta in deltas)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rollouts_skips_vllm_if_it_is_missing_and_measures_full_length_completions(tmp_path):
     out = tmp_path / "rollouts.json"
     words = "--ways vllm trl ours --weights full --texts free --prompts 2 --groups 2 --lengths 6 --repeats 1 --out"

@@ -2,9 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from tests import conftest
 from tests.support.isolation import SCRATCH
 from tests.support.paths import ROOT
 
@@ -48,7 +51,7 @@ def test_ci_uses_separate_home_and_temporary_folders(tmp_path):
     lines, status = ci(tmp_path, FAKE_PIP_STATUS="1")
     arguments, home, temporary, pip_config, pip_cache, hub, *listed, last = lines
     assert last.startswith("the tests against vLLM are skipped: ")
-    assert status == 0 and arguments.startswith("test PYTHON=/") and arguments.endswith(" ORDER=--reverse")
+    assert status == 0 and arguments.startswith("test-all PYTHON=/") and arguments.endswith(" ORDER=--reverse")
     assert str(tmp_path) not in home + temporary and home != os.environ["HOME"]
     assert [line for line in listed if line and not line.endswith(":")] == [], "the folders must be empty at the start"
     assert not Path(home).exists() and not Path(temporary).exists(), "the folders must be removed at the end"
@@ -62,9 +65,9 @@ def test_ci_fails_when_the_tests_do(tmp_path):
 
 def test_ci_tests_vllm_where_its_wheel_is_available(tmp_path):
     lines, status = ci(tmp_path)
-    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test", "test-vllm"]
+    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test-all", "test-vllm"]
     lines, status = ci(tmp_path, FAKE_PIP_STATUS="1")
-    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test"]
+    assert status == 0 and [line.split()[0] for line in lines if " PYTHON=" in line] == ["test-all"]
     assert "skipped: torch==" in lines[-1] and "no wheel for -m pip install" in lines[-1]
 
 
@@ -74,10 +77,10 @@ def test_tests_use_separate_home_and_temporary_folders(tmp_path):
     assert not tmp_path.is_relative_to(SCRATCH), "tmp_path must be kept after a run, for inspection"
 
 
-def test_the_order_can_be_reversed():
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_ci.py", "-p", "no:cacheprovider"]
-    orders = []
-    for more in ([], ["--reverse"]):
-        out = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        orders.append([line for line in out.splitlines() if "::" in line])
-    assert len(orders[0]) > 2 and orders[1] == orders[0][::-1]
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_order_can_be_reversed(is_reversed):
+    """The longest file comes first in both orders."""
+    items = [SimpleNamespace(nodeid=f"tests/test_{name}.py::test") for name in ("a", "readme", "z")]
+    conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda name: is_reversed), items)
+    order = [item.nodeid.removeprefix("tests/test_").removesuffix(".py::test") for item in items]
+    assert order == (["readme", "z", "a"] if is_reversed else ["readme", "a", "z"])

@@ -21,7 +21,7 @@ from trl_grpo_tasks.failures import is_write_failure, known_failure
 from trl_grpo_tasks.models.checkpoints import mark_complete
 from trl_grpo_tasks.models.gguf import convert_gguf
 from trl_grpo_tasks.models.tiny import save_tiny
-from trl_grpo_tasks.tasks.brick import render
+from trl_grpo_tasks.tasks.brick.drawing import render
 
 
 def only_line(capsys, longest=1000):
@@ -174,15 +174,18 @@ def test_a_pickle_in_a_checkpoint(tmp_path, capsys, stopped, name):
     assert not (tmp_path / "it_ran").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "generate"])
+@pytest.mark.parametrize("command", ["eval", "solve"])
 def test_a_pickle_in_a_model(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     save_tiny(MyTask().tiny(), tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Planted(tmp_path / "it_ran")}, tmp_path / "model" / "pytorch_model.bin")
-    task = ["--task", "trl_grpo_tasks.commands.task_template", "--model_name_or_path", "model", "--output_dir", "out"]
-    more = {"eval": ["--use_cpu", "true", "--report_to", "none"], "generate": ["--text", "abc"]}
-    assert cli.main([command, *task, *more[command]]) == 1
+    task = ["--task", "trl_grpo_tasks.commands.task_template"]
+    more = {
+        "eval": ["--model", "model", "--output_dir", "out", "--use_cpu", "true", "--report_to", "none"],
+        "solve": ["model", "--text", "abc"],
+    }
+    assert cli.main([command, *more[command], *task]) == 1
     assert "pytorch_model.bin was not loaded" in only_line(capsys) and not (tmp_path / "it_ran").exists()
 
 

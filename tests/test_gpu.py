@@ -5,6 +5,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from tests.models.test_shared_prompts import batch, plain_and_shared, tiny
 from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -13,6 +14,7 @@ from trl_grpo_tasks.constraints.base import pack, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
 from trl_grpo_tasks.constraints.scoring import Head, HeadScale, masked_logps_and_entropies
 from trl_grpo_tasks.constraints.table import MaskTable
+from trl_grpo_tasks.models import shared_prompts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -80,7 +82,7 @@ def test_rollouts_are_scored_as_they_were_sampled(tiny_path, tmp_path, options, 
     if options.get("constrain"):
         trainer.model.train()
         output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-        table, constraint = trainer._tables["train"], LettersConstraint(trainer._tokenizer)
+        table, constraint = trainer.generation.tables["train"], LettersConstraint(trainer._tokenizer)
         for row, number_row in zip(range(8), output["mask_numbers"], strict=True):
             ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
             for mask, number, token in zip(replay(constraint, {}, ids), number_row.tolist(), ids, strict=False):
@@ -108,27 +110,65 @@ def test_an_offloaded_reference_is_on_the_gpu_only_while_it_scores(tiny_path, tm
     for trainer in trainers:
         trainer.model.train()
     output = plain._generate_and_score_completions([plain.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-    offloaded._tables["train"] = plain._tables["train"]
+    offloaded.generation.tables["train"] = plain.generation.tables["train"]
     for _ in range(3):
-        logps = [trainer._score(output, of_reference=True) for trainer in trainers]
+        logps = [trainer.scoring.logps(output, of_reference=True) for trainer in trainers]
         assert torch.equal(*logps) and logps[0].device.type == "cuda"
         assert all(weight.is_pinned() for weight in offloaded.ref_model.parameters())
         for trainer in trainers:
             shift = torch.Generator("cuda").manual_seed(0)
             for weight in trainer.model.parameters():
                 weight.data.add_(0.1 * torch.randn(weight.shape, generator=shift, device="cuda", dtype=weight.dtype))
-            if trainer._reference is not None:
-                trainer._reference.update()
+            if mode != "static":
+                trainer.extras["reference"].state.update()
         for weight, copy in zip(plain.ref_model.parameters(), offloaded.ref_model.parameters(), strict=True):
             assert weight.is_cuda and torch.equal(weight.cpu(), copy)
     assert used and all(devices == {"cuda"} for devices in used)
     if mode == "ema":
-        assert all(value.is_pinned() for value in offloaded._reference._average.values())
+        assert all(value.is_pinned() for value in offloaded.extras["reference"].state._average.values())
     before = torch.cuda.memory_allocated()
-    with offloaded._offloaded.on_device():
+    with offloaded.scoring._offloaded.on_device():
         during = torch.cuda.memory_allocated()
     size = sum(weight.nbytes for weight in offloaded.ref_model.parameters())
     assert during - before >= size and torch.cuda.memory_allocated() == before
     offloaded.train()
     logs = [line for line in offloaded.state.log_history if "kl" in line]
     assert len(logs) == 3 and all(np.isfinite(line["kl"]) for line in logs)
+
+
+@pytest.mark.parametrize("rows", [[7, 7, 2, 7, 2, 2, 8, 7], [1, 2, 3, 4, 5, 6, 7, 8]], ids=["shared", "distinct"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "cohere"])
+def test_packed_rows_in_half_precision_are_as_exact_as_padded_ones(family, rows, monkeypatch):
+    """Log-probs and gradients by FlashAttention against float64 on the CPU."""
+    monkeypatch.setattr(shared_prompts, "MAX_TOKEN_FRACTION", 1.0)
+    monkeypatch.setattr(shared_prompts, "LEAST_WORK_ON_GPU", 0)
+    calls, flash = [], shared_prompts.flash_attention
+    monkeypatch.setattr(shared_prompts, "flash_attention", lambda *args: calls.append(1) or flash(*args))
+    ids, mask, length = batch(rows, [4, 2, 3, 4, 1, 9, 3, 2])
+    exact = plain_and_shared(tiny(family), ids, mask, length)[0]
+    padded, packed = plain_and_shared(tiny(family, torch.bfloat16).cuda(), ids.cuda(), mask.cuda(), length)
+    assert len(calls) == 2  # one for each layer
+
+    def error(found):
+        pairs = [(found[0], exact[0]), *((found[1][name], grad) for name, grad in exact[1].items())]
+        return max((one.double().cpu() - other).norm() / other.norm() for one, other in pairs if other.norm() > 1e-3)
+
+    assert error(packed) < 1.5 * error(padded) + 1e-3 < 0.2
+
+
+@pytest.mark.parametrize(
+    "options", [{"bf16": True}, {"fp16": True}, {"bf16": True, "gradient_checkpointing": True}], ids=str
+)
+def test_training_on_packed_rows_equals_training_on_padded_ones(tiny_path, tmp_path, options, monkeypatch):
+    monkeypatch.setattr(shared_prompts, "MAX_TOKEN_FRACTION", 1.0)
+    monkeypatch.setattr(shared_prompts, "LEAST_WORK_ON_GPU", 0)
+    losses = []
+    for share in (False, True):
+        args = config(tmp_path / str(share), use_cpu=False, constrain=True, beta=0.1, max_steps=4, learning_rate=1e-4,
+                      share_prompts=share, **options)  # fmt: skip
+        trainer = TaskGRPOTrainer(tiny_path, args=args, task=ToyTask())
+        trainer.train()
+        logs = [line for line in trainer.state.log_history if "loss" in line]
+        assert all(line["sampling/logp_difference_mean"] < 0.05 for line in logs)
+        losses.append([line["loss"] for line in logs])
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3)

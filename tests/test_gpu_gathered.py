@@ -52,14 +52,15 @@ class Watched:
     """Notes what happens in each rollout of a trainer, and checks its log-probs against the sharded model."""
 
     def __init__(self, trainer):
-        self._trainer, self._roll_out, self._loaded = trainer, trainer._roll_out, trainer._gathered.loaded
+        generation = trainer.generation
+        self._trainer, self._roll_out, self._loaded = trainer, generation.roll_out, generation.gathered.loaded
         self.notes, self.copy, self.captures = [], None, 0
-        trainer._roll_out, trainer._gathered.loaded = self.roll_out, self.loaded
+        generation.roll_out, generation.gathered.loaded = self.roll_out, self.loaded
         Graphs.capture = self.capture
 
     def capture(self, function):
         self.captures += 1
-        return CAPTURE(self._trainer._decoder._graphs, function)
+        return CAPTURE(self._trainer.generation.decoder._graphs, function)
 
     @contextmanager
     def loaded(self):
@@ -76,7 +77,7 @@ class Watched:
         before = torch.cuda.memory_allocated()
         generated = self._roll_out(prompt_ids, recording)
         after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        graphs = self._trainer._decoder._graphs
+        graphs = self._trainer.generation.decoder._graphs
         storages = [weight.untyped_storage() for weight in self.copy.parameters()]
         self.notes.append(
             {
@@ -109,7 +110,7 @@ def train(model, folder):
         watched = Watched(trainer)
         before = [weight.clone() for weight in trainer.model.parameters() if weight.requires_grad]
         trainer.train()
-        assert trainer.accelerator.is_fsdp2 and trainer._decoder.is_asynchronous
+        assert trainer.accelerator.is_fsdp2 and trainer.generation.decoder.is_asynchronous
         reshard(trainer.model)
         after = [weight.full_tensor().cpu() for weight in trainer.model.parameters() if weight.requires_grad]
         moved = max((a - b.cpu()).abs().max().item() for a, b in zip(after, before, strict=True))

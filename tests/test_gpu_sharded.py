@@ -52,7 +52,7 @@ task = HalfForced()
 with trainer.accelerator.autocast():
     made = evaluate("after", trained, tokenizer, task, task.dataset("test", 2, 0),
                     executor=RewardExecutor(task, workers=0), num_samples=8, max_completion_length=5,
-                    constraint=trainer._constraint)
+                    constraint=trainer.generation.constraint)
 assert made.metrics["valid"] == 1
 trainer.save_model(folder + "/saved")
 before, after = (load_model(folder + name, dtype="float32").state_dict() for name in ("/model", "/saved"))

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import learning  # noqa: E402
 
+from tests.support import forked  # noqa: E402
 from trl_grpo_tasks.evaluation.samples import Sample  # noqa: E402
 
 
@@ -198,15 +200,26 @@ def test_a_table_of_nothing_is_refused(tmp_path, monkeypatch):
         learning.main()
 
 
-@pytest.mark.slow
-def test_a_small_grid_from_start_to_end(tmp_path):
+def run_forked(words, stdout=None, **options):
+    """As `subprocess.run`, without the time for imports if it is Python."""
+    if words[0] != sys.executable:
+        return subprocess.run(words, **options)
+    done = forked.python(*words[1:])
+    stdout.write(done.stdout + done.stderr)
+    return done
+
+
+@pytest.mark.exhaustive
+def test_a_small_grid_from_start_to_end(tmp_path, monkeypatch, capsys):
     recipe = tmp_path / "toy.yaml"
     options = {"task": str(ROOT / "tests/support/toy.py"), "cold_start_steps": 2, "max_steps": 2, "num_generations": 4,
                "per_device_train_batch_size": 8, "max_completion_length": 4, "use_cpu": True}  # fmt: skip
     recipe.write_text(yaml.safe_dump(options))
     path = grid_file(tmp_path, recipe=str(recipe), rows=2, samples=4, curves={"max@1": "mean", "max@4": "best"})
-    program = [sys.executable, str(ROOT / "benchmarks/learning.py"), str(path), "--output_dir", str(tmp_path / "out")]
-    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    monkeypatch.setattr(learning, "subprocess", SimpleNamespace(run=run_forked))
+    monkeypatch.setattr(sys, "argv", ["learning.py", str(path), "--output_dir", str(tmp_path / "out")])
+    learning.main()
+    printed = capsys.readouterr().out
     assert "| cold start |" in printed and "| grpo |" in printed
     page = (tmp_path / "out/grid/learning.md").read_text()
     assert (
@@ -223,5 +236,6 @@ def test_a_small_grid_from_start_to_end(tmp_path):
     assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(np.mean(successes))
     finished = tmp_path / "out/grid/grpo-1/finished.json"
     before = finished.stat().st_mtime_ns
-    subprocess.run([*program, "--rows", "choose"], capture_output=True, check=True)
+    sys.argv += ["--rows", "choose"]
+    learning.main()
     assert finished.stat().st_mtime_ns == before, "a finished run is not repeated"

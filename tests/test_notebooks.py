@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Options that make a run of a minute one of seconds. Those of a task shrink its embedded model.
 SHORT = (
     "--use_cpu true --max_steps 2 --cold_start_steps 3 --cold_start_batch_size 8 --train_rows 16 --eval_rows 3 "
-    "--num_samples 2 --num_generations 4 --per_device_train_batch_size 8 --logging_steps 1 "
+    "--samples 2 --num_generations 4 --per_device_train_batch_size 8 --logging_steps 1 "
     "--save_steps 2 --reward_workers 0"
 )
 JUDGES = "--judge judges/judge --held_out_judge judges/held_out"
@@ -183,7 +183,7 @@ def test_pictures_are_made_small():
     assert small.size == (480, 160) and small.n_frames <= make.GIF_FRAMES
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, judges_path, monkeypatch):
     """In an empty folder, with two judges; a cell that raises fails the test."""

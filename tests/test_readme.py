@@ -2,6 +2,7 @@
 somewhere. Blocks marked `py` are fragments, which are not run."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -16,9 +17,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from tests.commands.test_recipes import HUB_DATA, save_small
 from tests.support.chat_server import ChatServer
+from tests.support.exhaustive import exhaustive_but
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
@@ -31,12 +34,12 @@ from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.recipes import find_recipe
 from trl_grpo_tasks.registry import TASKS
+from trl_grpo_tasks.tasks.brick.drawing import render
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [ROOT / "trl_grpo_tasks" / "tasks" / name / "README.md" for name in sorted(TASKS)]
 DOCS = ROOT / "docs"
-GENERATED = ("_build", "reference")  # folders of it
-PAGES += sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in GENERATED)
+PAGES += sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
 NOT_RUN = {
     "source": "an environment is there already",
     "pip": "needs a network; test_wheel.py installs the wheel",
@@ -48,12 +51,13 @@ NOT_RUN = {
     "python -m mujoco.viewer": "opens a window",
     "python docs/make_pictures.py": "takes minutes; there is a test below",
     "python notebooks/make_notebooks.py": "test_notebooks.py runs it",
-    "trl-grpo-tasks task machine make-gold": "takes minutes; tests of task machine look at what it made",
+    "trl-grpo-tasks tool machine make-gold": "takes minutes; tests of task machine look at what it made",
 }
 
 
 ALIASES = {
     "--model": "--model_name_or_path",
+    "--out": "--output_dir",
     "--lr": "--learning_rate",
     "--batch_size": "--per_device_train_batch_size",
     "--steps": "--max_steps",
@@ -132,9 +136,14 @@ def reader(folder):
     return Reader(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_every_command_runs(page, clone, reader):
+@pytest.fixture
+def plain_bricks(monkeypatch):
+    """Pictures of bricks without light and shadow, which take most of the time of a short run."""
+    monkeypatch.setattr(render, "shaded", lambda scene, camera, colours: Image.new("RGB", camera.size))
+
+
+@pytest.mark.parametrize("page", exhaustive_but(PAGES[:1], PAGES), ids=page_name)
+def test_every_command_runs(page, clone, reader, plain_bricks):
     """In the order of the page, since one uses what another made."""
     reader.open(page)
     for words in commands(page):
@@ -171,6 +180,8 @@ class Reader:
             launcher = words[2 : words.index("train.py")]
             assert all((self._folder / file).is_file() for file in launcher if file.endswith(".yaml"))
             return self._train(words[words.index("train.py") + 1 :])
+        if words[:2] == ["trl-grpo-tasks", "train"] and "--search" in words:
+            return cli.main([*words[1:], *SHORT.split(), "--search_trials", "1"])
         if words[:2] == ["trl-grpo-tasks", "train"]:
             return self._train(words[2:])
         if words[:2] == ["trl-grpo-tasks", "new"]:
@@ -229,17 +240,15 @@ def grades_for(request):
 def added(words):
     """Options that make another command a short one."""
     if words[1] == "eval":
-        return ["--eval_rows", "2", "--max_completion_length", "16", "--use_cpu", "true"]
+        return ["--eval_rows", "2", "--samples", "2", "--max_completion_length", "16", "--use_cpu", "true"]
     if words[1] == "solve":
         return ["--samples", "2", "--max_completion_length", "16"]
-    if words[1] == "sweep":
-        return f"{SHORT} --trials 2".split()
-    if words[1] == "task" and words[3] == "prepare-judge":
+    if words[1] == "tool" and words[3] == "prepare-judge":
         return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
     return []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
     """One seed, a few steps."""
     pytest.importorskip("matplotlib")
@@ -296,13 +305,16 @@ def test_the_task_in_the_readme_keeps_the_contract():
 # ---- words
 
 
-@pytest.mark.parametrize("name", sorted(TaskGRPOConfig.__annotations__))
+@pytest.mark.parametrize("name", sorted(itertools.chain(*TaskGRPOConfig.own_options().values())))
 def test_help_says_what_an_option_does(name):
     help_text = TaskGRPOConfig.__dataclass_fields__[name].metadata["help"]
     assert len(help_text) > 20 and help_text.endswith(".")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=page_name)
+RAW_RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", *RAW_RESULTS], ids=page_name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert link.startswith("http") or (page.parent / link).exists(), link
@@ -316,15 +328,16 @@ def known_options():
     from trl_grpo_tasks.registry import find_task_class
 
     known = {*ALIASES, "--config", "--help", "--version"}
-    known |= {"--text", "--input", "--num_samples", "--editor", "--search", "--trials", "--metric"}  # others
+    known |= {"--text", "--input", "--editor", "--search", "--search_trials", "--search_metric"}  # others
     known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
-    known |= {"--out", "--top", "--format", "--to"}  # of archive and export
-    known |= {"--gguf", "--gguf_type", "--repo", "--merged", "--private", "--dry_run"}  # of export and push
-    known |= {"--requests", "--row", "--seconds", "--vllm_server_url"}  # of solve
+    known |= {"--top", "--format", "--to"}  # of export
+    known |= {"--type", "--repo", "--merged", "--private", "--dry_run"}  # of export-model and push
+    known |= {"--requests", "--row", "--seconds", "--all", "--vllm_server_url", "--status"}  # of solve and report
     known |= {"--share", "--space", "--repo"}  # of play, and the first word of an option of hf
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
+    known |= {"--num_samples"}  # of earlier versions, in commands of results pages
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
     known |= {"--trial", "--gif", "--png", "--xml", "--mjcf", "--bsg", "--json"}  # of tools of tasks

@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.commands.test_train import ROOT, SMALL, train, words
+from tests.support import forked
 from tests.support.training import config
 from trl_grpo_tasks import redact
 from trl_grpo_tasks.commands import train as run
@@ -59,7 +59,7 @@ def files_with_secrets(folder, *left_out):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_file_of_a_run_holds_a_secret_and_the_run_resumes(tmp_path):
     """Secrets in options, in a recipe, in nested options and in the environment; with every local tracker."""
     task = tmp_path / "my_task.py"
@@ -67,11 +67,11 @@ def test_no_file_of_a_run_holds_a_secret_and_the_run_resumes(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     nested = {"gradient_checkpointing_kwargs": {"a": [{"password": PASSWORD}]}}
     recipe.write_text(yaml.safe_dump({"api_key": KEY, "report_to": ["tensorboard", "wandb", "trackio"], **nested}))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf"), "WANDB_MODE": "offline",
-                                "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"),
+    environment = os.environ | {"HF_HOME": str(tmp_path / "hf"), "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path),
                                 "WANDB_API_KEY": FROM_ENVIRONMENT}  # fmt: skip
-    options = {"task": task, "log_completions": True}
-    command = [sys.executable, str(ROOT / "train.py"), "--config", str(recipe), "--hub-token", TOKEN,
+    options = {"task": task, "log_completions": True, "project": "secrets"}
+    tracked = Path(os.environ["TRACKIO_DIR"])  # which trackio reads when it is imported
+    command = [ROOT / "train.py", "--config", str(recipe), "--hub-token", TOKEN,
                "--judge_url", f"https://me:{FROM_ENVIRONMENT}@example.com/{FROM_ENVIRONMENT}",
                "--model_init_kwargs", json.dumps({"token": TOKEN})]  # fmt: skip
     for more in ([], ["--resume_from_checkpoint"]):
@@ -79,12 +79,11 @@ def test_no_file_of_a_run_holds_a_secret_and_the_run_resumes(tmp_path):
         typed = [*command, *words(tmp_path / "run", **options, max_steps=steps), *more]
         at = typed.index("--report_to")
         del typed[at : at + 2]
-        done = subprocess.run(typed, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert files_with_secrets(tmp_path, recipe) == []
+        done = forked.python(*typed, env=environment, cwd=tmp_path, check=True)
+        assert files_with_secrets(tmp_path, recipe) == files_with_secrets(tracked) == []
         assert not [secret for secret in SECRETS if secret in done.stdout + done.stderr]
-    names = {path.name for path in tmp_path.rglob("*")}
-    assert {"training_args.bin", "trl_grpo_tasks.db", "README.md", "report.html"} <= names
+    names = {path.name for folder in (tmp_path, tracked) for path in folder.rglob("*")}
+    assert {"training_args.bin", "secrets.db", "README.md", "report.html"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert any(name.endswith(".wandb") for name in names)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
@@ -181,20 +180,25 @@ def test_other_values_are_kept(monkeypatch):
     assert redacted_words(typed) == [*typed[:5], "token=...", *typed[6:]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_keeps_no_secret(tmp_path, monkeypatch):
     """Neither in its journal, nor in its report, nor in the files of its trials."""
     pytest.importorskip("optuna")
-    from trl_grpo_tasks.commands.sweep import sweep
+    from trl_grpo_tasks.commands import sweep
 
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    def trial(command, console):
+        done = forked.python(*command[1:], env=os.environ)
+        console.write_text(done.stdout + done.stderr)
+        return done.returncode
+
+    monkeypatch.setattr(sweep, "_run", trial)
     options = {name: value for name, value in SMALL.items() if name != "output_dir"} | {
         "max_steps": 1,
         "hub-token": TOKEN,
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    asked = ["--search", "learning_rate=1e-3,1e-2", "--trials", "1", "--output_dir", str(tmp_path / "sweep")]
-    assert sweep([*asked, *flags]) == 0
+    asked = ["--search", "learning_rate=1e-3,1e-2", "--search_trials", "1", "--output_dir", str(tmp_path / "sweep")]
+    assert sweep.sweep([*asked, *flags]) == 0
     assert files_with_secrets(tmp_path) == []
     assert "--hub-token ..." in (tmp_path / "sweep" / "sweep.json").read_text()
 

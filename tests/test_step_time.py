@@ -33,4 +33,4 @@ def test_a_copy_is_split_only_if_it_does_not_fit():
 
 
 def test_the_page_has_the_table_of_the_script():
-    assert step_time.table([8, 64, 512], 64, 512, 1024) in (ROOT / "docs/scaling.md").read_text()
+    assert step_time.table([8, 64, 512], 64, 512, 1024) in (ROOT / "benchmarks/results/step_time.md").read_text()

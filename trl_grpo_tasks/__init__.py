@@ -12,7 +12,7 @@ from .task import Score, Task
 if TYPE_CHECKING:
     from .commands.python_api import load_recipe, train
     from .evaluation.solver import Solver
-    from .training.options.config import TaskGRPOConfig
+    from .training.config import TaskGRPOConfig
     from .training.trainer import TaskGRPOTrainer
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ __all__ = ["Score", "Solver", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_
 _LAZY = {
     "Solver": ".evaluation.solver",
     "TaskGRPOTrainer": ".training.trainer",
-    "TaskGRPOConfig": ".training.options.config",
+    "TaskGRPOConfig": ".training.config",
     "load_recipe": ".commands.python_api",
     "train": ".commands.python_api",
 }

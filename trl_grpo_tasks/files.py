@@ -1,4 +1,4 @@
-"""Atomic file writes, never through a link; YAML files of users; detection of model folders and misspelt paths."""
+"""Atomic file writes, never through a link; YAML files; detection of model folders and misspelt paths."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def write_atomically(path: Path, content: str | bytes, errors: str = "strict") -
 def not_through_a_link(path: str, flags: int) -> int:
     """An `opener` for `open`: OSError if `path` is a link, which a downloaded folder can point to any file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def read_table(path: str | Path) -> Any:
+    """Return the content of a YAML file that belongs to the package."""
+    import yaml
+
+    return yaml.load(Path(path).read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_yaml(path: str | Path, option: str) -> Any:

@@ -51,8 +51,20 @@ def get_task(spec: str, options: Any = None) -> Task:
     return task
 
 
+def check_task_name(spec: str) -> None:
+    """Raise ValueError for a name that is no built-in task, file, module or task of another library."""
+    prefix, colon, _ = spec.partition(":")
+    if not (spec in TASKS or "." in spec or (colon and prefix in PREFIXES)):
+        raise ValueError(
+            f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
+            "or pass a path to a .py file, a module such as my_package.my_task, or PREFIX:NAME for a task of another "
+            f"library ({', '.join(PREFIXES)})"
+        )
+
+
 def find_task_class(spec: str) -> type[Task]:
     """Find the Task subclass for the name of a built-in task, a .py file, a module or a task of another library."""
+    check_task_name(spec)
     prefix, colon, name = spec.partition(":")
     if colon and prefix in PREFIXES:
         if not name:
@@ -60,14 +72,8 @@ def find_task_class(spec: str) -> type[Task]:
         return importlib.import_module(PREFIXES[prefix]).task_class(name)
     if spec in TASKS:
         module = importlib.import_module(TASKS[spec])
-    elif spec.endswith(".py") or "." in spec:
-        module = load_module(spec, "task")
     else:
-        raise ValueError(
-            f"unknown task {spec!r}{nearest(spec, TASKS)}; tasks are: {', '.join(sorted(TASKS))}; "
-            "or pass a path to a .py file, a module such as my_package.my_task, or PREFIX:NAME for a task of another "
-            f"library ({', '.join(PREFIXES)})"
-        )
+        module = load_module(spec, "task")
     found = (
         [module.TASK]
         if hasattr(module, "TASK")

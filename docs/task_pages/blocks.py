@@ -39,31 +39,19 @@ def fenced(text: str, language: str = "text") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def compact(values: Iterable[Any]) -> str:
-    """The values of a parameter in rising order, runs of whole numbers as a range: 4-8, 10."""
-    found = list(values)
-    if not all(isinstance(value, int) for value in found):
-        return ", ".join(map(str, found))
-    runs: list[list[int]] = []
-    for value in sorted(found):
-        if runs and runs[-1][-1] == value - 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def description(of: Any) -> str:
-    """A docstring as one paragraph, in Markdown."""
-    return " ".join((of.__doc__ or "").split())
-
-
 def options(name: str) -> str:
-    """Every option of a task with its default and what --help says."""
+    """Every option of a task with its default and what --help says. Weights of components are one row."""
+    task = get_task(name)
+    weights = {f"{component}_weight" for component in task.weights}
+    own = fields(task.Options)
     rows = []
-    for field in fields(get_task(name).Options):
+    for field in own:
+        if field.name in weights:
+            continue
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         rows.append((code(f"--{field.name}"), code(_shown(default)), field.metadata["help"]))
+    if shown := [f"--{field.name}" for field in own if field.name in weights]:
+        rows.append((codes(shown), "see Score", "Weights of the components."))
     return table(["option", "default", "meaning"], rows)
 
 

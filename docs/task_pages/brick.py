@@ -1,10 +1,8 @@
-"""Generated blocks of the page of task brick: an example, parts, levels, categories and words."""
+"""Generated blocks of the page of task brick: an example, parts, levels, categories and captions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from .blocks import code, codes, compact, description, fenced, first_row, score_line, table
+from .blocks import code, codes, fenced, first_row, score_line, table
 
 
 def example() -> str:
@@ -35,8 +33,8 @@ def parts() -> str:
 
 
 def levels() -> str:
-    from trl_grpo_tasks.tasks.brick.captions import choices
-    from trl_grpo_tasks.tasks.brick.levels import LEVELS
+    from trl_grpo_tasks.tasks.brick.data.captions import choices
+    from trl_grpo_tasks.tasks.brick.data.levels import LEVELS
 
     rows = []
     for name, level in LEVELS.items():
@@ -51,58 +49,16 @@ def levels() -> str:
 
 
 def categories() -> str:
-    from trl_grpo_tasks.tasks.brick.catalogue import CATEGORIES
-    from trl_grpo_tasks.tasks.brick.levels import LEVELS
+    from trl_grpo_tasks.tasks.brick.data.levels import LEVELS
 
-    rows = []
-    for name, category in CATEGORIES.items():
-        levels = ", ".join(level for level, entry in LEVELS.items() if name in entry.grids)
-        what = description(category.build) or NO_DOCSTRING[name]
-        fine = codes(category.fine) or "-"
-        support = code(category.support) if category.support else "-"
-        rows.append((name, what, codes(category.main), fine, support, category.place or "-", levels))
-    header = ["category", "shape", "main parameters", "fine parameters", "support", "weight", "levels"]
-    return table(header, rows)
-
-
-NO_DOCSTRING = {"table": "A plate on four legs `leg` thick, with a frame under it where it is wide."}
-
-
-def values() -> str:
-    from trl_grpo_tasks.tasks.brick.levels import LEVELS
-
-    parts = []
+    levels_with: dict[tuple[str, ...], list[str]] = {}
     for name, level in LEVELS.items():
-        rows = []
-        for category, grid in level.grids.items():
-            values = "; ".join(f"{parameter} {compact(values)}" for parameter, values in grid.items())
-            first = next(iter(grid))  # weights depend on the first parameter
-            carried_at: dict[str, list[int]] = {}
-            for value, weights in level.grams.get(category, {}).items():
-                if value in grid[first]:
-                    carried_at.setdefault(_grams(weights), []).append(value)
-            carried = "; ".join(f"{first} {compact(values)}: {grams}" for grams, values in carried_at.items())
-            rows.append((category, values, carried) if level.grams else (category, values))
-        header = ["category", "parameter values", *(["weights in g"] if level.grams else [])]
-        parts.append(f"Level `{name}`, world of {level.world} x {level.world} x {level.world} cells:\n\n"
-                     + table(header, rows))  # fmt: skip
-    return "\n\n".join(parts)
+        levels_with.setdefault(tuple(sorted(level.grids)), []).append(name)
+    return table(["levels", "categories"], [(codes(names), ", ".join(some)) for some, names in levels_with.items()])
 
 
-def _grams(weights: Sequence[tuple[int, ...]]) -> str:
-    return ", ".join(" and ".join(map(str, few)) for few in weights)
+def captions() -> str:
+    from trl_grpo_tasks.tasks.brick.data.captions import DETAILS, caption, choices
 
-
-def words() -> str:
-    from trl_grpo_tasks.tasks.brick.captions import CAPTION_WORDS, DETAILS, PHRASES, caption, choices
-
-    words = [word for word in CAPTION_WORDS if not word.isdigit() and word != ","]
-    named = [(code(name), "its value" if phrase == "{}" else phrase.format("N")) for name, phrase in PHRASES.items()]
-    phrases = table(["parameter", "in a caption"], named)
     request = next(request for request, detail in choices("small") if detail == 1 and request.category == "table")
-    examples = table(["detail", "caption"], [(n, caption("small", request, n, None)) for n in DETAILS])
-    return (
-        f"The same request at the three levels of detail:\n\n{examples}\n\n"
-        f"How parameters are named:\n\n{phrases}\n\n"
-        f"Captions use these {len(words)} words, besides numbers and commas: {', '.join(words)}."
-    )
+    return table(["detail", "caption"], [(n, caption("small", request, n, None)) for n in DETAILS])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from .blocks import code, fenced, first_row, table
 
 
@@ -24,39 +22,15 @@ def example() -> str:
     )
 
 
-def reasoning() -> str:
-    task, row = first_row(
-        "machine", lambda row: row["trial"] == "catapult" and row["level"] == "small", reasoning=True
-    )
-    text, _, machine = task.gold(row).partition("```json\n")
-    return fenced(f"{textwrap.fill(text, 110)}\n```json\n{machine[:60]}...\n```")
-
-
-_JOINTS = {
-    "": "rigid",
-    "spin": "spins about its own z axis",
-    "bend": "bends up and down, about its own x axis",
-    "turn": "turns left and right, about its own y axis",
-    "ball": "swings every way",
-    "slide": "slides along its own z axis",
-}
-
-
-BOULDER = "36"
-
-
 def blocks() -> str:
     from trl_grpo_tasks.tasks.machine.blocks import BLOCKS as TYPES
     from trl_grpo_tasks.tasks.machine.blocks import PROMPT_BLOCKS
 
-    rows = []
-    for kind, block in TYPES.items():
-        size = "two ends" if block.two_ended else " x ".join(f"{side:g}" for side in block.size)
-        joint = "two ends" if block.two_ended else "none: it is loose" if kind == BOULDER else _JOINTS[block.joint]
-        rows.append((code(kind), block.name, size, f"{block.mass:g}", len(block.faces), joint, block.drive or "-",
-                     "yes" if kind in PROMPT_BLOCKS else "", block.words))  # fmt: skip
-    header = ["`id`", "block", "size (x, y, z) in m", "kg", "faces", "joint to its parent", "drive", "default"]
-    return table([*header, "meaning, as in the manual"], rows)
+    rows = [
+        (code(kind), block.name, f"{block.mass:g}", "yes" if kind in PROMPT_BLOCKS else "", block.words)
+        for kind, block in TYPES.items()
+    ]
+    return table(["`id`", "block", "kg", "default", "meaning, as in the manual"], rows)
 
 
 _MEASURES = {
@@ -86,15 +60,14 @@ def trials() -> str:
             place = "; ".join(f"ring at {at:g} m, {height:g} m high, radius {radius:g} m" for at, height, radius in
                               scene.rings)  # fmt: skip
         rows.append((code(trial.name), trial.words, place, _MEASURES[trial.score],
-                     ", ".join(f"{goal:g}" for goal in trial.goals), f"{trial.seconds:g} s"))  # fmt: skip
+                     f"{min(trial.goals):g} to {max(trial.goals):g}", f"{trial.seconds:g} s"))  # fmt: skip
     header = ["trial", "what the machine does", "scene", "score", "demanded scores", "duration"]
-    found = table(header, rows)
     ways = {len(trial.requests) for trial in TRIALS.values()}
     if len(ways) != 1:
         raise ValueError("trials have different numbers of wordings: say so here")
     return (
-        f"{found}\n\nEach trial has {ways.pop()} wordings of its request; the last {TEST_VARIANTS} of each appear in "
-        f"the test split only. For `car` they are:\n\n" + "\n".join(f"- {text}" for text in TRIALS["car"].requests)
+        f"{table(header, rows)}\n\nEach trial has {ways.pop()} wordings of its request, such as "
+        f"*{TRIALS['car'].requests[0]}* The last {TEST_VARIANTS} of each appear in the test split only."
     )
 
 

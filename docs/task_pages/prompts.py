@@ -41,29 +41,6 @@ def generators() -> str:
     return table(["generator", "levels", "problems by level", "rewards and weights"], rows)
 
 
-def templates() -> str:
-    from trl_grpo_tasks.tasks.prompts.generators import CODE_TESTS, EXERCISES, FAMILIES, WORD_PROBLEMS
-
-    stories = table(
-        ["level", "word problem", "steps"], [(n, code(text), code(steps)) for n, text, steps in WORD_PROBLEMS]
-    )
-    programs = table(
-        ["level", "function", "what it does"],
-        [(item.level, code(f"{item.name}({item.argument})"), code(item.task)) for item in EXERCISES],
-    )
-    shapes = table(
-        ["level", "sentence", "properties"],
-        [(level, code(text), codes(shape.schema["properties"])) for level, text, shape in FAMILIES],
-    )
-    return (
-        f"Word problems (`a` and `b` are up to 99, `c` and `d` up to 9, `r` is the result of the step before):\n\n"
-        f"{stories}\n\n"
-        f"Programs ({len(EXERCISES)} functions; `$k`, `$m` and `$c` are drawn for each problem; {CODE_TESTS} tests "
-        f"each, of which the prompt shows one):\n\n{programs}\n\n"
-        f"JSON:\n\n{shapes}"
-    )
-
-
 _OTHERWISE = {
     "numeric": "0",
     "exact": "0",
@@ -71,8 +48,7 @@ _OTHERWISE = {
     "json": "0.5 with other text around it, 0 if it is no JSON",
     "schema": "0.5 with other text around it, otherwise 0",
     "fields": "the share of values that are right; half of that with other text around the JSON",
-    "xml": "0.5 with other text around it; for a broken document, half of the share of the text before the first "
-    "error, times the share of its elements that are closed by then",
+    "xml": "0.5 with other text around it; less for a broken document, by how far it parses",
     "xml_schema": "half of the share of elements without an error; half of that with other text around the XML; 0 if "
     "it is not well-formed",
     "regex": "0",
@@ -84,10 +60,10 @@ _OTHERWISE = {
     "judge": "the weighted mean of the grades, 0 for the worst; a completion without grades is not scored",
 }
 _ROLES = {
-    "checks": "decides success",
-    "rules": "decides success where no reward of the first kind is used",
-    "group": "never decides success; depends on the other completions of the prompt",
-    "judge": "never decides success; computed by a model",
+    "checks": "always",
+    "rules": "if no other does",
+    "group": "never",
+    "judge": "never",
 }
 
 
@@ -100,7 +76,7 @@ def rewards() -> str:
         needs = options.get(name) or codes(reward.columns) or "-"
         rows.append((code(name), needs, reward.full_marks, _OTHERWISE[name], _ROLES[reward.role]))
     rows.append(("`module:function`", "-", "your function returns 1 or more", "what it returns", _ROLES["rules"]))
-    return table(["reward", "column it needs", "full credit (1)", "otherwise", "role"], rows)
+    return table(["reward", "column it needs", "full credit (1)", "otherwise", "decides success"], rows)
 
 
 _COLUMNS = {

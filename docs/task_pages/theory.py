@@ -76,12 +76,17 @@ def words() -> str:
     written = [*words.STRUCTURE, *(word for _, some, _ in kinds for word in some)]
     if sorted(written) != sorted(words.VOCABULARY):
         raise ValueError(f"the page would miss words: {sorted(set(words.VOCABULARY) ^ set(written))}")
-    rest = table(["kind", "words", "meaning"], [(kind, codes(some), what) for kind, some, what in kinds])
+    rest = table(["kind", "words", "meaning"], [(kind, _shortened(list(some)), what) for kind, some, what in kinds])
     limits = (
         f"Limits: {words.MAX_GROUPS} groups, {words.MAX_VEVS} scalars with a vev, {words.MAX_MULTIPLETS} further "
         f"multiplets, {words.MAX_GENERATIONS} generations of each."
     )
     return f"The language has {len(words.VOCABULARY)} words.\n\n{structure}\n\n{rest}\n\n{limits}"
+
+
+def _shortened(some: list[str]) -> str:
+    """Up to eleven words in full, more as a range."""
+    return codes(some) if len(some) <= 11 else f"{code(some[0])} to {code(some[-1])} ({len(some)})"
 
 
 def groups() -> str:
@@ -121,12 +126,10 @@ def starts() -> str:
 def named() -> str:
     from trl_grpo_tasks.tasks.theory.examples import NAMES, named
 
-    rows = []
+    names: dict[str, list[str]] = {}
     for name in NAMES:
-        theory = named(name)
-        groups = " x ".join(group.group for group in theory.groups)
-        rows.append((code(name), groups, len(theory.fermions), len(theory.scalars)))
-    return table(["theory", "gauge groups", "fermion multiplets", "scalar multiplets"], rows)
+        names.setdefault(" x ".join(group.group for group in named(name).groups), []).append(name)
+    return table(["gauge groups", "theories"], [(groups, codes(some)) for groups, some in names.items()])
 
 
 _THEORY_COMPONENTS = {

@@ -261,7 +261,7 @@ def test_check_says_what_it_cannot_check(make):
         always.gold(rows_of(always)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_train_eval_and_report(tmp_path, monkeypatch, capsys):
     """A run folder names code, so its task is not loaded from it."""
     monkeypatch.chdir(tmp_path)
@@ -269,11 +269,11 @@ def test_train_eval_and_report(tmp_path, monkeypatch, capsys):
         "def short(completions, **columns):\n    return [1.0 / (1 + len(text)) for text in completions]\n"
     )
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": text, "gold": "x"}) for text in "abcdef"))
-    small = "--use_cpu true --bf16 false --num_samples 2 --eval_rows 1 --report_to none --max_completion_length 4"
+    small = "--use_cpu true --bf16 false --samples 2 --eval_rows 1 --report_to none --max_completion_length 4"
     words = ["--task", "trl:short_reward:short", "--dataset", "rows.jsonl", "--success_at", "0.5", *small.split()]
     steps = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 4 --cold_start_steps 2 --output_dir run"
     assert train.main([*words, *steps.split()]) == 0
-    assert cli.main(["eval", *words, "--models", "trained=run", "--output_dir", "evaluated"]) == 0
+    assert cli.main(["eval", "trained=run", *words, "--out", "evaluated"]) == 0
     results = json.loads((tmp_path / "evaluated" / "evaluation.json").read_text())
     assert results["task"] == "short" and 0 < results["evaluations"][0]["metrics"]["reward"] <= 1
     capsys.readouterr()

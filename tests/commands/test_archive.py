@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks archive`: its table, its files, and what it does with folders that are not to be trusted."""
+"""`trl-grpo-tasks export --archive`: its table, its files, and folders that are not to be trusted."""
 
 import csv
 import json
@@ -12,7 +12,8 @@ from trl_grpo_tasks.registry import get_task
 
 
 def said(capsys, *words):
-    code = main(["archive", *map(str, words)])
+    first, *rest = map(str, words or ("",))
+    code = main(["export", *([first, "--archive"] if first else []), *rest])
     return code, *capsys.readouterr()
 
 
@@ -39,7 +40,7 @@ def test_the_table_has_the_best_in_order(toy_run, tmp_path, capsys):
     head, columns, *lines = out.splitlines()
     assert (code, err) == (0, "")
     assert head == "120 distinct successful answers, 30 of them stored; the best 3:"
-    assert columns.split() == ["rank", "score", "seen", "step", "prompt", "answer"]
+    assert columns.split() == ["number", "score", "seen", "step", "prompt", "answer"]
     assert [line.split() for line in lines] == [
         ["1", "100", "2", "1", "a0x", "a"], ["2", "99", "2", "2", "b1x", "bb"], ["3", "98", "2", "3", "c2x", "ccc"]
     ]  # fmt: skip
@@ -49,16 +50,16 @@ def test_the_table_has_the_best_in_order(toy_run, tmp_path, capsys):
 
 def test_files_of_a_built_in_task(brick_run, tmp_path, capsys):
     code, out, err = said(capsys, brick_run, "--out", tmp_path / "out")
-    assert (code, err) == (0, "") and out.endswith(f"files: {tmp_path / 'out'}\n")
+    assert (code, err) == (0, "") and out.endswith(f"files of 2 answers: {tmp_path / 'out'}\n")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    kinds = ("answer_{}.txt", "sample_{}.png", "sample_{}.ldr", "sample_{}.glb", "parts_{}.csv", "steps_{}.md")
+    kinds = ("sample_{}.txt", "sample_{}.png", "sample_{}.ldr", "sample_{}.glb")
     assert names == {"answers.jsonl"} | {kind.format(rank) for kind in kinds for rank in (1, 2)}
     stored = [json.loads(line) for line in (brick_run / "archive.jsonl").read_text().splitlines()]
     written = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
-    assert written == [{"rank": rank} | one for rank, one in enumerate(stored, 1)]
+    assert written == [{"number": rank} | one for rank, one in enumerate(stored, 1)]
     task = get_task("brick")
     for rank, one in enumerate(stored, 1):
-        assert (tmp_path / "out" / f"answer_{rank}.txt").read_text() == one["completion"]
+        assert (tmp_path / "out" / f"sample_{rank}.txt").read_text() == one["completion"]
         files = task.exports(one["row"], one["completion"])
         assert (tmp_path / "out" / f"sample_{rank}.ldr").read_text() == files["sample.ldr"]
         assert (tmp_path / "out" / f"sample_{rank}.png").read_bytes().startswith(b"\x89PNG")
@@ -72,7 +73,7 @@ def test_csv(toy_run, tmp_path, capsys):
     with open(tmp_path / "out" / "answers.csv", newline="") as file:
         (line,) = csv.DictReader(file)
     assert line == {
-        "rank": "1", "total": "100.0", "seen": "2", "first_step": "1", "prompt": "one two",
+        "number": "1", "total": "100.0", "seen": "2", "first_step": "1", "prompt": "one two",
         "completion": given["completion"], "canonical": "a",
     }  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_code_that_the_folder_names_is_not_run(toy_run, tmp_path, capsys):
     words = (toy_run, "--out", tmp_path / "out")
     code, _, err = said(capsys, *words)
     assert code == 2 and "names code to run or files to write (the task)" in err and len(err.splitlines()) == 1
-    assert f"trl-grpo-tasks archive {toy_run} --out {tmp_path / 'out'} --task tests.support.toy" in err
+    assert f"trl-grpo-tasks export {toy_run} --archive --out {tmp_path / 'out'} --task tests.support.toy" in err
     assert not (tmp_path / "out").exists()
     assert said(capsys, *words, "--task", "tests.support.toy")[0] == 0
     assert len(list((tmp_path / "out").glob("sample_*.html"))) == 20
@@ -110,19 +111,20 @@ def test_rows_that_the_task_never_made(brick_run, tmp_path, capsys):
     write_archive(brick_run, [answer(0, row={"prompt": "x", "world": "\x1b"}), *stored])
     code, out, _ = said(capsys, brick_run, "--out", tmp_path / "out")
     assert code == 0 and "answer 1: no files (" in out and "\x1b" not in out
-    assert (tmp_path / "out" / "answer_1.txt").is_file() and (tmp_path / "out" / "sample_2.ldr").is_file()
+    assert (tmp_path / "out" / "sample_1.txt").is_file() and (tmp_path / "out" / "sample_2.ldr").is_file()
     assert not (tmp_path / "out" / "sample_1.ldr").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none"], "none: folder not found"),
+        (["none"], "none: there is no such run folder or file"),
         (["RUN", "--top", "0"], "--top 0 must be at least 1"),
         (["RUN", "--format", "xml"], "xml"),
         (["RUN", "--outt", "x"], "unknown option --outt; did you mean --out?"),
         (["RUN", "--out", "RUN/archive.jsonl"], "--out "),
-        ([], "give RUN_DIR"),
+        (["RUN/archive.jsonl"], "archive.jsonl is a file; give the folder of a run"),
+        ([], "give RUN_OR_FILE"),
     ],
 )
 def test_mistakes_are_one_line(toy_run, capsys, words, message):

@@ -6,9 +6,10 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.commands.test_train import LORA, SMALL, results, train, words
+from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
-from trl_grpo_tasks.commands.compare import Candidate, rows_to_report
+from trl_grpo_tasks.commands.eval import Candidate, rows_to_report
 from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.report.run_folder import RunFolder
 from trl_grpo_tasks.task import short_hash
@@ -17,7 +18,7 @@ from trl_grpo_tasks.training.dataset import split_held_out
 BEST_BY = {"best_by": "reward", "eval_steps": 1, "save_steps": 50, "learning_rate": 1e-2}
 
 
-@pytest.mark.parametrize("options", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("options", exhaustive_but([LORA], [{}, LORA]), ids=["full", "lora"])
 def test_the_best_model_is_saved_evaluated_and_described(tmp_path, capsys, options):
     train(tmp_path / "run", **(options | BEST_BY | {"max_steps": 8}))
     out, folder = capsys.readouterr().out, tmp_path / "run"

@@ -11,7 +11,8 @@ import pytest
 from tests.support.paths import ROOT
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.arguments import AUTO, NEWEST, parse, read_command_line
+from trl_grpo_tasks.commands.arguments import parse, read_command_line
+from trl_grpo_tasks.commands.command_words import AUTO, NEWEST
 from trl_grpo_tasks.commands.recipes import describe_recipe, find_recipe, recipe_names
 from trl_grpo_tasks.files import check_local_path, looks_local
 from trl_grpo_tasks.registry import TASKS, find_task_class
@@ -30,14 +31,14 @@ def parsed(*words):
 # ---- the task
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "sweep"])
+@pytest.mark.parametrize("command", ["train", "eval"])
 def test_without_a_task_it_is_said_what_to_pass(capsys, command):
-    for words in ([], ["--steps", "3"]):
-        code, out, err = said(capsys, command, *words, *(["--search", "lr=1,2"] if command == "sweep" else []))
+    for words in ([], ["--steps", "3"], ["--search", "lr=1,2"]):
+        code, out, err = said(capsys, command, *words)
         assert code == 2 and out == "" and err.startswith("error: name a task or a recipe:\n")
-        assert (
-            f"trl-grpo-tasks {command} --config brick/single_gpu" in err and f"trl-grpo-tasks {command} brick" in err
-        )
+        first = "eval NAME=MODEL" if command == "eval" else "train"
+        task = f"{first} --task brick" if command == "eval" else "train brick"
+        assert f"trl-grpo-tasks {first} --config brick/single_gpu" in err and f"trl-grpo-tasks {task} " in err
         assert ", ".join(sorted(TASKS)) in err and f"'trl-grpo-tasks {command} -h'" in err
 
 
@@ -47,10 +48,9 @@ def test_a_recipe_without_a_task_is_said(my_task, capsys):
     assert code == 2 and "--config recipe.yaml names no task; give one: trl-grpo-tasks train TASK --config" in err
 
 
-@pytest.mark.parametrize("command", ["check", "score"])
-def test_commands_that_need_a_task_say_so(capsys, command):
-    code, _, err = said(capsys, command, *(["--input", "-"] if command == "score" else []))
-    assert code == 2 and f"name a task: trl-grpo-tasks {command} TASK" in err and "brick, infill" in err
+def test_check_needs_a_task(capsys):
+    code, _, err = said(capsys, "check")
+    assert code == 2 and "name a task: trl-grpo-tasks check TASK" in err and "brick, infill" in err
 
 
 def test_the_task_is_the_first_word_or_an_option(my_task, capsys):
@@ -102,7 +102,7 @@ def test_short_names_of_options(my_task, capsys):
 @pytest.mark.parametrize(
     ("given", "suggested"),
     [
-        ("--num_sample", "--num_samples"),
+        ("--sampels", "--samples"),
         ("--learning_rat", "--learning_rate"),
         ("--eval_row", "--eval_rows"),
         ("--constrian", "--constrain"),
@@ -171,12 +171,13 @@ def test_yes_no_options_decide_on_the_defaults_however_they_are_written(my_task)
 
 
 def test_recipes_are_listed_with_what_they_are(capsys):
-    code, out, _ = said(capsys, "recipes")
-    assert code == 0 and all(f"{name} " in out for name in recipe_names()) and max(map(len, out.splitlines())) <= 100
-    code, out, _ = said(capsys, "recipes", "brick")
-    listed = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
+    code, out, _ = said(capsys, "list")
+    assert code == 0 and set(recipe_names()) <= set(out.split())
+    code, out, _ = said(capsys, "list", "brick")
+    listed = [line.split()[0] for line in out.splitlines()[1:] if line.startswith("  brick/")]
     assert code == 0 and listed == recipe_names("brick") and "brick/single_gpu" in listed
-    code, _, err = said(capsys, "recipes", "bric")
+    assert "Expected: " in out and max(map(len, out.splitlines())) <= 100
+    code, _, err = said(capsys, "list", "bric")
     assert code == 2 and "no recipes for task 'bric' (did you mean 'brick'?)" in err
     assert all(describe_recipe(name) for name in recipe_names())
 
@@ -233,8 +234,8 @@ def test_a_misspelt_path_is_an_error_with_the_nearest_one(tmp_path, monkeypatch)
     ("words", "option"),
     [
         (["train", "my_task.py", "--model"], "--model"),
-        (["eval", "my_task.py", "--models"], "--models"),
-        (["generate", "my_task.py", "--text", "abc", "--model"], "--model"),
+        (["eval", "--task", "my_task.py", "--models"], "--models"),
+        (["solve", "--task", "my_task.py", "--text", "abc"], "model"),
         (["check", "prompts", "--prompts_file"], "--prompts_file"),
         (["check", "prompts", "--reward_model"], "--reward_model"),
         (["check", "theory", "--prompts_file"], "--prompts_file"),
@@ -274,25 +275,29 @@ def test_check_lists_what_it_checked(my_task, capsys):
 
 
 def test_tools_are_listed_and_run(capsys):
-    code, out, _ = said(capsys, "task")
-    assert code == 2 and "machine  show, survey, make-gold" in out and "prompts" not in out
+    code, out, _ = said(capsys, "tool")
+    assert code == 2 and "machine     show, survey, make-gold" in out and "prompts" not in out
+    assert "every TASK  score, export" in out
     for name, tools in {
         "machine": ["show", "survey", "make-gold"],
         "brick": ["metrics"],
         "theory": ["survey"],
-        "infill": ["show", "prepare-judge"],
+        "infill": ["prepare-judge"],
     }.items():
-        code, out, _ = said(capsys, "task", name)
+        code, out, _ = said(capsys, "tool", name)
         listed = {line.split()[0]: line.split(None, 1)[1] for line in out.splitlines()[2:]}
-        assert code == 0 and list(listed) == tools and all(text.endswith(".") for text in listed.values())
-    assert said(capsys, "task", "prompts") == (0, "task 'prompts' has no tools\n", "")
-    code, _, err = said(capsys, "task", "machine", "shw")
-    assert code == 2 and "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold" in err
-    code, _, err = said(capsys, "task", "prompts", "show")
-    assert code == 2 and "task 'prompts' has no tool 'show'; it has none" in err
-    code, _, err = said(capsys, "task", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")
+        assert (
+            code == 0
+            and list(listed) == [*tools, "score", "export"]
+            and all(text.endswith(".") for text in listed.values())
+        )
+    code, _, err = said(capsys, "tool", "machine", "shw")
+    assert code == 2 and "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold, " in err
+    code, _, err = said(capsys, "tool", "prompts", "show")
+    assert code == 2 and "task 'prompts' has no tool 'show'; its tools are: score, export" in err
+    code, _, err = said(capsys, "tool", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")
     assert code == 2 and "unknown option --judge_step (did you mean '--judge_steps'?)" in err
-    code, out, _ = said(capsys, "task", "theory", "survey", "--samples", "20")
+    code, out, _ = said(capsys, "tool", "theory", "survey", "--samples", "20")
     assert code == 0 and out.splitlines()[1].startswith("random walk")
 
 
@@ -305,8 +310,8 @@ def test_a_task_of_your_own_can_have_tools(my_task, capsys):
     tools = {"count": count}
 '''
     my_task.write_text(my_task.read_text().replace("    Options = MyOptions\n", "    Options = MyOptions\n" + tool))
-    assert said(capsys, "task", "my_task.py")[1].endswith("  count  Count words.\n")
-    assert said(capsys, "task", "my_task.py", "count", "a", "b") == (0, "2\n", "")
+    assert said(capsys, "tool", "my_task.py")[1].splitlines()[2] == "  count   Count words."
+    assert said(capsys, "tool", "my_task.py", "count", "a", "b") == (0, "2\n", "")
 
 
 def test_the_settings_of_a_run_say_constrain_and_editor(my_task):
@@ -321,37 +326,45 @@ def test_the_settings_of_a_run_say_constrain_and_editor(my_task):
 # ---- numbers
 
 SOLVE = ["solve", "tiny", "--task", "brick", "--text", "a table"]
-GENERATE = ["generate", "brick", "--model", "tiny", "--text", "a table"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([*SOLVE, "--samples", "0"], "--samples 0 must be at least 1"),
-        ([*SOLVE, "--temperature", "-1"], "--temperature -1.0 must be at least 0"),
-        ([*GENERATE, "--top_p", "2"], "top_p=2.0 must be above 0 and at most 1"),
-        ([*GENERATE, "--num_samples", "0"], "--num_samples 0 must be at least 1"),
-        (["play", "tiny", "--task", "brick", "--max_completion_length", "0"], "--max_completion_length 0 must be at"),
-        (["train", "brick", "--temperature", "-1"], "--temperature -1 must be at least 0"),
-        (["train", "brick", "--lr=-1e-3"], "--learning_rate -0.001 must be at least 0"),
-        (["train", "--config", "brick/paper", "--batch-size", "0"], "--per_device_train_batch_size 0 must be at"),
-        (["train", "--config", "wrong.yaml"], "--curriculum_advance 1.5 must be at most 1"),
-        (["train", "brick", "--steps", "-5"], "--max_steps -5 must be at least 1, or -1"),
-        (["train", "brick", "--steps", "0"], "--max_steps 0 must be at least 1, or -1"),
-        (["train", "brick", "--lr", "inf"], "--learning_rate inf must be finite"),
-        (["train", "brick", "--seed", str(2**70)], f"--seed {2**70} must be at most 4294967295"),
-        (["train", "brick", "--seed=-1"], "--seed -1 must be at least 0"),
-        (["train", "brick", "--num_train_epochs", "0"], "--num_train_epochs 0 must be above 0"),
-        (["eval", "brick", "--models", "tiny", "--num-samples=0"], "--num_samples 0 must be at least 1"),
-    ],
-)
-def test_wrong_numbers_are_found_before_slow_imports(words, message, tmp_path):
+WRONG_WORDS = [
+    ([*SOLVE, "--samples", "0"], "--samples 0 must be at least 1"),
+    ([*SOLVE, "--temperature", "-1"], "--temperature -1.0 must be at least 0"),
+    ([*SOLVE, "--top_p", "2"], "top_p=2.0 must be above 0 and at most 1"),
+    ([*SOLVE, "--all", "--samples", "0"], "--samples 0 must be at least 1"),
+    (["play", "tiny", "--task", "brick", "--max_completion_length", "0"], "--max_completion_length 0 must be at"),
+    (["train", "brick", "--temperature", "-1"], "--temperature -1 must be at least 0"),
+    (["train", "brick", "--lr=-1e-3"], "--learning_rate -0.001 must be at least 0"),
+    (["train", "--config", "brick/paper", "--batch-size", "0"], "--per_device_train_batch_size 0 must be at"),
+    (["train", "--config", "wrong.yaml"], "--curriculum_advance 1.5 must be at most 1"),
+    (["train", "brick", "--steps", "-5"], "--max_steps -5 must be at least 1, or -1"),
+    (["train", "brick", "--steps", "0"], "--max_steps 0 must be at least 1, or -1"),
+    (["train", "brick", "--lr", "inf"], "--learning_rate inf must be finite"),
+    (["train", "brick", "--seed", str(2**70)], f"--seed {2**70} must be at most 4294967295"),
+    (["train", "brick", "--seed=-1"], "--seed -1 must be at least 0"),
+    (["train", "brick", "--num_train_epochs", "0"], "--num_train_epochs 0 must be above 0"),
+    (["train", "brik"], "unknown task 'brik' (did you mean 'brick'?); tasks are: brick, infill,"),
+    (["eval", "tiny", "--task", "brick", "--samples=0"], "--samples 0 must be at least 1"),
+]
+
+
+def test_wrong_words_are_found_before_slow_imports(tmp_path):
+    """One new process for all of them, since an interpreter without torch takes a second to start."""
     (tmp_path / "wrong.yaml").write_text("task: brick\ncurriculum_advance: 1.5\n")
-    code = (
-        "from trl_grpo_tasks.commands.main import main; import sys; main(sys.argv[1:]); print('torch' in sys.modules)"
-    )
+    code = """
+import contextlib, io, json, sys
+from trl_grpo_tasks.commands.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(words)
+    print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
+"""
+    typed = json.dumps([words for words, _ in WRONG_WORDS])
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, cwd=tmp_path,
+        [sys.executable, "-c", code, typed], capture_output=True, text=True, check=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert message in done.stderr and done.stdout == "False\n", done.stderr
+    for (words, message), line in zip(WRONG_WORDS, done.stdout.splitlines(), strict=True):
+        status, said, has_torch = json.loads(line)
+        assert status == 2 and message in said and not has_torch, (words, said)

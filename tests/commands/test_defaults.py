@@ -11,7 +11,7 @@ from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.commands.recipes import FOLDER, read_recipe, recipe_names
 from trl_grpo_tasks.registry import TASKS, find_task_class
 from trl_grpo_tasks.task import Task
-from trl_grpo_tasks.training.options.config import TaskGRPOConfig
+from trl_grpo_tasks.training.config import TaskGRPOConfig
 
 
 def parsed(*words):
@@ -44,6 +44,9 @@ def test_models_that_a_run_made_of_the_embedded_model_are_of_its_kind(tmp_path):
     assert kind_of(given) == "tiny"
     own = type("Own", (Task,), {"name": "own", "tiny_defaults": {"cold_start_steps": 300}})
     assert layers(own, "tiny", given, None)[-1].values == {"cold_start_steps": 0}, "it has had one"
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "settings.json").write_text(json.dumps({"model": {"name": given["model_name_or_path"]}}))
+    assert kind_of({"models": f"model={tmp_path / 'later'}"}) == "tiny", "also of a second run"
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
@@ -110,7 +113,7 @@ def test_learning_rates_outside_the_range_of_their_kind_get_a_hint(kind):
 def test_recipes_for_the_embedded_model_set_all_options_that_its_defaults_change(name):
     recipe = read_recipe(str(FOLDER / f"{name}.yaml"))
     task = find_task_class(recipe["task"])
-    left_out = {"eval_rows", "num_samples", "reward_workers"}
+    left_out = {"eval_rows", "samples", "reward_workers"}
     for switch in ("cold_start_steps", "own_successes"):
         if recipe.get(switch) == 0:
             left_out |= {name for name in task.tiny_defaults if name.startswith(switch.removesuffix("_steps"))}

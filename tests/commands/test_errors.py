@@ -15,22 +15,22 @@ def mistake(words):
     raise ValueError("give a number")
 
 
-@pytest.mark.parametrize("words", [["tasks", "--debug"], ["--debug", "tasks"]])
+@pytest.mark.parametrize("words", [["list", "--debug"], ["--debug", "list"]])
 @pytest.mark.parametrize(("command", "place"), [(bug, 'int("no number")'), (mistake, "raise ValueError")])
 def test_debug_shows_where_an_error_was_raised(monkeypatch, capsys, command, place, words):
-    monkeypatch.setitem(cli.COMMANDS, "tasks", command)
+    monkeypatch.setitem(cli.COMMANDS, "list", command)
     assert cli.main(words) == 2
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and place in err and err.splitlines()[-1].startswith("error: ")
 
 
 def test_an_error_that_nobody_raised_says_how_to_find_it(monkeypatch, capsys):
-    monkeypatch.setitem(cli.COMMANDS, "tasks", bug)
-    assert cli.main(["tasks"]) == 2
+    monkeypatch.setitem(cli.COMMANDS, "list", bug)
+    assert cli.main(["list"]) == 2
     message = "invalid literal for int() with base 10: 'no number' (ValueError; --debug shows where)"
     assert capsys.readouterr().err == f"error: {message}\n"
-    monkeypatch.setitem(cli.COMMANDS, "tasks", mistake)
-    assert cli.main(["tasks"]) == 2 and capsys.readouterr().err == "error: give a number\n"
+    monkeypatch.setitem(cli.COMMANDS, "list", mistake)
+    assert cli.main(["list"]) == 2 and capsys.readouterr().err == "error: give a number\n"
 
 
 def test_train_takes_debug(capsys):

@@ -54,14 +54,15 @@ def test_an_answer_from_a_file(tmp_path, capsys):
     words = ("--task", "brick", "--text", "a table, world 8", "--out", tmp_path / "out", "--prompt_style", "full")
     code, out, err = said(capsys, tmp_path / "table.txt", *words)
     assert (code, err) == (0, "") and out == f"files of 1 answer: {tmp_path / 'out'}\n"
-    kinds = ["parts_1.csv", "sample_1.glb", "sample_1.ldr", "sample_1.png", "sample_1.txt", "steps_1.md"]
+    kinds = ["sample_1.glb", "sample_1.ldr", "sample_1.png", "sample_1.txt"]
     assert names(tmp_path / "out") == ["answers.jsonl", *kinds]
     files = task.exports(task.row_of("a table, world 8"), "2x4 (0,0,0)\n2x2 (0,1,1)\n")
-    for name in ("parts.csv", "sample.glb", "sample.ldr", "steps.md"):
+    for name in ("sample.glb", "sample.ldr"):
         written = (tmp_path / "out" / name.replace(".", "_1.")).read_bytes()
         assert written == (files[name] if isinstance(files[name], bytes) else files[name].encode())
 
 
+@pytest.mark.exhaustive
 def test_answers_from_a_jsonl_file(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = get_task("machine")
@@ -88,16 +89,17 @@ def test_the_report_links_to_the_files(toy_run, capsys):
     (toy_run / "exports" / "a'<b>_1.txt").write_text("x")
     text = write_report(toy_run, ToyTask()).read_text()
     assert "<a href='exports/sample_2.html'>sample_2.html</a>, <a href='exports/sample_2.txt'>" in text
-    assert "<a href='exports/a%27%3Cb%3E_1.txt'>a&#x27;&lt;b&gt;_1.txt</a>" in text
+    assert "<a href='exports/a%27%3Cb%3E_1.txt'>a&#39;&lt;b&gt;_1.txt</a>" in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["none"], "none: there is no such run folder or file"),
-        ([], "give RUN_DIR_OR_FILE"),
+        ([], "give RUN_OR_FILE"),
         (["RUN", "--top", "0", *TOY], "--top 0 must be at least 1"),
         (["RUN", "--text", "a"], "--text is for a file with one answer"),
+        (["RUN", "--format", "csv"], "--format csv is for the table of an archive; add --archive"),
         (["RUN", "--outt", "x"], "unknown option --outt; did you mean --out?"),
         (["RUN/results.json"], "name a task: trl-grpo-tasks export FILE --task TASK"),
         (["RUN/results.json", "--task", "brick"], "is an answer without a prompt; add --text"),

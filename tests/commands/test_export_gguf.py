@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks export --gguf`: the converted model is the model of the run; what is printed without a converter."""
+"""`trl-grpo-tasks export-model`: the converted model is the model of the run; what is printed without a converter."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def no_converter(monkeypatch, tmp_path):
 
 
 def said(capsys, *words):
-    code = main(["export", *map(str, words)])
+    code = main(["export-model", *map(str, words)])
     return code, *capsys.readouterr()
 
 
@@ -74,7 +74,7 @@ def check_same(file, run, tmp_path):
 def test_the_file_holds_the_model_of_the_run(kind, request, tmp_path, capsys, monkeypatch):
     run = request.getfixturevalue(kind)
     monkeypatch.setenv("LLAMA_CPP", str(CONVERTER))
-    code, out, err = said(capsys, run, "--gguf", "--gguf_type", "f32")
+    code, out, err = said(capsys, run, "--type", "f32")
     file = run / "gguf" / f"{run.name}-f32.gguf"
     assert code == 0 and "error" not in err and f"{file}: 0." in out and f"create {run.name.lower()} -f" in out
     assert sorted(path.name for path in file.parent.iterdir()) == ["Modelfile", file.name]
@@ -94,12 +94,12 @@ def test_the_converter_of_llama_cpp(tmp_path, capsys):
     config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.2, **sizes, **ends)
     LlamaForCausalLM(config).save_pretrained(run)
     tokenizer.save_pretrained(run)
-    assert said(capsys, run, "--gguf", "--gguf_type", "f32")[0] == 0
+    assert said(capsys, run, "--type", "f32")[0] == 0
     check_same(run / "gguf" / "run-f32.gguf", run, tmp_path)
 
 
 def test_without_a_converter_the_printed_commands_convert_the_model(adapter_run, tmp_path, capsys, no_converter):
-    code, out, err = said(capsys, adapter_run, "--gguf", "--gguf_type", "f32", "--out", tmp_path / "out")
+    code, out, err = said(capsys, adapter_run, "--type", "f32", "--out", tmp_path / "out")
     assert code == 3 and err == "" and "git clone --depth 1 https://github.com/ggml-org/llama.cpp" in out
     (command,) = [shlex.split(line) for line in out.splitlines() if "--outfile" in line]
     assert command[:2] == ["python", "llama.cpp/convert_hf_to_gguf.py"]
@@ -112,7 +112,7 @@ def test_a_converter_on_the_path_that_fails(run, tmp_path, capsys, monkeypatch, 
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nraise SystemExit('no such architecture')\n")
     program.chmod(0o755)
-    code, _, err = said(capsys, run, "--gguf")
+    code, _, err = said(capsys, run)
     assert code == 1 and f"converter failed (no such architecture); to see more: {program} {run} --outfile" in err
     assert [path.name for path in (run / "gguf").iterdir()] == ["Modelfile"]
 
@@ -132,7 +132,7 @@ def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, n
     tokenizer = AutoTokenizer.from_pretrained(run)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
     tokenizer.save_pretrained(run)
-    assert said(capsys, run, "--gguf")[0] == 3
+    assert said(capsys, run)[0] == 3
     text = (run / "gguf" / "Modelfile").read_text()
     assert text.startswith("FROM ./My_Run-q8_0.gguf\nPARAMETER temperature 1.0\n")
     assert "PARAMETER top_k 0\n" in text and 'PARAMETER stop "<|endoftext|>"\n' in text
@@ -144,13 +144,11 @@ def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, n
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("TINY", "--gguf"), "has the tokenizer of a tiny model, which llama.cpp does not know"),
-        (("BERT", "--gguf"), "is a masked language model, with which llama.cpp cannot generate"),
-        (("RUN", "--gguf", "--gguf_type", "q8"), "unknown --gguf_type 'q8'"),
-        (("RUN", "--gguf_type", "f16"), "--gguf_type is for a model; add --gguf"),
-        (("RUN", "--gguf", "--to", "verifiers"), "--gguf exports a model and --to a task; give one of them"),
-        (("RUN", "--gguf", "--task", "brick"), "--task and --text are for answers; with --gguf write"),
-        (("none", "--gguf"), "none: folder not found"),
+        (("TINY",), "has the tokenizer of a tiny model, which llama.cpp does not know"),
+        (("BERT",), "is a masked language model, with which llama.cpp cannot generate"),
+        (("RUN", "--type", "q8"), "unknown --type 'q8'"),
+        (("RUN", "--to", "verifiers"), "unknown option --to"),
+        (("none",), "none: folder not found"),
     ],
 )
 def test_wrong_options(run, tiny_path, bert_path, capsys, words, message):
@@ -161,4 +159,4 @@ def test_wrong_options(run, tiny_path, bert_path, capsys, words, message):
 
 def test_a_variable_that_names_no_converter(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
-    assert "there is no convert_hf_to_gguf.py" in said(capsys, run, "--gguf")[2]
+    assert "there is no convert_hf_to_gguf.py" in said(capsys, run)[2]

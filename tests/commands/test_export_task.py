@@ -1,4 +1,4 @@
-"""`export TASK --to LIBRARY`: what it writes is loaded by the library's own loaders and scores as the task does."""
+"""`tool TASK export --to LIBRARY`: the library's own loaders load what it writes, and it scores as the task does."""
 
 import importlib
 import tomllib
@@ -21,7 +21,7 @@ def task_file(tmp_path, monkeypatch):
 
 
 def export(task_file, library):
-    assert main(["export", task_file, "--to", library, "--out", "out", "--word_length", "3"]) == 0
+    assert main(["tool", task_file, "export", "--to", library, "--out", "out", "--word_length", "3"]) == 0
     return get_task(task_file, {"word_length": 3})
 
 
@@ -39,7 +39,7 @@ def test_files(task_file, tmp_path, capsys):
     ("words", "message"),
     [
         (["prompts", "--to", "verifires"], "did you mean 'verifiers'"),
-        (["prompts", "--to", "openenv", "--task", "prompts"], "export TASK --to openenv"),
+        (["prompts"], "give --to"),
         (["prompts", "--to", "openenv", "--no_such_option", "1"], "unknown option --no_such_option"),
         (["infill", "--to", "openenv"], "cannot be exported to openenv"),
         (["prompts", "--to", "openenv", "--out", "full"], "--out full is not empty"),
@@ -49,7 +49,7 @@ def test_mistakes_are_reported(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    assert main(["export", *words]) == 2
+    assert main(["tool", words[0], "export", *words[1:]]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -6,10 +6,11 @@ import pytest
 
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.arguments import ALIASES, RunArguments
+from trl_grpo_tasks.commands.arguments import RunArguments
+from trl_grpo_tasks.commands.command_words import ALIASES
 from trl_grpo_tasks.commands.help_screens import SCREENS
 from trl_grpo_tasks.registry import TASKS, get_task
-from trl_grpo_tasks.training.options.config import TaskGRPOConfig
+from trl_grpo_tasks.training.config import TaskGRPOConfig
 
 
 def said(capsys, *words):
@@ -27,14 +28,14 @@ def test_help_of_a_command_is_one_screen(capsys, command):
     assert short.startswith(f"usage: trl-grpo-tasks {command}")
     check_screen(short)
     assert said(capsys, command, "--help") == said(capsys, "help", command) == short
-    if command in ("train", "eval", "sweep"):
-        assert f"'trl-grpo-tasks {command} --help-all' lists every option." in short
+    if command in ("train", "eval"):
+        assert f"'trl-grpo-tasks {command} --help-all [WORD]' lists every option" in short
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "generate", "serve", "score", "check"])
+@pytest.mark.parametrize("command", ["train", "eval --task", "serve --task", "check", "tool"])
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_help_names_the_options_of_the_task(capsys, command, task):
-    text = said(capsys, command, task, "-h")
+    text = said(capsys, *command.split(), task, *(["score"] if command == "tool" else []), "-h")
     check_screen(text)
     assert f"options of task {task}:" in text
     assert all(f"--{name}" in text for name in vars(get_task(task).options))
@@ -51,6 +52,7 @@ def test_help_without_a_command_is_one_screen(capsys):
     check_screen(text)
     assert text == said(capsys, "-h") == said(capsys, "help") == said(capsys, "--help")
     assert all(f"\n  {command}" in text for command in cli.COMMANDS)
+    assert len(cli.COMMANDS) <= 13
 
 
 def test_version(capsys):
@@ -61,7 +63,15 @@ def test_version(capsys):
 
 def test_help_all_lists_every_option_ours_first(capsys):
     text = said(capsys, "train", "brick", "--help-all")
-    headings = ["the run:", "task brick:", "GRPO, added by this package:", "the model (TRL's", "training (TRL's"]
+    headings = [
+        "the run:",
+        "task brick:",
+        "GRPO, added by this package:",
+        "GRPO, added by this package: replay:",
+        "the model (TRL's",
+        "GRPO (TRL's",
+        "training (transformers'",
+    ]
     places = [text.index(f"\n{heading}") for heading in headings]
     assert places == sorted(places)
     for options in (RunArguments, TaskGRPOConfig, type(get_task("brick").options)):
@@ -73,13 +83,26 @@ def test_help_all_lists_every_option_ours_first(capsys):
     assert "--brick_levels" not in said(capsys, "train", "--help-all")
 
 
+@pytest.mark.parametrize("words", [["train", "brick"], ["solve", "--task", "brick"], ["tool", "brick", "score"]])
+def test_help_all_with_a_word_lists_what_is_about_it(capsys, words):
+    text = said(capsys, *words, "--help-all", "Max_Bricks")
+    assert "--max_bricks" in text and "--brick_levels" not in text and "--temperature" not in text
+
+
+def test_every_option_has_a_heading(capsys):
+    heading, lone = "", []
+    for line in said(capsys, "train", "brick", "--help-all").splitlines():
+        heading = line if line.endswith(":") and not line.startswith(" ") else heading
+        lone += [line] if line.startswith("  --") and not heading else []
+    assert lone == []
+
+
 def test_screens_name_options_that_exist(capsys):
     every = said(capsys, "train", "--help-all")
-    sweeps = ("--search", "--trials", "--metric")
     for parts in SCREENS.values():
         for option in parts["options"]:
             name = option.split()[0]
-            assert name in ("--config", *sweeps) or f"{name} " in every or f"{name}\n" in every, name
+            assert name in ("--config", "RUN_OR_MODEL") or f"{name} " in every or f"{name}\n" in every, name
     assert all(f"{alias} " in every for alias in ALIASES)
 
 
@@ -96,7 +119,7 @@ def test_help_of_train_py(capsys, monkeypatch):
 def test_help_of_a_tool_is_one_screen(capsys, monkeypatch, task, tool):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as end:
-        raise SystemExit(cli.main(["task", task, tool, "-h"]))
+        raise SystemExit(cli.main(["tool", task, tool, "-h"]))
     text = capsys.readouterr().out
-    assert end.value.code == 0 and text.startswith(f"usage: trl-grpo-tasks task {task} {tool}")
+    assert end.value.code == 0 and text.startswith(f"usage: trl-grpo-tasks tool {task} {tool}")
     check_screen(text)

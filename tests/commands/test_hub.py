@@ -3,12 +3,11 @@
 import json
 import os
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from tests.commands.test_train import LORA, ROOT, TASK, words
+from tests.support import forked
 from tests.support.hub_server import Hub
 
 SECRET = "hf_verysecretverysecret"
@@ -18,22 +17,20 @@ WEIGHTS = {"config.json", "generation_config.json", "model.safetensors"}
 
 
 def environment(endpoint, cwd):
-    """HF_ENDPOINT is read when the client is imported, so each run has a process of its own."""
+    """HF_ENDPOINT is read once per process, so each run has a process of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
 
 def train(endpoint, cwd, token=SECRET, **options):
     hub = {"push_to_hub": True, "hub_model_id": "user/letters"} | ({"hub_token": token} if token else {})
-    command = [sys.executable, str(ROOT / "train.py"), *words(cwd / "run", **hub, **LORA, **options)]
-    done = subprocess.run(
-        command, env=environment(endpoint, cwd), cwd=cwd, capture_output=True, text=True, timeout=240
-    )
+    typed = words(cwd / "run", **hub, **LORA, **options)
+    done = forked.python(ROOT / "train.py", *typed, env=environment(endpoint, cwd), cwd=cwd)
     files = [path for path in (cwd / "run").rglob("*") if path.is_file()]
     return done, {path.relative_to(cwd / "run").as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_model_arrives_intact_at_the_second_try(tmp_path):
     """The Hub fails for a moment, when the files are uploaded and only the commit is left."""
     with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
@@ -54,16 +51,15 @@ def test_the_model_arrives_intact_at_the_second_try(tmp_path):
     assert hub.requests.count("POST /api/models/user/letters/commit/main") == 2, "it is pushed once, at the end"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_push_that_fails_loses_nothing(tmp_path):
     with Hub(SECRET, refuse="/commit/") as hub:
         done, files = train(hub.url, tmp_path)
         assert hub.repos["user/letters"] == {}
         hub.refuse = None
         typed = shlex.split(done.stderr.split("to try again: trl-grpo-tasks ")[1])
-        command = [sys.executable, "-m", "trl_grpo_tasks.commands.main", *typed, "--task", TASK]
-        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET, "PYTHONPATH": str(ROOT)}
-        subprocess.run(command, env=again, check=True, capture_output=True, timeout=120)
+        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET}
+        forked.python("-m", "trl_grpo_tasks.commands.main", *typed, "--task", TASK, env=again, check=True)
     assert hub.repos["user/letters"]["model.safetensors"] == files["merged/model.safetensors"]
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -73,7 +69,7 @@ def test_a_push_that_fails_loses_nothing(tmp_path):
     assert {"adapter_model.safetensors", "results.json", "report.html", "training_metrics.jsonl"} <= set(files)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("problem", ["nobody listens", "wrong token", "no token"])
 def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     with Hub("another token") as hub:
@@ -86,7 +82,7 @@ def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     assert way_out in line and "train without --push_to_hub" in line
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
     """The Hub fails for good after the repository was made; every save would push."""
     with Hub(SECRET, refuse="/commit/", status=503) as hub:
@@ -102,7 +98,7 @@ def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
     assert [one["step"] for one in saved if "loss" in one] == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checkpoints_are_pushed_complete(tmp_path):
     """transformers pushes a checkpoint before our state is in it."""
     with Hub(SECRET) as hub:

@@ -47,7 +47,7 @@ def test_a_second_run_is_refused_and_told_who_is_there(tmp_path, capsys, holder)
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert run.main(words(tmp_path / "run")) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'run'} is in use by another run" in line and "choose another --output_dir" in line
+    assert f"{tmp_path / 'run'} is in use by another run" in line and "choose another --out" in line
     assert f"(process {holder.pid} on {socket.gethostname()})" in line
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before == [".train.lock"]
     with locked(tmp_path / "run", "eval"):  # which writes files of its own

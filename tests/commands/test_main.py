@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.paths import ROOT
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import plan
 from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.commands.arguments import AUTO, NEWEST, parse
+from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.commands.command_words import AUTO, NEWEST
 from trl_grpo_tasks.models import checkpoints
 from trl_grpo_tasks.registry import TASKS, get_task
 
@@ -23,9 +25,11 @@ def command(*words, cwd, stdin=""):
     """`trl-grpo-tasks ...` in a process of its own, as the console script does it: without its folder on the path."""
     script = "import sys; from trl_grpo_tasks.commands.main import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=cwd, input=stdin, env=environment, capture_output=True, text=True
-    )
+    if stdin:
+        new = [sys.executable, "-c", script, *words]
+        done = subprocess.run(new, cwd=cwd, input=stdin, env=environment, capture_output=True, text=True)
+    else:
+        done = forked.python("-c", script, *words, cwd=cwd, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -43,10 +47,10 @@ def test_importing_the_package_is_fast():
     assert done.stdout.strip() == "[]"
 
 
-def test_tasks_lists_names_versions_and_descriptions(capsys):
-    code, out, _ = said(capsys, cli.main, "tasks")
-    assert code == 0 and len(out.splitlines()) == len(TASKS)
-    for line, name in zip(out.splitlines(), sorted(TASKS), strict=True):
+def test_list_has_names_versions_and_descriptions(capsys):
+    code, out, _ = said(capsys, cli.main, "list")
+    assert code == 0 and len(out.splitlines()) == 2 * len(TASKS)
+    for line, name in zip(out.splitlines()[::2], sorted(TASKS), strict=True):
         task = get_task(name)
         assert line.split()[:2] == [name, task.version] and task.description in line
 
@@ -54,7 +58,7 @@ def test_tasks_lists_names_versions_and_descriptions(capsys):
 def test_usage_and_unknown_commands(capsys):
     for words in ([], ["--help"], ["-h"]):
         code, out, _ = said(capsys, cli.main, *words)
-        assert code == 0 and all(f"  {name}" in out for name in ("tasks", "train", "eval", "score", "check", "new"))
+        assert code == 0 and all(f"  {name}" in out for name in ("list", "train", "eval", "tool", "check", "new"))
     code, _, err = said(capsys, cli.main, "trian")
     assert code == 2 and "unknown command 'trian'" in err and "train" in err
 
@@ -83,7 +87,7 @@ def test_score_prints_a_line_each_and_reports_bad_ones_by_number(my_task, capsys
             {"row": ROW, "completion": "\ud800 é"},
         )
     )
-    code, out, err = said(capsys, cli.main, "score", "--task", "my_task.py", "--input", "in.jsonl")
+    code, out, err = said(capsys, cli.main, "tool", "my_task.py", "score", "--input", "in.jsonl")
     right, partly, unscored, strange = (json.loads(line) for line in out.splitlines())
     assert code == 1
     assert right == {
@@ -107,7 +111,7 @@ def test_score_reads_standard_input_and_needs_no_torch(tmp_path):
     row = {"prompt": "1+1=", "rewards": {"exact": 1.0}, "answer": "2"}
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-m", "trl_grpo_tasks.commands.main", "score", "--task", "prompts", "--input", "-"],
+        [sys.executable, "-m", "trl_grpo_tasks.commands.main", "tool", "prompts", "score", "--input", "-"],
         input=lines({"row": row, "completion": "2"}), env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -116,7 +120,7 @@ def test_score_reads_standard_input_and_needs_no_torch(tmp_path):
 
 def test_score_takes_the_options_of_the_task(my_task, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines({"row": ROW, "completion": "cba"})))
-    words = ["score", "--task", "my_task.py", "--input", "-"]
+    words = ["tool", "my_task.py", "score", "--input", "-"]
     assert said(capsys, cli.main, *words, "--word_length", "6")[0] == 0
     code, _, err = said(capsys, cli.main, *words, "--word_lenght", "6")
     assert code == 2 and "did you mean --word_length?" in err
@@ -125,7 +129,7 @@ def test_score_takes_the_options_of_the_task(my_task, capsys, monkeypatch):
 
 
 def test_score_ends_what_takes_too_long(task_file, tmp_path):
-    words = ["score", "--task", task_file, "--input", "-", "--reward_timeout", "1.5"]
+    words = ["tool", task_file, "score", "--input", "-", "--reward_timeout", "1.5"]
     given = lines(*({"row": {"prompt": "?", "x": 2}, "completion": text} for text in ("hang", "exit", "well")))
     code, out, err = command(*words, cwd=tmp_path, stdin=given)
     hung, gone, well = (json.loads(line) for line in out.splitlines())
@@ -150,7 +154,7 @@ def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
     ]
     text = lines(*({"row": row, "completion": completion} for row, completion in given))
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    code, out, err = said(capsys, cli.main, "score", "--task", "prompts", "--input", "-")
+    code, out, err = said(capsys, cli.main, "tool", "prompts", "score", "--input", "-")
     told = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and err == ""
     assert [one["total"] for one in told] == [1, 0, 0.5, 3, 1, None, None, None, None]
@@ -163,13 +167,13 @@ def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
 
 
 def test_score_of_what_is_not_there(my_task, capsys):
-    code, _, err = said(capsys, cli.main, "score", "--task", "my_task.py", "--input", "none.jsonl")
+    code, _, err = said(capsys, cli.main, "tool", "my_task.py", "score", "--input", "none.jsonl")
     assert code == 2 and "none.jsonl: this file does not exist" in err
-    code, _, err = said(capsys, cli.main, "score", "--task", "promts", "--input", "none.jsonl")
+    code, _, err = said(capsys, cli.main, "tool", "promts", "score", "--input", "none.jsonl")
     assert code == 2 and "did you mean 'prompts'?" in err
-    code, _, err = said(capsys, cli.main, "score", "--task", "none.py", "--input", "none.jsonl")
+    code, _, err = said(capsys, cli.main, "tool", "none.py", "score", "--input", "none.jsonl")
     assert code == 2 and "task file 'none.py' does not exist" in err
-    code, _, err = said(capsys, cli.main, "score", "--task", "none.such", "--input", "none.jsonl")
+    code, _, err = said(capsys, cli.main, "tool", "none.such", "score", "--input", "none.jsonl")
     assert code == 2 and "task module 'none.such' cannot be found" in err
 
 
@@ -186,7 +190,7 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
     assert "class OtherWordTask" in Path("other_word.py").read_text()
 
 
-def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
+def test_short_answers_of_a_new_task_are_shown(my_task, capsys):
     prepare = "\n    def prepare(self, seed, say=print):\n        say(f'seed {seed}')\n"
     my_task.write_text(my_task.read_text() + prepare)
     # In a worker: what a score does to its process does not end the command.
@@ -195,38 +199,38 @@ def test_generate_shows_short_answers_of_a_new_task(my_task, capsys):
         my_task.read_text().replace(scored, f"open('scored_by', 'w').write(str(os.getpid()))\n        {scored}")
     )
     my_task.write_text("import os\n" + my_task.read_text())
-    words = ["--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
-    code, out, _ = said(capsys, cli.main, "generate", "--task", "my_task.py", *words)
-    written = Path("generated/sample_1.txt").read_text()
-    assert code == 0 and f"sample 1: {written!r}; valid; expected 'cba'\n" in out
+    words = ["tiny", "--text", "abc", "--samples", "1", "--all"]
+    code, out, _ = said(capsys, cli.main, "solve", *words, "--task", "my_task.py")
+    written = Path("solved/sample_1.txt").read_text()
+    assert code == 0 and f"  1. {written!r}; valid; expected 'cba'; score " in out
     assert int(Path("scored_by").read_text()) != os.getpid()
-    run_dir = Path("generated/base_model")  # with what a run leaves beside its model
+    run_dir = Path("solved/base_model")  # with what a run leaves beside its model
     settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
     settings["training"] = {"seed": 7}
-    words[1] = str(run_dir)
-    code, _, err = said(capsys, cli.main, "generate", *words)
+    words[0] = str(run_dir)
+    code, _, err = said(capsys, cli.main, "solve", *words)
     assert code == 2 and "is not a run, neither a folder nor on the Hub; name the task too" in err
     (run_dir / "settings.json").write_text(json.dumps(settings))
-    out = said(capsys, cli.main, "generate", *words, "--task", "my_task.py")[1]
+    out = said(capsys, cli.main, "solve", *words, "--task", "my_task.py")[1]
     assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
-    code, _, err = said(capsys, cli.main, "generate", *words, "--word_length", "4")
-    assert code == 2 and "--word_length: to set options of a task, name it with --task" in err
+    code, _, err = said(capsys, cli.main, "solve", *words, "--word_length", "4")
+    assert code == 2 and "--word_length; to set options of a task, name it with --task" in err
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--output_dir", "my_task.py"], "--output_dir my_task.py: "),
+        (["--out", "my_task.py"], "--out my_task.py: "),
         (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
         (["--reward_timeout", "0"], "--reward_timeout 0.0 must be above 0"),
         (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
         (["--rollout_batch_size", "0"], "--rollout_batch_size 0 must be at least 1"),
     ],
 )
-def test_generate_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
-    words = ["--task", "my_task.py", "--model_name_or_path", "tiny", "--text", "abc", "--num_samples", "1"]
-    code, _, err = said(capsys, cli.main, "generate", *words, *given)
-    assert code == 2 and message in err and not Path("generated").exists()
+def test_solve_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
+    words = ["tiny", "--task", "my_task.py", "--text", "abc", "--samples", "1"]
+    code, _, err = said(capsys, cli.main, "solve", *words, *given)
+    assert code == 2 and message in err and not Path("solved").exists()
 
 
 def test_what_the_disk_refuses_is_one_line(my_task, capsys):
@@ -279,11 +283,33 @@ def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
     file = tmp_path / "half.py"
     file.write_text(
         "from trl_grpo_tasks import Task\n\n\nclass Half(Task):\n"
-        "    name, version, description, weights = 'half', '1', 'No gold yet.', {'a': 1.0}\n\n"
+        "    name, version, description, weights = 'half', '1', 'No score yet.', {'a': 1.0}\n\n"
         "    def dataset(self, split, size, seed):\n        return [{'prompt': split}]\n"
     )
     code, _, err = said(capsys, cli.main, "check", "--task", str(file))
-    assert code == 2 and err == "error: task 'half' must define gold(row)\n"
+    assert code in (1, 2) and "task 'half' must define score(row, completion)" in err and len(err.splitlines()) == 1
+
+
+def test_a_verifier_is_a_task(tmp_path, monkeypatch, capsys):
+    """Without gold and bad answers, checks say what they leave out, and the default cold start is left out."""
+    monkeypatch.chdir(tmp_path)
+    assert said(capsys, cli.main, "new", "verifier", "--no-gold")[0] == 0
+    code, out, err = said(capsys, cli.main, "check", "verifier.py")
+    assert code == 0 and "gold answers: no row has one" in out, (out, err)
+    short = [
+        "--max_steps",
+        "1",
+        "--eval_rows",
+        "2",
+        "--train_rows",
+        "8",
+        "--reward_workers",
+        "0",
+        "--report_to",
+        "none",
+    ]
+    code, out, err = said(capsys, cli.main, "train", "verifier.py", *short)
+    assert code == 0 and "no cold start: task 'verifier' knows no answers" in out, (out, err)
 
 
 def test_a_task_in_a_package_of_the_current_folder(my_task):
@@ -385,7 +411,7 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--config"], "--config needs a value"),
         (["--task", "prompts"], "--task is given twice; give it once"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
-        (["--num_samples", "0"], "--num_samples 0 must be at least 1"),
+        (["--samples", "0"], "--samples 0 must be at least 1"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
         (["--num_generations", "0"], "--num_generations 0 must be at least 2"),
         (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0 must be at least 1"),
@@ -407,8 +433,8 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--component_weights", '{"success": NaN}'], "the weight of 'success' must be a number, got nan"),
         (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
         (["--output_dir", "my_task.py/out"], "my_task.py is not a writable folder; choose another"),
-        (["--output_dir", ""], "--output_dir is empty"),
-        (["--output_dir", "/proc/x"], "--output_dir /proc/x: /proc is not a writable folder; choose another"),
+        (["--output_dir", ""], "--out is empty"),
+        (["--output_dir", "/proc/x"], "--out /proc/x: /proc is not a writable folder; choose another"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: this folder does not exist"),
         (
             ["--resume_from_checkpoint", "."],
@@ -499,7 +525,7 @@ def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     assert started[2].resume_from_checkpoint == NEWEST
     code, _, err = said(capsys, run.main, *words)
     assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
-    assert "--resume_from_checkpoint" in err and "another --output_dir" in err
+    assert "--resume_from_checkpoint" in err and "another --out" in err
     Path("other/checkpoint-2").mkdir(parents=True)
     Path("other/checkpoint-2/trainer_state.json").write_text("{}")
     code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint", "other/checkpoint-2")
@@ -512,7 +538,7 @@ def test_a_model_is_not_overwritten(my_task, capsys, name):
     Path("mine").mkdir()
     Path("mine", name).write_text("{}")
     code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine")
-    assert code == 2 and f"mine holds a model ({name})" in err and "another --output_dir" in err
+    assert code == 2 and f"mine holds a model ({name})" in err and "another --out" in err
     code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine", "--resume_from_checkpoint",
                         "auto")  # fmt: skip
     assert code == 2 and f"mine holds a model ({name})" in err  # there is no checkpoint, so the run would start
@@ -534,7 +560,8 @@ def test_a_constraint_that_these_options_do_not_have_is_an_error(my_task, capsys
     text = my_task.read_text()
     start = text.index("    def constraint(")
     my_task.write_text(text[:start] + none + text[text.index("    def tiny(") :])
-    code, out, err = said(capsys, cli.main, command, "my_task.py", "--constrain")
+    words = ["my_task.py"] if command == "train" else ["tiny", "--task", "my_task.py"]
+    code, out, err = said(capsys, cli.main, command, *words, "--constrain")
     assert code == 2 and "task 'my_task' has no constraint with these options" in err and "cold start" not in out
 
 

@@ -91,7 +91,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_page_is_served_until_it_is_stopped_and_leaves_no_folder(run, tmp_path, capfd, monkeypatch, number):
     pytest.importorskip("gradio")

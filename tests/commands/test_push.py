@@ -4,14 +4,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
+from tests.support import forked
 from tests.support.hub_server import Hub
 from tests.support.paths import ROOT
 from tests.support.run_folders import before_and_after, write_run
@@ -64,7 +63,7 @@ def set_base(run, base):
 
 def python(hub, cwd, *words, token=None):
     env = environment(hub.url, cwd) | {"PYTHONPATH": str(ROOT)} | ({"HF_TOKEN": token} if token else {})
-    return subprocess.run([sys.executable, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=240)
+    return forked.python(*words, env=env, cwd=cwd)
 
 
 def push(hub, run, *words, token=SECRET):
@@ -76,7 +75,7 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
     settings = json.loads((full_run / "settings.json").read_text())
     settings["task"]["options"] = {"api_key": "key-of-an-older-version"}
@@ -106,7 +105,7 @@ def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
     settings = json.dumps({"task": {"name": "brick"}, "training": {}}).encode()
     code = "import sys; from trl_grpo_tasks.report.run_folder import local_run; print(*map(local_run, sys.argv[1:]))"
@@ -128,7 +127,7 @@ def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
     assert "ValueError: the run user/cut_off could not be downloaded from the Hub" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, tmp_path, tiny_path):
     from trl_grpo_tasks.models.loading import load_model
 
@@ -159,7 +158,7 @@ def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, t
     assert 'subfolder="merged"' not in hub.repos["user/letters"]["README.md"].decode(), "it was not uploaded"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_upload_that_failed_is_repeated_without_sending_weights_again(full_run):
     with Hub(SECRET, refuse="/commit/", status=403) as hub:
         done = push(hub, full_run, token=None)
@@ -208,7 +207,7 @@ def test_the_adapter_of_a_tiny_model_is_merged(adapter_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
-        ("remove", (), "letters: folder not found; give the --output_dir of a run"),
+        ("remove", (), "letters: folder not found; give the folder of a run"),
         ("no model", (), "holds no final model: a run writes it when it ends"),
         ("training", (), "is still being trained (process"),
         ("no report", (), "has no report.html; write it first: trl-grpo-tasks report"),

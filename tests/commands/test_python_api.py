@@ -71,6 +71,7 @@ def test_a_run_from_python_is_the_run_of_the_command_line(recipe_file, tmp_path)
     assert not list((tmp_path / "python").glob(".*.lock"))
 
 
+@pytest.mark.exhaustive
 def test_a_second_call_resumes(recipe_file, tmp_path):
     options = {"output_dir": tmp_path / "run", "resume_from_checkpoint": "auto"}
     train_recipe(load_recipe(recipe_file, max_steps=2, lr_scheduler_type="constant", **options))

@@ -28,11 +28,9 @@ def test_a_run_and_what_is_made_of_it(my_task, capsys):
         assert main([*command, "--task", "my_task.py"]) == 0
     assert "<ol class=turns>" in Path("run/report.html").read_text()
     assert MARK not in Path("run/exports/sample_1.html").read_text()  # the files are those of the last turn
-    code, out, err = said(capsys, main, "generate", "my_task.py", "--model", "run", "--text", "abc")
+    code, out, err = said(capsys, main, "solve", "run", "--task", "my_task.py", "--text", "abc", "--all")
     assert code == 0 and "turns " in out, err
-    code, out, err = said(
-        capsys, main, "eval", "my_task.py", *SHORT, *TURNS, "--models", "run", "--output_dir", "compared"
-    )
+    code, out, err = said(capsys, main, "eval", "run", "--task", "my_task.py", *SHORT, *TURNS, "--out", "compared")
     assert code == 0 and "up to 2 turns" in out, err
 
 

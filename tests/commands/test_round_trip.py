@@ -9,13 +9,14 @@ from safetensors.torch import load
 
 from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
 from tests.commands.test_train import LORA, words
+from tests.support import forked
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.paths import ROOT
 from tests.support.quantised import needs_bitsandbytes, save_sharp
 from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.models.tiny import save_tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 LOG_PROBS = "print(json.dumps(model.eval()(torch.tensor([[3, 4, 5, 6, 7, 8]])).logits.log_softmax(-1).tolist()))"
 TRAIN = f"""
@@ -29,12 +30,13 @@ LOAD = f"""
 import json, sys, torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-kind = AutoPeftModelForCausalLM if sys.argv[2] == "adapter" else AutoModelForCausalLM
 four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-options = {{"quantization_config": four}} if sys.argv[3] == "4" else {{}}
-model = kind.from_pretrained(sys.argv[1], dtype="float32", **options)
+options = {{"quantization_config": four}} if sys.argv[2] == "4" else {{}}
+for kind, name in ((sys.argv[1], "user/letters"), ("full", "user/base")):
+    auto = AutoPeftModelForCausalLM if kind == "adapter" else AutoModelForCausalLM
+    model = auto.from_pretrained(name, dtype="float32", **options)
+    {LOG_PROBS}
 assert "trl_grpo_tasks" not in sys.modules and "trl" not in sys.modules
-{LOG_PROBS}
 """
 PREPARE = """
 import sys
@@ -52,13 +54,16 @@ def base_files(tmp_path):
     return {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()}
 
 
-def run(hub, folder, code, *arguments, **variables):
+def run(hub, folder, code, *arguments, python=forked.python, **variables):
     folder.mkdir(exist_ok=True)
     env = environment(hub.url, folder) | {"HF_TOKEN": SECRET, "PYTHONPATH": str(ROOT)} | variables
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=240)
+    done = python("-c", code, *arguments, env=env, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
+
+
+def new_interpreter(*words, **options):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=240, **options)
 
 
 def difference(one, other):
@@ -72,14 +77,11 @@ def test_others_load_what_was_pushed_and_get_the_same_log_probs(base_files, tmp_
     options |= {"cold_start_steps": 6, "cold_start_learning_rate": 1e-2, "max_steps": 2, "beta": 0.1}
     options |= {} if kind == "full" else LORA
     options |= {"load_in_4bit": True} if kind.startswith("4") else {}
-    what = [*(["full"] if kind == "full" else ["adapter"]), kind[0]]
+    what = ["full" if kind == "full" else "adapter", kind[0]]
     with Hub(SECRET) as hub:
         hub.repos["user/base"] = base_files
         trained = run(hub, tmp_path / "ours", TRAIN, *words("run", **options))[-1]
-        loaded, base = (
-            run(hub, tmp_path / "theirs", LOAD, *which, PYTHONPATH="")[-1]
-            for which in (("user/letters", *what), ("user/base", "full", kind[0]))
-        )
+        *_, loaded, base = run(hub, tmp_path / "theirs", LOAD, *what, python=new_interpreter, PYTHONPATH="")
         pushed = dict(hub.repos["user/letters"])
         if kind == "lora":
             # Rewards of one step may all be equal; gold answers always change the adapter.

@@ -27,7 +27,7 @@ def evaluation(name, share, rows=60, seed=0):
 
 
 def run_arguments(cold_start_steps):
-    return RunArguments(cold_start_steps=cold_start_steps, num_samples=SAMPLES)
+    return RunArguments(cold_start_steps=cold_start_steps, samples=SAMPLES)
 
 
 @pytest.mark.parametrize("steps, place", [(100, "run/cold_start"), (0, "me/model")])

@@ -58,7 +58,7 @@ def refusal(capsys, *words):
 
 
 def test_the_server_has_the_processor_the_task_and_what_trl_needs(started, capsys):
-    words = "serve brick --model tiny --max_bricks 7 --attach false -- --dtype float32 --enforce-eager"
+    words = "serve tiny --task brick --max_bricks 7 --attach false -- --dtype float32 --enforce-eager"
     main(words.split())
     ((served, environment),) = started
     assert served[0] == sys.executable and served[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
@@ -88,7 +88,7 @@ def test_weights_are_transferred_between_gpus_only(has_gpu, monkeypatch, tiny_pa
 
 def test_the_printed_command_trains_the_same_task_with_the_server(started, capsys):
     options = ["--max_bricks", "7", "--attach", "false", "--world_dim", "8", "--brick_levels", "stack", "small"]
-    main(["serve", "brick", "--model", "tiny", "--port", "8123", *options])
+    main(["serve", "tiny", "--task", "brick", "--port", "8123", *options])
     typed = shlex.split(capsys.readouterr().out.partition("train with: ")[2])
     assert typed[:2] == ["trl-grpo-tasks", "train"]
     task, _, args, model = parse(typed[2:])
@@ -101,7 +101,7 @@ def test_the_printed_command_trains_the_same_task_with_the_server(started, capsy
 
 
 def test_a_server_on_all_addresses_is_reached_by_the_name_of_the_machine(started, capsys):
-    main(["serve", "brick", "--model", "tiny", "--host", "0.0.0.0"])
+    main(["serve", "tiny", "--task", "brick", "--host", "0.0.0.0"])
     assert value_of(started[0][0], "--host") == "0.0.0.0"
     assert f"--vllm_server_host {socket.gethostname()} " in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_a_recipe_gives_the_task_its_options_and_the_model(started, capsys, tmp_
 
 def test_a_task_file_is_served_by_its_full_path(my_task, started):
     my_task.write_text(my_task.read_text().replace("word_length", "length_of_words"))  # nothing by the template's name
-    main(["serve", "my_task.py", "--model", "tiny", "--length_of_words", "3"])
+    main(["serve", "tiny", "--task", "my_task.py", "--length_of_words", "3"])
     ((words, _),) = started
     record = ServedTask.from_config(json.loads(value_of(words, "--additional-config")))
     assert record.task == str(my_task) and record.options["length_of_words"] == 3
@@ -170,8 +170,8 @@ def test_words_after_two_dashes_are_passed_on():
         ("--additional-config.a 1", "it holds the task"),
         ("--logprobs-mode raw_logprobs", "the trainer needs processed_logprobs"),
         ("--max-logprobs 5", "the trainer needs any number"),
-        ("--revision v2", "give it to --model"),
-        ("--tokenizer other", "give it to --model"),
+        ("--revision v2", "give it first"),
+        ("--tokenizer other", "give it first"),
         ("--host 0.0.0.0", "--host after --: give it before --"),
         ("--dtype auto --port 1", "--port after --: give it before --"),
         ("--model other", "give it before --"),
@@ -179,7 +179,7 @@ def test_words_after_two_dashes_are_passed_on():
     ],
 )
 def test_options_of_vllm_that_collide_are_refused(words, message, capsys):
-    assert message in refusal(capsys, "brick", "--model", "tiny", "--", *words.split())
+    assert message in refusal(capsys, "tiny", "--task", "brick", "--", *words.split())
 
 
 @pytest.mark.parametrize(
@@ -201,22 +201,23 @@ def test_without_vllm_the_message_says_what_to_install(monkeypatch, capsys):
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(command, "version", missing)
-    assert "vLLM is not installed" in refusal(capsys, "brick", "--model", "tiny")
+    assert "vLLM is not installed" in refusal(capsys, "tiny", "--task", "brick")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--model tiny", "name a task: trl-grpo-tasks serve TASK"),
-        ("brik --model tiny", "unknown task 'brik' (did you mean 'brick'?)"),
-        ("mine.py --model tiny", "mine.py' does not exist"),
-        ("brick", "give --model"),
+        ("tiny", "tiny is not the folder of a run; name the task too: trl-grpo-tasks serve tiny --task TASK"),
+        ("brick --model tiny", "serve takes the model first: trl-grpo-tasks serve tiny --task brick"),
+        ("tiny --task brik", "unknown task 'brik' (did you mean 'brick'?)"),
+        ("tiny --task mine.py", "mine.py' does not exist"),
+        ("--task brick", "give RUN_OR_MODEL"),
         ("--config brick/nothing", "--config brick/nothing: there is no recipe of this name"),
-        ("brick --model tiny --port many", "--port 'many' must be a whole number"),
-        ("brick --model tiny --max_brick 3", "unknown option --max_brick; did you mean --max_bricks?"),
-        ("brick --model tiny --gpu-memory-utilization 0.5", "unknown option --gpu-memory-utilization"),
-        ("brick --model ./missing", "--model ./missing: this path does not exist"),
-        ("infill --model tiny", "task 'infill' trains a masked language model with these options, and vLLM runs only"),
+        ("tiny --task brick --port many", "--port 'many' must be a whole number"),
+        ("tiny --task brick --max_brick 3", "unknown option --max_brick; did you mean --max_bricks?"),
+        ("tiny --task brick --gpu-memory-utilization 0.5", "unknown option --gpu-memory-utilization"),
+        ("./missing --task brick", "--model ./missing: this path does not exist"),
+        ("tiny --task infill", "task 'infill' trains a masked language model with these options, and vLLM runs only"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(words, message, capsys):
@@ -225,12 +226,12 @@ def test_mistakes_are_refused_in_one_line(words, message, capsys):
 
 def test_a_task_without_a_constraint_is_refused(tiny_path, monkeypatch, capsys):
     monkeypatch.setattr(ToyTask, "constraint", lambda self, tokenizer: None)
-    said = refusal(capsys, "tests.support.toy", "--model", tiny_path)
+    said = refusal(capsys, tiny_path, "--task", "tests.support.toy")
     assert "task 'toy' has no constraint with these options; choose options with one, or train without" in said
 
 
 def test_a_masked_language_model_is_refused(bert_path, capsys):
-    assert "the task needs a causal language model" in refusal(capsys, "brick", "--model", bert_path)
+    assert "the task needs a causal language model" in refusal(capsys, bert_path, "--task", "brick")
 
 
 def test_an_adapter_is_served_merged(tiny_path, tmp_path, monkeypatch):
@@ -251,5 +252,5 @@ def test_a_model_with_too_few_outputs_is_refused(tmp_path, capsys):
     save_tiny(task.tiny(), tmp_path / "small")
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"vocab_size": 5}))
-    said = refusal(capsys, "tests.support.toy", "--model", str(tmp_path / "small"))
+    said = refusal(capsys, str(tmp_path / "small"), "--task", "tests.support.toy")
     assert "the model has only 5 outputs" in said

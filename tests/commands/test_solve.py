@@ -47,7 +47,7 @@ def test_solved_requests_exit_with_0_and_leave_files_that_other_commands_read(ea
         assert Path(f"solved/sample_{answer['number']}.txt").read_text() == answer["completion"]
         assert Path(f"solved/sample_{answer['number']}.html").is_file()
     assert answers[0]["row"]["word"] == "xab"
-    code, out, _ = said(capsys, "score", "my_task.py", "--input", "solved/answers.jsonl")
+    code, out, _ = said(capsys, "tool", "my_task.py", "score", "--input", "solved/answers.jsonl")
     assert code == 0 and [json.loads(line)["success"] for line in out.splitlines()] == [True, True]
     code, out, _ = said(capsys, "export", "solved/answers.jsonl", "--task", "my_task.py", "--out", "again")
     assert code == 0 and Path("again/sample_2.txt").read_text() == answers[1]["completion"]
@@ -159,7 +159,9 @@ def test_hostile_text_is_printed_safely(easy, capsys):
         (("--text", "a", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
         (("--text", "a", "--top", "0"), "--top 0 must be at least 1"),
         (("--text", "a", "--seconds", "0"), "--seconds 0 must be more than 0"),
-        (("--text", "a", "--output_dir", "my_task.py"), "--output_dir my_task.py"),
+        (("--text", "a", "--out", "my_task.py"), "--out my_task.py"),
+        (("--text", "a", "--output_dir", "x"), "--output_dir is now: --out DIR"),
+        (("--text", "a", "--all", "--seconds", "1"), "--all draws a fixed number; give one of them"),
         (("--text", "a", "--reward_timeout", "0"), "--reward_timeout 0"),
         (("--text", "a", "--editor", "x"), "has no editors"),
         (("--text", "a", "--vllm_server_url", "here"), "give an address such as"),

@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks status`."""
+"""`trl-grpo-tasks report --status`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from trl_grpo_tasks.commands.main import main
 
 
 def said(capsys, *folders):
-    assert main(["status", *map(str, folders)]) == 0
+    assert main(["report", "--status", *map(str, folders)]) == 0
     return capsys.readouterr().out
 
 
@@ -56,10 +56,10 @@ def test_several_runs_and_an_evaluation(tmp_path, capsys):
     assert text.count("finished:") == 1 and "evaluation only" in text
 
 
-@pytest.mark.parametrize(("words", "complaint"), [([], "give RUN_DIR"), (["missing"], "missing: folder not found")])
+@pytest.mark.parametrize(("words", "complaint"), [([], "give RUN"), (["missing"], "missing: folder not found")])
 def test_wrong_words(tmp_path, capsys, monkeypatch, words, complaint):
     monkeypatch.chdir(tmp_path)
-    assert main(["status", *words]) == 2
+    assert main(["report", "--status", *words]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_hostile_files_are_printed_safely_or_refused(tmp_path, capsys):
     text = said(capsys, folder)
     assert "\x1b" not in text and "red\\nline" in text
     (folder / "outcome.json").write_text("[]")
-    assert main(["status", str(folder)]) == 2
+    assert main(["report", "--status", str(folder)]) == 2
     assert "outcome.json is damaged: its content must be an object" in capsys.readouterr().err
 
 

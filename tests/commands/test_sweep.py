@@ -48,33 +48,33 @@ BASE = ["--task", "tests.support.toy", "--use_cpu", "true"]
         (["--search", "bta=0..1"], "unknown option --bta; did you mean --beta?"),
         (["--search", "num_generations=4,7"], "must be divisible"),
         (["--search", "seed=1..4", "--seed", "3"], "--seed is both searched and given"),
-        (["--search", "seed=1..4", "--output_dir", __file__], "is not a writable folder"),
+        (["--search", "seed=1..4", "--out", __file__], "is not a writable folder"),
         (
-            ["--search", "seed=1..4", "--metric", "sucess"],
-            "--metric sucess: evaluations have no such metric; their metrics are: ",
+            ["--search", "seed=1..4", "--search_metric", "sucess"],
+            "--search_metric sucess: evaluations have no such metric; their metrics are: ",
         ),
         (["--search", "seed=1..4", "seed=5,6"], "give each option once"),
-        (["--search", "seed=1..4", "--trials", "0"], "--trials 0 must be at least 1"),
+        (["--search", "seed=1..4", "--search_trials", "0"], "--search_trials 0 must be at least 1"),
         (["--search", "seed=1..4", "--eval_before_and_after", "false"], "a sweep compares evaluations after GRPO"),
         (["--search", "seed=1..4", "--push_to_hub", "true"], "runs of a sweep cannot be pushed"),
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(tmp_path, capsys, options, message):
-    assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path / "sweep"), *options]) == 2
+    assert cli.main(["train", *BASE, "--out", str(tmp_path / "sweep"), *options]) == 2
     err = capsys.readouterr().err
     assert message in err and len(err.splitlines()) == 1 and not (tmp_path / "sweep").exists()
 
 
 def test_a_run_is_not_taken_for_the_folder_of_a_sweep(tmp_path, capsys):
     (tmp_path / "settings.json").write_text("{}")
-    assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path), "--search", "seed=1..4"]) == 2
+    assert cli.main(["train", *BASE, "--out", str(tmp_path), "--search", "seed=1..4"]) == 2
     assert f"{tmp_path} holds a run" in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", ["valid", "reward", "match", "pass@4", "tokens", "seconds"])
 def test_metrics_of_an_evaluation_are_taken(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sweep._Sweep, "run", lambda _: 0)
-    assert cli.main(["sweep", *BASE, "--output_dir", str(tmp_path), "--search", "seed=1..4", "--metric", name]) == 0
+    assert cli.main(["train", *BASE, "--out", str(tmp_path), "--search", "seed=1..4", "--search_metric", name]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +97,12 @@ def stopped_and_finished(tmp_path_factory):
 
     options = words("", eval_rows=6, max_steps=3)
     del options[options.index("--output_dir") : options.index("--output_dir") + 2]
-    searched = ["--search", "learning_rate=1e-4..1e-1:log", "advantage_estimator=grpo,rloo", "--metric", "reward"]
-    command = ["sweep", *options, *searched, "--trials", "4", "--output_dir", str(folder)]
+    searched = ["--search", "learning_rate=1e-4..1e-1:log", "advantage_estimator=grpo,rloo"]
+    command = ["train", *options, *searched, "--search_metric", "reward", "--search_trials", "4", "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "_run", in_this_process)
         codes = [cli.main(command), cli.main(command), cli.main(command)]
-        other = cli.main([*command[:-4], "--trials", "4", "--metric", "success", "--output_dir", str(folder)])
+        other = cli.main([*command[:-4], "--search_trials", "4", "--search_metric", "success", "--out", str(folder)])
     return folder, tried, codes, other
 
 
@@ -140,7 +140,7 @@ def test_a_trial_that_was_stopped_in_its_last_evaluation_begins_again(tmp_path, 
     monkeypatch.setattr(sweep, "_run", stopped_once)
     options = words("", eval_rows=6, max_steps=3)
     del options[options.index("--output_dir") : options.index("--output_dir") + 2]
-    command = ["sweep", *options, "--search", "seed=1,2", "--trials", "1", "--output_dir", str(tmp_path / "sweep")]
+    command = ["train", *options, "--search", "seed=1,2", "--search_trials", "1", "--out", str(tmp_path / "sweep")]
     assert [cli.main(command), cli.main(command)] == [130, 1] and found == [False, False]
 
 

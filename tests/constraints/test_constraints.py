@@ -6,7 +6,6 @@ The oracle is a finite set of texts: a token is allowed if and only if some text
 import itertools
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -230,23 +229,6 @@ def is_accepted(state, token):
     return True
 
 
-def test_regular_expression_allows_what_python_matches():
-    pattern = r"(1?[0-9]|20)x[24](,-?1)?"
-    texts = {
-        text
-        for length in range(8)
-        for text in map("".join, itertools.product("0124x,-", repeat=length))
-        if re.fullmatch(pattern, text)
-    }
-    digits = {f"{left}x{right}{tail}" for left in range(21) for right in (2, 4) for tail in ("", ",1", ",-1")}
-    assert {text for text in digits if not re.search("[356789]", text)} == texts
-    for tokenizer in (MAKES["byte_level"], MAKES["byte_level_digits_apart"]):
-        constraint = GrammarConstraint(tokenizer, Grammar.regex(pattern))
-        chance = random.Random(3)
-        for _ in range(5):
-            walk(constraint, digits, chance.choice)
-
-
 def test_json_schema_allows_exactly_its_instances():
     fields = {"a": ["pé", 'q"'], "n": list(range(8, 13)), "b": [True, False]}
     properties = {"a": {"enum": fields["a"]}, "n": {"type": "integer", "minimum": 8, "maximum": 12}}
@@ -315,14 +297,6 @@ def test_a_grammar_of_any_text_allows_all_text_and_nothing_else():
 
 
 # Choice trees
-
-
-def test_one_token_that_reaches_the_same_node_at_two_positions():
-    tree = [[("1", 1), ("11", 1)], [("x", None), ("1", 2)], [("y", None)]]
-    vocabulary = Vocabulary([None, b"1", b"11", b"x", b"y", b"1x"], eos=0)
-    constraint = ChoiceTreeConstraint(vocabulary, lambda row: 0, tree.__getitem__)
-    for seed in range(20):
-        walk(constraint, {"1x", "11y", "11x", "111y"}, random.Random(seed).choice)
 
 
 def test_dead_end_nodes_are_dropped_or_reported():

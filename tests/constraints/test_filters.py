@@ -14,6 +14,7 @@ from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.base import pack, pack_ids, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
+from trl_grpo_tasks.training.groups import RolloutGroups
 
 FILTERS = st.builds(
     SamplingFilters,
@@ -75,7 +76,10 @@ def test_mask_table_round_trip_in_every_storage_format(vocabulary, sets, complem
         assert table.ids(number).tolist() == other.ids(there).tolist() == again.ids(number).tolist() == ids
         assert np.flatnonzero(unpack(table.words([number])[0], vocabulary)).tolist() == ids
         assert table.counts(np.array([number])) == [len(ids)]
+        narrow = table.number_of(pack_ids(ids, vocabulary)[: max(ids) // 32 + 1])  # of a tokenizer with fewer tokens
+        assert narrow == number
     assert table.ids(FREE).tolist() == list(range(vocabulary)) and table.words([]).shape[0] == 0
+    assert table.number_of(None) == table.number_of(pack_ids(range(vocabulary), vocabulary)) == FREE
 
 
 def test_kept_sets_take_little_memory():
@@ -125,7 +129,7 @@ def test_kept_set_is_recorded_and_used_for_scoring(tiny_path, tmp_path, options,
     model = trainer.model.double()
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=attention).logits.double().numpy() / 0.8
-    table, length = trainer._tables["train"], output["completion_ids"].shape[1]
+    table, length = trainer.generation.tables["train"], output["completion_ids"].shape[1]
     constraint, filtered = LettersConstraint(trainer._tokenizer), 0
     for row in range(len(ids)):
         tokens = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
@@ -196,7 +200,7 @@ def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
     rewards = torch.tensor([ToyTask().score(row, text).total for text in texts], dtype=torch.float64)
     exact = torch.autograd.grad((probabilities * rewards).sum(), list(model.parameters()), allow_unused=True)
 
-    table = trainer._tables.start("train", outputs)
+    table = trainer.generation.tables.start("train", outputs)
     batch = len(completions)
     padding = [[0] * (2 - len(ids)) for ids, _ in completions]
     inputs = {
@@ -251,17 +255,16 @@ def test_replayed_groups_keep_their_recorded_masks(tiny_path, tmp_path):
     trainer.model.train()
     examples = [trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)]
     first = trainer._generate_and_score_completions(examples)
-    group, size = trainer._replay._groups[-1], trainer.num_generations
+    group, size = trainer.extras["replay"].state._groups[-1], trainer.num_generations
     rows = zip(first["mask_numbers"][-size:], first["completion_mask"][-size:].bool(), strict=True)
-    wanted = [
-        [set(trainer._tables["train"].ids(number).tolist()) for number in row[mask].tolist()] for row, mask in rows
-    ]
+    table = trainer.generation.tables["train"]
+    wanted = [[set(table.ids(number).tolist()) for number in row[mask].tolist()] for row, mask in rows]
     with torch.no_grad():
         for p in trainer.model.parameters():
             p.add_(torch.randn_like(p))
     second = trainer._generate_and_score_completions(examples)
-    trainer._put_groups(second, [(0, group, 1.0)], size)
-    table = trainer._tables["train"]
+    RolloutGroups(trainer, second, []).put([(0, group, 1.0)], size)
+    table = trainer.generation.tables["train"]
     for j in range(size):
         numbers = second["mask_numbers"][j, : len(wanted[j])].tolist()
         assert [set(table.ids(number).tolist()) for number in numbers] == wanted[j]

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, pack_ids
+from trl_grpo_tasks.constraints import (
+    ChoiceTreeConstraint,
+    Grammar,
+    GrammarConstraint,
+    OneSpelling,
+    ThinkThen,
+    pack_ids,
+)
 from trl_grpo_tasks.constraints import shared as shared_module
 from trl_grpo_tasks.constraints.base import FORCED_LIMIT, unpack
 from trl_grpo_tasks.constraints.shared import SharedStates
@@ -68,6 +75,8 @@ CONSTRAINTS = {
     "spelled tree": OneSpelling(TOKENIZER, TREE),
     "bricks": brick_constraint(TOKENIZER, world=3, max_bricks=3, canonical=True),
     "spelled bricks": OneSpelling(TOKENIZER, brick_constraint(TOKENIZER, world=2, max_bricks=4, form="pivot")),
+    "thought, spelled grammars": ThinkThen(TOKENIZER, OneSpelling(TOKENIZER, GRAMMARS), [": ", "))"], most_tokens=4),
+    "thought, tree": ThinkThen(TOKENIZER, TREE, "@@", least_tokens=1),
     "another author's": CountingConstraint(),
 }
 

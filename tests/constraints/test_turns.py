@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from tests.constraints.test_workers import started
+from tests.support.enumerated import every_completion
+from tests.support.exhaustive import exhaustive_but
 from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
-from tests.support.toy_repair import AdvisingToy, conversations
+from tests.support.toy_repair import AdvisingToy
 from trl_grpo_tasks.constraints import replay, unpack
-from trl_grpo_tasks.constraints.replayed import ReplayedStates, replay_all
+from trl_grpo_tasks.constraints.rebuilt import ReplayedStates, replay_all
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint, join_turns, split_turns
@@ -57,6 +59,10 @@ def chat_tokenizer():
 
 def toy_constraint(tokenizer, turns=2):
     return RepairTask(AdvisingToy(), turns, 0.9, True).constraint(tokenizer)
+
+
+def conversations(constraint, row):
+    return [ids for ids, _ in every_completion(constraint, row)]
 
 
 # ---- the text of a conversation
@@ -192,7 +198,7 @@ def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(mod
 
 
 @pytest.mark.parametrize("held_by", ["this process", "workers"])
-@pytest.mark.parametrize("is_free", [False, True])
+@pytest.mark.parametrize("is_free", exhaustive_but([False], [False, True]))
 def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, held_by, is_free, monkeypatch):
     """Completions and masks are those of turns that are scored one at a time. Some ends are forced, others sampled."""
     task = RepairTask(AdvisingToy(), 3, 0.9, not is_free)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.constraints.test_shared import CONSTRAINTS, PATTERNS, TOKENIZER, tokens_of
+from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint
 from trl_grpo_tasks.constraints import workers as workers_module
 from trl_grpo_tasks.constraints.shared import SharedStates
@@ -27,8 +28,14 @@ def started(constraint):
     return workers
 
 
-@pytest.mark.parametrize("kind", ["spelled tree", "spelled bricks"])
-def test_workers_agree_with_independent_states(kind):
+def assert_ended(processes):
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@pytest.mark.parametrize("kind", exhaustive_but(["spelled tree"], ["spelled tree", "spelled bricks", "thought, tree"]))
+def test_workers_agree_with_independent_states_and_end_when_nobody_uses_them(kind):
     constraint, rng = CONSTRAINTS[kind], np.random.default_rng(0)
     workers = started(constraint)
     for _ in range(2):  # the workers serve several rollouts
@@ -73,6 +80,10 @@ def test_workers_agree_with_independent_states(kind):
                 assert states.numbers([1]) == [FREE]
                 written[1] = []
                 append(1, states.start([1], [rows[1]])[0])
+    processes = [process.pid for process in workers._processes]
+    del workers, states
+    gc.collect()
+    assert_ended(processes)
 
 
 class WideState:
@@ -105,6 +116,7 @@ class WideConstraint:
         return WideState(row["text"])
 
 
+@pytest.mark.exhaustive
 def test_two_groups_of_slots_with_the_same_workers():
     """Several requests may be outstanding, in any order of waiting; long ones do not block."""
     constraint, table = WideConstraint(), MaskTable(WIDE)
@@ -152,9 +164,7 @@ def test_errors_deaths_and_the_end_of_workers():
     assert not workers.ready
     del workers, states
     gc.collect()
-    for process in processes:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
+    assert_ended(processes)
 
 
 def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
@@ -169,16 +179,6 @@ def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
         time.sleep(0.05)
     states.start([7], [{}])
     assert set(TOKENIZER.convert_ids_to_tokens(table.ids(states.numbers([7])[0]).tolist())) == {"1", "10", "1x"}
-
-
-def test_workers_end_when_nobody_uses_them():
-    workers = started(CONSTRAINTS["bricks"])
-    processes = [process.pid for process in workers._processes]
-    del workers
-    gc.collect()
-    for process in processes:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
 
 
 def test_a_constraint_that_cannot_be_sent_stays_in_this_process():

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_train import results, words
 from tests.evaluation.test_evaluate import ROWS, TASK
+from tests.support.exhaustive import exhaustive_but
 from tests.support.forked import launch
-from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.rewards.executor import RewardExecutor
@@ -26,23 +25,6 @@ state = PartialState(cpu=True)
 for name, kept in (("anew", None), ("kept", folder + "/samples.jsonl")):
     evaluation, written = evaluated(model, kept)
     Path(folder, f"{name}-{state.process_index}.json").write_text(json.dumps([evaluation.as_dict(), written]))
-"""
-
-RUN = """
-import json, sys
-from pathlib import Path
-from trl_grpo_tasks.commands import train as run
-from trl_grpo_tasks.evaluation.sampler import CompletionSampler
-words, folder = json.loads(sys.argv[1])
-sample, written = CompletionSampler.sample, []
-def counted(self, rows, editor=None):
-    written.append(len(rows))
-    return sample(self, rows, editor)
-CompletionSampler.sample = counted
-code = run.main(words)
-from accelerate import PartialState
-Path(folder, f"written-{PartialState().process_index}.json").write_text(json.dumps(written))
-sys.exit(code)
 """
 
 
@@ -65,8 +47,7 @@ def timeless(evaluation):
     return evaluation | {"metrics": {k: v for k, v in evaluation["metrics"].items() if k != "seconds"}}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", exhaustive_but([2], [2, 3]))
 def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, processes):
     file = tmp_path / "samples.jsonl"
     whole, written = evaluated(tiny_path, file)
@@ -80,14 +61,3 @@ def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, proces
         for evaluation, _ in done:
             assert timeless(evaluation) == timeless(json.loads(json.dumps(whole.as_dict())))
     assert len(file.read_text().splitlines()) == 24
-
-
-@pytest.mark.slow
-def test_the_eval_command_shares_the_rows(tmp_path):
-    """160 samples in batches of 64; the untrained model is the same in both folders."""
-    options = {"eval_rows": 40, "num_samples": 4, "eval_only": True}
-    assert run.main(words(tmp_path / "one", **options)) == 0
-    launch(RUN, 2, [words(tmp_path / "two", **options), str(tmp_path)], tmp_path / "launched")
-    assert [json.loads((tmp_path / f"written-{i}.json").read_text()) for i in range(2)] == [[64, 32], [64]]
-    one, two = (results(tmp_path / name, "evaluation.json")["model"] for name in ("one", "two"))
-    assert timeless(one) == timeless(two)

@@ -28,7 +28,7 @@ class Server:
         handler = type("Handler", (Handler,), {"server_state": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
     def completions(self, body):
         generator = torch.Generator().manual_seed(body["seed"])
@@ -144,30 +144,30 @@ def test_what_a_server_refuses_is_one_message(server, tiny_path):
         solver(ROW)
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "no JSON",
-        "[" * 100_000,
-        "null",
-        "[]",
-        '{"choices": null}',
-        '{"choices": [1]}',
-        '{"choices": [{}]}',
-        '{"choices": [{"token_ids": null}]}',
-        '{"choices": [{"token_ids": ["a"]}]}',
-        '{"choices": [{"token_ids": [1e9]}]}',
-        '{"choices": [{"token_ids": [-1]}]}',
-        '{"choices": [{"token_ids": [123456789]}]}',
-        '{"choices": []}',
-        '{"choices": [{"token_ids": [5]}]}',
-    ],
-)
-def test_a_reply_that_is_malformed_or_has_too_few_completions_is_an_error(server, tiny_path, monkeypatch, reply):
+MALFORMED = [
+    "no JSON",
+    "[" * 100_000,
+    "null",
+    "[]",
+    '{"choices": null}',
+    '{"choices": [1]}',
+    '{"choices": [{}]}',
+    '{"choices": [{"token_ids": null}]}',
+    '{"choices": [{"token_ids": ["a"]}]}',
+    '{"choices": [{"token_ids": [1e9]}]}',
+    '{"choices": [{"token_ids": [-1]}]}',
+    '{"choices": [{"token_ids": [123456789]}]}',
+    '{"choices": []}',
+    '{"choices": [{"token_ids": [5]}]}',
+]
+
+
+def test_replies_that_are_malformed_or_have_too_few_completions_are_errors(server, tiny_path, monkeypatch):
     with solver_at(server, tiny_path) as solver:
-        monkeypatch.setattr(Handler, "do_POST", lambda self: self.reply_text(reply))
-        with pytest.raises(ServerError, match="/v1/completions is not that of a vLLM server"):
-            solver.sample(ROW, 2)
+        for reply in MALFORMED:
+            monkeypatch.setattr(Handler, "do_POST", lambda self, reply=reply: self.reply_text(reply))
+            with pytest.raises(ServerError, match="/v1/completions is not that of a vLLM server"):
+                solver.sample(ROW, 2)
 
 
 @pytest.mark.parametrize("reply", ["<html>", "[]", '{"data": []}', '{"vllm_config": 3}'])

@@ -1,6 +1,5 @@
 """Solver: budgets, ranking, what cannot be judged, the same seed; scripted samplers with known odds, and a model."""
 
-import math
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -75,29 +74,10 @@ def test_batches_grow_and_the_budget_of_samples_is_exact(samples, sizes):
     assert solution.failures == {"no": solution.samples} and solution.answers[0].drawn == solution.samples
 
 
-def test_the_number_of_batches_until_success_is_geometric():
-    """The chance of a batch is known: 1 - (1 - p)^size. Counted over seeds, and compared by chi-squared."""
-    p, runs, sizes = 1 / 12, 400, [8, 16, 32, 8]
-    ended = Counter()
-    for seed in range(runs):
-        solver, sampler = scripted(number_below(12), seed=seed)
-        solution = solver("7", 64)
-        ended[len(sampler.sizes) if solution.solved else "never"] += 1
-        assert solution.solved == (solution.answers[0].completion == "7")
-    left, expected = 1.0, {}
-    for batch, size in enumerate(sizes, 1):
-        expected[batch] = runs * left * (1 - (1 - p) ** size)
-        left *= (1 - p) ** size
-    expected["never"] = runs * left
-    assert math.isclose(sum(expected.values()), runs)
-    rare = [key for key, count in expected.items() if count < 5]
-    cells = [(ended[key], count) for key, count in expected.items() if key not in rare]
-    cells.append((sum(ended[key] for key in rare), sum(expected[key] for key in rare)))
-    assert sum((seen - count) ** 2 / count for seen, count in cells) < 16.27  # 3 degrees of freedom, p = 0.001
-
-
-def test_a_verifier_that_accepts_one_answer_of_n_is_satisfied_by_enough_samples():
-    solver, _ = scripted(number_below(200), seed=3)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_verifier_that_accepts_one_answer_of_n_is_satisfied_by_enough_samples(seed):
+    """Batches have random numbers of their own: if they repeated those of the first, most answers were never drawn."""
+    solver, _ = scripted(number_below(200), seed=seed)
     solution = solver("123", 5000)
     assert solution.solved and solution.answers[0].completion == "123" and solution.stopped == "an answer was accepted"
     assert sum(answer.drawn for answer in solution.answers) == solution.samples

@@ -12,7 +12,7 @@ from tests.support.pt_file import CHARACTERS, CONTEXT, hidden_states, judge_scor
 from trl_grpo_tasks.models.char_encoder import GENERATOR, JUDGE, convert_pt
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.models.masked_policy import MaskedPolicy
-from trl_grpo_tasks.rewards.judge import load_judge
+from trl_grpo_tasks.rewards.classifier import load_judge
 
 MASK = len(CHARACTERS)
 TEXTS = ["To be, or not to be", "a", "What's in a name?" * 2]

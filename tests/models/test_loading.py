@@ -146,6 +146,9 @@ def test_incomplete_models_are_built_again(tmp_path):
 
 
 def test_missing_models_are_reported(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise ConnectionError("nobody listens")
+
     class Large(Task):
         name = "large"
 
@@ -162,6 +165,7 @@ def test_missing_models_are_reported(tmp_path, monkeypatch):
         prepare_model("owner/name", ToyTask(), tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("trl_grpo_tasks.models.loading.use_cache_if_unreachable", lambda: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refused)
     assert prepare_model("owner/name", ToyTask(), tmp_path) == "owner/name"  # the Hub is asked later
     assert list(tmp_path.iterdir()) == []
 
@@ -201,22 +205,16 @@ def test_spaces_are_not_cleaned_up_where_transformers_would_only_warn(tokenizer,
     assert loaded.decode(ids) == plain.decode(ids) == ("10,1" if cleans else "10 ,1")
 
 
-def test_bf16_is_fast_on_recent_gpus_only(monkeypatch):
+def test_half_precision_is_bf16_on_recent_gpus_and_fp16_on_others(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not is_bf16_fast()
+    assert fast_half_precision() is None and not is_bf16_fast()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, fast in (((7, 5), False), ((8, 0), True), ((9, 0), True)):  # T4, A100, H100
+    # P40, V100, T4, A100, H100
+    for capability, half in (
+        ((6, 1), None), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        assert is_bf16_fast() is fast
-
-
-def test_half_precision_is_fp16_on_gpus_that_have_no_bf16(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert fast_half_precision() is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, half in (((6, 1), None), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")):  # P40, V100, T4
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        assert fast_half_precision() == half
+        assert fast_half_precision() == half and is_bf16_fast() == (half == "bf16")
 
 
 # ---- cold start

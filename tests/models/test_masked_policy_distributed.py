@@ -14,7 +14,7 @@ trainer = TaskGRPOTrainer(model, args=config(output_dir, **options), task=FillTa
 # Every fill is a function of its prompt, the step and its position in the gathered batch. The policy still fills the
 # prompts, and the replacement for each fill is chosen from the tokens that could have been sampled: those that
 # the filters kept or, without filters, all letters.
-fill = trainer._policy.fill
+fill = trainer.generation.masked_policy.fill
 def deterministic_fill(model, prompt_ids, table=None):
     done = fill(model, prompt_ids, table)
     first = trainer.accelerator.process_index * len(prompt_ids) + 5 * trainer.state.global_step
@@ -23,11 +23,11 @@ def deterministic_fill(model, prompt_ids, table=None):
             may = range(5, 10) if table is None else table.ids(done.masks[i][t]).tolist()
             row[t] = may[(3 * (first + i) + t) % len(may)]
     return done
-trainer._policy.fill = deterministic_fill
+trainer.generation.masked_policy.fill = deterministic_fill
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "more",
     [{"top_p": 0.9}, {"fill_steps": 2, "guard": "match", "guard_floor": 1.0}],

@@ -8,7 +8,7 @@ import pytest
 from tests.support.paths import ROOT
 from trl_grpo_tasks.models.gguf import convert_gguf
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer, model_config
-from trl_grpo_tasks.rewards.judge import check_judge, load_judge
+from trl_grpo_tasks.rewards.classifier import check_judge, load_judge
 
 CODE = """
 from pathlib import Path

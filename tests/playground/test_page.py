@@ -5,10 +5,12 @@ import random
 import re
 import sys
 import zipfile
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.played import MOST_TOKENS, save_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.playground.models import AFTER, BEFORE, Models, initial_model
@@ -45,7 +47,7 @@ def test_requests_are_texts_or_rows():
     assert request_of(" a table ") == "a table" and request_of('{"prompt": "x"}') == {"prompt": "x"}
 
 
-@pytest.mark.parametrize("name", ["brick", "machine", "theory", "infill", "prompts"])
+@pytest.mark.parametrize("name", exhaustive_but(["prompts"], ["brick", "machine", "theory", "infill", "prompts"]))
 def test_examples_are_held_out_rows(name):
     """What the example means has the prompt of a row of the test split."""
     task = get_task(name)
@@ -130,6 +132,20 @@ def played(player, changes):
         last |= named
         last["all"].append(named)
     return last
+
+
+def test_the_page_opens_with_an_example_that_is_answered(player, models):
+    last = played(player, [{key: value for key, value in player.opening().items() if key in component_of(player)}])
+    (text,) = [value for key, value in player.opening().items() if key not in component_of(player)]
+    prompts = [row["prompt"] for row in models.task.dataset("test", 1, 0)]
+    assert models.solver(AFTER).row_of(request_of(text))["prompt"] in prompts
+    assert 'class="verdict' in last[f"{AFTER}: verdict"] and "data:image/png" in last[f"{AFTER}: picture"]
+    steps = played(player, player.ask(text, AFTER, models.solver(AFTER).seed))[f"{AFTER}: steps"]
+    assert last[f"{AFTER}: steps"] == steps and Path(last[f"{AFTER}: files"]["value"]).is_file()
+
+
+def component_of(player):
+    return [player._status, *(one for panel in player._panels.values() for one in panel.components)]
 
 
 def test_both_models_have_the_settings_of_the_run(models):

@@ -45,8 +45,9 @@ def text_of(page):
     return reader.text
 
 
-def step(token, probability=0.5, allowed=9):
-    return Step(token, token, probability, allowed, allowed, 20, [(token, probability), ("other", 0.1)])
+def step(token, probability=0.5, allowed=9, written=None):
+    written = token if written is None else written
+    return Step(token, written, probability, allowed, allowed, 20, [(token, probability), ("other", 0.1)])
 
 
 def solution(completions, score=None, reason="", unverifiable="", interpretation=""):
@@ -89,6 +90,25 @@ def test_verdict_words():
     assert unknown.startswith("cannot be judgednobody knows") and "accepted" not in unknown
     assert words(score=score(), unverifiable="x is unknown", reason="is unknown").count("unknown") == 1
     assert words(score=score(), interpretation="a table").startswith("Understood as: a table")
+
+
+@given(texts.filter(lambda text: "#" not in text), texts)
+def test_a_thought_is_folded_away_and_stays_text(thought, answer):
+    told = [part.encode(errors="replace").decode() for part in (thought, answer)]
+    assert text_of(shown.plain_text(f"{thought}####{answer}", ["####"])) == f"thought{told[0]}{told[1]}"
+    assert text_of(shown.plain_text(thought, ["####"])) == told[0], "no marker: as it is"
+    tokens = [thought, "##", "##", answer] if answer else [thought, "##", "##"]
+    steps = [step(token, written="".join(tokens[: t + 1])) for t, token in enumerate(tokens)]
+    assert text_of(shown.token_strip(steps[:2], ["####"])) == f"{told[0]}##", "while the model thinks"
+    strip = shown.token_strip(steps, ["####"])
+    assert text_of(strip) == f"thought{told[0]}####{told[1]}"
+    hidden, _, seen = strip.partition("</details>")
+    assert "<details><summary>thought</summary>" in hidden and text_of(f"<div>{seen}") == told[1]
+
+
+def test_a_token_that_ends_the_marker_and_begins_the_answer_is_seen():
+    steps = [step("so ", written="so "), step("## 4", written="so ## 4"), step("2", written="so ## 42")]
+    assert shown.token_strip(steps, ["##"]).partition("</details>")[2].count("<span") == 2
 
 
 def test_long_texts_are_cut():

@@ -79,6 +79,7 @@ def test_every_step_has_the_distribution_of_a_dense_softmax(solver_with, constra
         assert len(written) <= 5 and (len(written) == 5 or written[-1] == sampler.tokenizer.eos_token_id)
 
 
+@pytest.mark.exhaustive
 def test_the_solver_samples_completions_with_the_probabilities_of_streams(solver_with):
     """A stream gives the exact probability of its completion; the Solver's counts are compared by chi-squared."""
     solver = solver_with(temperature=0.8)

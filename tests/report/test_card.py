@@ -201,7 +201,7 @@ def test_code_for_vllm_has_the_processor_only_under_a_constraint(tmp_path, const
     assert "temperature=0.7, top_k=5, max_tokens=9" in code and 'LLM("user/letters"' in code
     assert "do_sample=True, top_k=5, top_p=1.0, temperature=0.7, max_new_tokens=9" in parts["With transformers"]
     assert (
-        "trl-grpo-tasks export letters --gguf\nollama create letters -f letters/gguf/Modelfile" in parts["With Ollama"]
+        "trl-grpo-tasks export-model letters\nollama create letters -f letters/gguf/Modelfile" in parts["With Ollama"]
     )
     assert 'task = get_task("tests.support.toy")' in check_code(parts["With trl_grpo_tasks"])
 

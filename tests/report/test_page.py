@@ -139,6 +139,19 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     assert "<script>alert" not in page and "before &amp; &lt;after&gt;" in page
 
 
+class ThinkingToy(ToyTask):
+    thought_markers = ("####",)
+
+
+def test_thoughts_are_folded_away_and_escaped(tmp_path):
+    evil = "</details></pre><script>alert(1)</script>"
+    samples = evaluation("model", ThinkingToy(), [(f"{evil}####a{evil}",), ("no marker",)])
+    page, parsed, text = page_of(write_run(tmp_path, evaluations=[samples], steps=0), ThinkingToy())
+    plain = page_of(tmp_path)[1]
+    assert parsed.count("details") == plain.count("details") + 1 and ("details", {}) in parsed.tags
+    assert "<script>alert" not in page and f"thought {evil} a{evil}" in text and "→ no marker" in text
+
+
 # ---- pictures
 
 
@@ -227,7 +240,7 @@ def test_ticks_are_round_and_contain_the_range(low, high):
 
 
 def test_points_are_where_they_should_be():
-    drawn = chart("t", {"a": [(0, 0.0), (10, 1.0)]}, size=(340, 200))
+    drawn = chart("t", {"a": [(0, 0.0), (10, 1.0)]})
     points = re.search(r"points='([^']*)'", drawn)[1].split()
     (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in points)
     assert x0 < x1 == 330 and y0 == 200 - 34 and y1 == 8
@@ -363,6 +376,22 @@ def test_a_browser_shows_plots_and_opens_pictures(tmp_path, in_pictures, width):
     assert found["open"] and found["image"] > 250 and found["smallest"] > 100
     assert found["wide"] <= 0, "the page scrolls sideways"
     assert found["broken"] == 0
+
+
+OPEN_THOUGHT = """<script>
+document.querySelector('.sample summary').click();document.body.dataset.found=JSON.stringify({
+thought:document.querySelector('.sample details').open,dialog:document.getElementById('large').open})
+</script>"""
+
+
+@needs_browser
+def test_a_click_on_a_thought_opens_only_the_thought(tmp_path):
+    samples = evaluation("model", ThinkingToy(), [("so####a",)])
+    page = write_report(write_run(tmp_path / "run", evaluations=[samples]), ThinkingToy())
+    page.write_text(page.read_text().replace("</body>", f"{OPEN_THOUGHT}</body>"))
+    dom, console = browse(page, tmp_path, 900, "--dump-dom")
+    found = json.loads(re.search(r'data-found="([^"]*)"', dom)[1].replace("&quot;", '"'))
+    assert console == [] and found == {"thought": True, "dialog": False}
 
 
 @needs_browser

@@ -30,7 +30,7 @@ def test_settings_with_wrong_types(tmp_path, capsys, settings, problem):
     with pytest.raises(ValueError, match="is damaged: ") as error:
         settings_of(tmp_path)
     assert f"{SETTINGS_FILE} is damaged: {problem}" in str(error.value) and "move it away" in str(error.value)
-    for words in (["status"], ["report"], ["solve", "--text", "x"], ["play"]):
+    for words in (["report", "--status"], ["report"], ["solve", "--text", "x"], ["play"]):
         assert main([words[0], str(tmp_path), *words[1:]]) == 2
         assert capsys.readouterr().err == f"error: {error.value}\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.paths import ROOT
+from tests.support import forked
 from tests.support.run_folders import PngTask, png
 from tests.support.toy import ToyTask
 from tests.support.training import toy_trainer
@@ -78,12 +78,12 @@ def test_histograms_leave_out_what_was_not_scored(tiny_path, tmp_path):
     trainer, _ = train(tiny_path, tmp_path, task=Unsure())
     scores = [outcome.score for _, _, outcome in trainer.latest_samples() if outcome.score is not None]
     assert 0 < len(scores) < 8
-    assert trainer.latest_distributions() == {"reward": [pytest.approx(score.total) for score in scores]} | {
+    assert trainer.rewarding.distributions() == {"reward": [pytest.approx(score.total) for score in scores]} | {
         name: [pytest.approx(score.components[name]) for score in scores] for name in scores[0].components
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wandb_offline(tiny_path, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -127,8 +127,9 @@ def test_the_project_reaches_the_trackers_that_look_in_the_environment(monkeypat
     assert [os.environ[name] for name in names] == [used] * len(names)
 
 
+@pytest.mark.exhaustive
 def test_trackio_on_this_machine(tiny_path, tmp_path):
-    """In a separate process, because trackio reads its output folder when it is imported."""
+    """In a separate process, because trackio starts threads."""
     pytest.importorskip("trackio")
     script = """
 import json, sys
@@ -137,14 +138,10 @@ from tests.report.test_trackers import train
 _, said = train(sys.argv[1], Path(sys.argv[2]), "trackio")
 print(json.dumps(said))
 """
-    folder = tmp_path / "trackio"
-    environment = os.environ | {"TRACKIO_DIR": str(folder), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script, tiny_path, str(tmp_path)]
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    ended = forked.python("-c", script, tiny_path, tmp_path, cwd=tmp_path, check=True)
     assert json.loads(ended.stdout.splitlines()[-1]) == ["to watch the run: trackio show --project letters"]
     assert "Trackio" not in ended.stdout, "trackio's own messages must be suppressed"
-    with sqlite3.connect(folder / "letters.db") as data:
+    with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "letters.db") as data:
         logged = [
             bytes(line[0]).decode() for line in data.execute("select metrics from metrics where run_name='a run'")
         ]
@@ -174,7 +171,7 @@ trainer.train()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_trackio_server_that_is_killed_during_a_run_costs_one_message(tiny_path, tmp_path):
     """trackio itself keeps the data, and waits half a minute for its server at the end."""
     pytest.importorskip("trackio")
@@ -185,14 +182,12 @@ def test_a_trackio_server_that_is_killed_during_a_run_costs_one_message(tiny_pat
     try:
         found = (re.search(r"(http://[\d.:]+)\S*[?&](write_token=[\w-]+)", line) for line in server.stdout)
         address, token = next(filter(None, found)).groups()
-        environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "client"), "PYTHONPATH": str(ROOT)}
-        environment["TRACKIO_SERVER_URL"] = f"{address}?{token}"
-        command = [sys.executable, "-c", DYING_SERVER, tiny_path, str(tmp_path / "run"), str(server.pid)]
-        ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        environment = os.environ | {"TRACKIO_SERVER_URL": f"{address}?{token}"}
+        words = ("-c", DYING_SERVER, tiny_path, tmp_path / "run", server.pid)
+        ended = forked.python(*words, env=environment, cwd=tmp_path, check=True)
     finally:
         server.kill()
         server.wait()
-    assert ended.returncode == 0, ended.stderr
     said = [line for line in ended.stdout.splitlines() if line.startswith("SAID")]
     assert len(said) == 2 and "to watch the run" in said[0]
     assert "could not be sent to the remote server" in said[1] and "saved locally" in said[1]

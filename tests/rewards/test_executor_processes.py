@@ -176,7 +176,6 @@ def test_workers_do_not_load_torch(tmp_path):
     assert ended.stdout == "False\n", ended.stderr
 
 
-@pytest.mark.slow
 def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster that another process tests at the same time
@@ -193,7 +192,7 @@ def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
     assert not ray.is_initialized()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
     monkeypatch.setenv("RAY_ADDRESS", "local")

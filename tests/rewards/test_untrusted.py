@@ -39,7 +39,7 @@ def run_of(folder, spec, options):
 
 
 @pytest.mark.parametrize("spec", ["planted.py", "planted.task", "./run/planted.py", "os.path", "toy\x1b[2J"])
-@pytest.mark.parametrize("typed", [["report", "run"], ["generate", "--model_name_or_path", "run", "--text", "a b"]])
+@pytest.mark.parametrize("typed", [["report", "run"], ["solve", "run", "--text", "a b"]])
 def test_a_task_named_by_a_run_folder_is_not_imported(folder, capsys, spec, typed):
     run = run_of(folder, spec, {"word_length": 4, "words": ["a", "b c"], "none": None, "on": True})
     (run / "planted.py").write_text(PLANTED)
@@ -112,7 +112,7 @@ def test_judges_that_are_there_are_read_from_the_folder_that_a_run_names(folder)
 def test_a_reward_named_by_a_row_is_not_imported(folder, rewards):
     rows = [{"prompt": f"p{i}", "answer": "1", "rewards": rewards} for i in range(4)]
     (folder / "rows.json").write_text(json.dumps(rows))
-    score = ["score", "--task", "prompts", "--prompts_file", "rows.json", "--input", "-"]
+    score = ["tool", "prompts", "score", "--prompts_file", "rows.json", "--input", "-"]
     code, _, err = command(*score, cwd=folder)
     (name,) = (name for name in rewards if ":" in name or "." in name) if not isinstance(rewards, str) else [rewards]
     assert code == 2 and not Path("it_ran").exists()

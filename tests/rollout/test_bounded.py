@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.families import FAMILIES, SIZES
+from tests.support.families import FAMILIES, SIZES, SOME_FAMILIES
 from tests.support.rollouts import EOS, MODELS, PAGED, TOKENIZER, Paged, dense_logps, tiny
 from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.rollout import Decoder, engine, rollout
+from trl_grpo_tasks.rollout import Decoder, rollout
 from trl_grpo_tasks.rollout import decoder as decoder_module
 
 VOCABULARY = len(TOKENIZER) + 3
@@ -100,7 +100,7 @@ def test_greedy_results_do_not_depend_on_the_batch_size(given_rows, length, is_c
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 13])
+@pytest.mark.parametrize("length", [3, 4, 13])
 @pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("temperature", [0, 1.3])
 def test_several_tokens_per_call(length, batch_size, temperature):
@@ -156,22 +156,6 @@ def test_memory_for_no_row(is_paged, is_constrained, monkeypatch):
             check(model, prompts, out, 6, **options)
 
 
-@pytest.mark.parametrize("batch_size", [5, None])
-def test_two_groups(batch_size, monkeypatch):
-    monkeypatch.setattr(engine, "SPLIT_ROWS", 4)
-    model, prompts, table = MODELS["llama"], PROMPTS * 3, MaskTable(VOCABULARY)
-    rows = [{"pattern": PATTERNS[i % 4]} for i in range(len(prompts))]
-    options = {"constraint": CONSTRAINT, "rows": rows, "table": table}
-    decoder = Paged(model)
-    counted = Counted(decoder)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        out = rollout(model, prompts, max_new_tokens=12, eos_token_ids=[EOS], decoder=decoder, batch_size=batch_size,
-                      **options)  # fmt: skip
-        check(model, prompts, out, 12, **options)
-    assert counted.most == (batch_size or len(prompts)) and not counted.rows
-
-
 @pytest.mark.parametrize("limit", [4, 16, 40])
 @pytest.mark.parametrize("is_paged", [False, True], ids=["rows", "paged"])
 def test_prompts_longer_than_a_pass(is_paged, limit, monkeypatch):
@@ -184,7 +168,7 @@ def test_prompts_longer_than_a_pass(is_paged, limit, monkeypatch):
     check(model, prompts, out, 5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_every_family_with_pages(family):
     """Sliding windows, soft-caps and attention sinks reach the kernels; greedy results are those without kernels."""
     config_class, options = FAMILIES[family]

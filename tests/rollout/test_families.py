@@ -6,11 +6,10 @@ import functools
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from tests.support.families import FAMILIES, SIZES
+from tests.support.families import FAMILIES, SIZES, SOME_FAMILIES
 from tests.support.rollouts import EOS, TOKENIZER, dense_logps, tiny
-from tests.support.training import toy_trainer
 from trl_grpo_tasks.rollout import decoder, rollout, unsupported_reason
 from trl_grpo_tasks.rollout.support import KNOWN_FAMILIES
 
@@ -24,7 +23,7 @@ def model_of(family):
     return tiny(config_class, **SIZES | options)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_greedy_equals_generate(family):
     assert_greedy_equals_generate(model_of(family))
 
@@ -41,7 +40,7 @@ def assert_greedy_equals_generate(model):
 
 
 @pytest.mark.parametrize("adapter", [None, "all-linear"], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_log_probs_equal_a_forward_pass(family, adapter):
     model = model_of(family)
     if adapter is not None:
@@ -62,7 +61,7 @@ def assert_log_probs_equal_a_forward_pass(model):
             assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_prompts_that_are_read_in_several_passes(family, monkeypatch):
     monkeypatch.setattr(decoder, "MAX_MASKED_PREFILL_TOKENS", 4)
     assert_log_probs_equal_a_forward_pass(model_of(family))
@@ -80,21 +79,6 @@ def test_text_model_of_a_vision_language_model():
     assert unsupported_reason(model) is None
     assert_greedy_equals_generate(model)
     assert_log_probs_equal_a_forward_pass(model)
-
-
-@pytest.mark.parametrize("family", ["gemma2", "cohere2", "qwen3_moe", "gpt_oss"])
-def test_scored_log_probs_equal_sampled_log_probs(family, tiny_path, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    config_class, options = FAMILIES[family]
-    special = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "sliding_window": 2}
-    tiny(config_class, **SIZES | options | special).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    trainer = toy_trainer(str(tmp_path / "model"), tmp_path / "run", rollout="fast", constrain=True, max_steps=2,
-                          router_aux_loss_coef=0.0, model_init_kwargs={"attn_implementation": "eager"})  # fmt: skip
-    assert trainer._uses_engine
-    trainer.train()
-    differences = [log["sampling/logp_difference_max"] for log in trainer.state.log_history if "loss" in log]
-    assert len(differences) == 2 and max(differences) < 1e-4
 
 
 def test_every_known_family_is_tested():

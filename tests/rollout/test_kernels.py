@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.rollouts import allowed_bits
 from trl_grpo_tasks.rollout.cache import CacheShape
 from trl_grpo_tasks.rollout.compiled import kernels_fit
@@ -117,7 +118,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("programs", [1, 30], ids=["one split", "splits"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", exhaustive_but([OPTIONS["all"]], list(OPTIONS.values())), ids=OPTIONS)
 def test_one_new_token_per_row(options, programs, monkeypatch):
     """Rows of several lengths, an empty one, one whose new token starts a page, and padding."""
     monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
@@ -132,7 +133,7 @@ def test_several_new_tokens_per_row(options, programs, monkeypatch):
 
 
 @pytest.mark.parametrize("programs", [1, 30], ids=["one split", "splits"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", exhaustive_but([OPTIONS["all"]], list(OPTIONS.values())), ids=OPTIONS)
 def test_prefill_in_tiles(options, programs, monkeypatch):
     """New prompts and the rest of a prompt that a pass before has begun, padded to tiles."""
     monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
@@ -173,7 +174,7 @@ def packed_masks(count, vocabulary):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["free", "masked"])
 def test_log_probs_of_sampled_tokens(is_masked, softcap, is_greedy, programs, monkeypatch):
-    monkeypatch.setattr(kernels.sampling, "SAMPLING_PROGRAMS", programs)
+    monkeypatch.setattr(kernels.next_token, "SAMPLING_PROGRAMS", programs)
     rows, vocabulary = 3, 2500
     logits = random_numbers(rows, vocabulary + 60, seed=0)[:, :vocabulary] * 4  # a stride of its own
     masks = (packed_masks(3, vocabulary), torch.tensor([2, 0, 1])) if is_masked else None
@@ -199,12 +200,12 @@ def test_the_lowest_of_equally_likely_tokens_is_greedy():
     assert kernels.sample(logits.to(DEVICE), is_greedy=True)[0].tolist() == [700]
 
 
-@pytest.mark.parametrize("is_masked", [False, True], ids=["free", "masked"])
+@pytest.mark.parametrize("is_masked", exhaustive_but([True], [False, True]), ids=["free", "masked"])
 def test_samples_follow_the_distribution(is_masked, monkeypatch):
     """Chi-squared test over tokens in two shares of the vocabulary."""
-    monkeypatch.setattr(kernels.sampling, "SAMPLE_BLOCK", 4)
+    monkeypatch.setattr(kernels.next_token, "SAMPLE_BLOCK", 4)
     count = 20_000 if DEVICE == "cuda" else 80  # the interpreter is slow
-    monkeypatch.setattr(kernels.sampling, "SAMPLING_PROGRAMS", 2 * count)
+    monkeypatch.setattr(kernels.next_token, "SAMPLING_PROGRAMS", 2 * count)
     logits = torch.tensor([0.3, 1.0, 2.0, 0.6, 0.5, 1.5])
     allowed = torch.ones(6).bool()
     masks = None

@@ -79,7 +79,7 @@ def trainer_with(model=None, stage=None, fsdp=None, max_completion_length=16):
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=fsdp == 2)
     return SimpleNamespace(
         args=SimpleNamespace(**options), tools=None, rollout_func=None, _is_vlm=False,
-        is_fsdp_enabled=fsdp is not None, _is_sharded=fsdp is not None or stage == 3, accelerator=accelerator,
+        is_fsdp_enabled=fsdp is not None, accelerator=accelerator,
         model=model or MODELS["llama"], max_completion_length=max_completion_length,
     )  # fmt: skip
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.support.toy import LettersConstraint, ToyTask
-from tests.support.training import config, toy_trainer
+from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.replayed import replay_all
+from trl_grpo_tasks.constraints.rebuilt import replay_all
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.rollout import rollout
@@ -190,7 +190,7 @@ class OwnSampler:
         return 1.5
 
     def sample(self, rows, generate, group):
-        model, table = self.trainer.model, MaskTable(self.trainer._output_size())
+        model, table = self.trainer.model, MaskTable(self.trainer.generation.output_size())
         prompts = self.trainer._tokenizer([example["prompt"] for example in self.trainer.latest_rollout.examples])
         out = rollout(model, prompts["input_ids"], max_new_tokens=5, eos_token_ids=self.trainer.eos_token_ids,
                       constraint=self.constraint, rows=rows, table=table, filters=self.filters)  # fmt: skip
@@ -202,10 +202,10 @@ class OwnSampler:
 def test_completions_are_scored_under_the_masks_they_were_sampled_under(tiny_path, tmp_path, filters):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1, top_k=filters.top_k)
     constraint = LettersConstraint(trainer._tokenizer)
-    trainer._vllm, trainer._uses_engine = OwnSampler(trainer, constraint, filters), False
+    trainer.generation.vllm, trainer.generation.uses_engine = OwnSampler(trainer, constraint, filters), False
     trainer.model.train()
     output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-    scored = trainer._score(output, of_reference=False)
+    scored = trainer.scoring.logps(output, of_reference=False)
     is_real = output["completion_mask"].bool()
     assert (output["mask_numbers"][is_real] != 0).all()
     torch.testing.assert_close(scored[is_real], output["sampling_per_token_logps"][is_real], atol=1e-4, rtol=0)
@@ -215,14 +215,8 @@ def test_completions_are_scored_under_the_masks_they_were_sampled_under(tiny_pat
 def test_completions_outside_the_constraint_are_an_error(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
     letters = LettersConstraint(trainer._tokenizer, most=5)
-    trainer._vllm, trainer._uses_engine = OwnSampler(trainer, letters, SamplingFilters()), False
+    trainer.generation.vllm, trainer.generation.uses_engine = OwnSampler(trainer, letters, SamplingFilters()), False
     trainer.model.train()
     with pytest.raises(RuntimeError, match="vLLM did not sample under the constraint"):
         for _ in range(20):
             trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-
-
-def test_filters_need_top_k_with_vllm(tmp_path):
-    with pytest.raises(ValueError, match="set top_k as well"):
-        config(tmp_path, use_vllm=True, top_p=0.9)
-    assert config(tmp_path, use_vllm=True, top_p=0.9, top_k=20).sampling_filters.top_k == 20

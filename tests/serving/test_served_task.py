@@ -95,15 +95,6 @@ def test_a_malformed_entry_is_refused(entry):
         ServedTask.from_config({CONFIG_KEY: entry})
 
 
-def test_the_record_is_read_from_what_a_server_reports():
-    served = ServedTask("brick", {"max_bricks": 4}, "there", "f")
-    reported = {"additional_config": {CONFIG_KEY: served.to_config()}, "model_config": {}}
-    read = [
-        ServedTask.from_config(info.get("additional_config")) for info in (reported, {"additional_config": {}}, {})
-    ]
-    assert read == [served, None, None]
-
-
 # ---- differences
 
 
@@ -256,20 +247,6 @@ def test_rows_that_are_not_json_of_an_object_are_refused_also_without_a_server(r
 def test_rows_on_which_the_constraint_fails_are_refused_whatever_it_raises(server, row, error):
     with pytest.raises(ValueError, match=f"the constraint cannot start on this row .{error}"):
         check_row(asked(row))
-
-
-@settings(deadline=None)
-@given(st.text())
-def test_any_text_is_accepted_or_refused_with_a_value_error(text):
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except ValueError:
-        is_object = False
-    if is_object:
-        check_row(asked(text))
-    else:
-        with pytest.raises(ValueError, match="JSON"):
-            check_row(asked(text))
 
 
 def test_the_process_of_a_server_builds_the_constraint_once_from_its_environment(tiny_path, monkeypatch):

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
+from tests.support.exhaustive import exhaustive_but
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, ThinkThen
 from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.constraints.workers import StateWorkers, WorkerStates
 from trl_grpo_tasks.models.tiny import make_tokenizer
@@ -32,6 +33,7 @@ CONSTRAINTS = {
     "choices": ChoiceTreeConstraint(
         TOKENIZER, lambda row: 0, lambda n: [("", None)] if n == 4 else [("ab", n + 1), ("cdecde", n + 1), ("1", 4)]
     ),
+    "thought": ThinkThen(TOKENIZER, GrammarConstraint(TOKENIZER, grammar_of), "1,", most_tokens=6),
 }
 EVENTS = ["add", "twice", "interrupt", "park", "step"]
 KINDS = ["[ab]{1,3}cdecde[0-9]{1,2}", "(ab){2}|a[0-9]*,", "free"]
@@ -115,7 +117,7 @@ def masks(states, *requests):
     return [set(np.flatnonzero((row == 0).numpy()).tolist()) for row in logits]
 
 
-@pytest.mark.parametrize("with_workers", [False, True])
+@pytest.mark.parametrize("with_workers", exhaustive_but([False], [False, True]))
 def test_a_row_that_fails_ends_alone(with_workers, monkeypatch):
     constraint = CONSTRAINTS["grammar"]
     if with_workers:

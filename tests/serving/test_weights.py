@@ -52,7 +52,7 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def client(tmp_path):
     http = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     made = object.__new__(weights.FolderClient)  # TRL's constructor needs vLLM
     made._folder, made.base_url = tmp_path / "weights", f"http://127.0.0.1:{http.server_address[1]}"
     made.init_communicator()

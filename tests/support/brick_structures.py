@@ -16,6 +16,12 @@ CANTILEVER = "1x1 (5,5,0)\n1x8 (5,5,1)\n"
 W = 0.00303 * 9.8
 
 
+def overlaps(one: Brick, other: Brick) -> bool:
+    """Whether two bricks share a cell when seen from above."""
+    columns = [{(b.x + i, b.y + j) for i in range(b.h) for j in range(b.w)} for b in (one, other)]
+    return not columns[0].isdisjoint(columns[1])
+
+
 def random_structure(bricks: int, seed: int, up: float = 0.8, ground: float = 0.1, world: int = 20) -> Structure:
     """Build a structure by attaching each brick to a random earlier brick, above or below, or to the ground."""
     chance = random.Random(seed)

@@ -24,6 +24,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+from tests.support.exhaustive import exhaustive_but
+
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 SLIDING_AND_FULL = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
@@ -78,3 +80,5 @@ FAMILIES = {
     "granitemoe": (GraniteMoeConfig, LOCAL_EXPERTS | {"logits_scaling": 0.5}),
     "gpt_oss": (GptOssConfig, LOCAL_EXPERTS | SLIDING_AND_FULL | _rope("default")),
 }
+# Parameters of tests over all families. `make test` has one with each kind of attention, rotary embedding and experts.
+SOME_FAMILIES = exhaustive_but(["llama", "gemma2", "phi3-longrope", "cohere2", "qwen3_moe", "gpt_oss"], list(FAMILIES))

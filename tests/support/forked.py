@@ -1,11 +1,12 @@
 """Python processes for tests, forked from a server that has imported torch and TRL.
 
-Imports take longer than most tests. The server starts with the first use and ends with the tests. A launcher as users
-have it is in tests/support/training.py.
+Imports take longer than most tests. The server starts with the first use and ends with the tests. `python` is for what
+a user types, `launch` for several processes; a launcher as users have it is in tests/support/training.py.
 """
 
 import atexit
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -14,8 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
+import types
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -25,7 +29,15 @@ from tests.support.paths import ROOT
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 # Processes share one pipe. Unbuffered, print() writes each argument on its own, and lines of two processes mix.
 ENVIRONMENT["PYTHONUNBUFFERED"] = ""
-IMPORTED = ("peft", "trl_grpo_tasks.commands.train", "trl_grpo_tasks.training.trainer", "tests.support.toy")
+IMPORTED = (
+    "peft",
+    "trl_grpo_tasks.commands.main",
+    "trl_grpo_tasks.commands.train",
+    "trl_grpo_tasks.training.trainer",
+    "tests.support.toy",
+)
+_ASKING = threading.Lock()
+READ_AT_IMPORT = ("huggingface_hub.constants", "datasets.config")  # modules that keep variables of the environment
 
 
 class Processes:
@@ -33,15 +45,24 @@ class Processes:
     several, they can form a process group (gloo). When one fails, the others are killed."""
 
     def __init__(self, file, argument, processes=1):
-        self.out, self.err = (Path(f"{file}.{stream}") for stream in ("out", "err"))
-        self._status = Path(f"{file}.status")
+        self._start([str(file), json.dumps(argument)], str(file), processes=processes, cwd=os.getcwd(), env={})
+
+    @classmethod
+    def of_words(cls, words, cwd, env):
+        """One process that does what `python` does with these words."""
+        self = cls.__new__(cls)
+        self._start([*map(str, words)], tempfile.mktemp(prefix="forked"), processes=1, cwd=str(cwd), env=dict(env))
+        return self
+
+    def _start(self, words, files, **order):
+        self.out, self.err, self._status = (Path(f"{files}.{name}") for name in ("out", "err", "status"))
         self._status.unlink(missing_ok=True)
-        order = {"file": str(file), "argument": json.dumps(argument), "processes": processes, "cwd": os.getcwd()}
-        order |= {"out": str(self.out), "err": str(self.err), "status": str(self._status)}
-        server = _server()
-        server.stdin.write(json.dumps(order) + "\n")
-        server.stdin.flush()
-        self._pid = int(server.stdout.readline())
+        order |= {"words": words, "out": str(self.out), "err": str(self.err), "status": str(self._status)}
+        with _ASKING:
+            server = _server()
+            server.stdin.write(json.dumps(order) + "\n")
+            server.stdin.flush()
+            self._pid = int(server.stdout.readline())
 
     def poll(self):
         """The exit status of the first process that failed, or 0; None while processes are running."""
@@ -78,6 +99,14 @@ def launch(script, processes, argument, output_dir, timeout=300):
     return running.out.read_text(), running.err.read_text()
 
 
+def python(*words, cwd=None, env=ENVIRONMENT, timeout=240, check=False):
+    """As `subprocess.run([sys.executable, *words])` with captured output, without the time for imports."""
+    running = Processes.of_words(words, cwd or os.getcwd(), env)
+    done = subprocess.CompletedProcess(words, running.wait(timeout), running.out.read_text(), running.err.read_text())
+    assert done.returncode == 0 or not check, done.stderr[-6000:]
+    return done
+
+
 @cache
 def _server():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -90,6 +119,10 @@ def _serve():
     os.dup2(2, 1)  # what imports print
     for name in IMPORTED:
         importlib.import_module(name)
+    sys.stdout.flush()  # forked processes would write it again
+    gc.collect()
+    gc.freeze()  # a forked process neither copies these objects nor searches them for garbage
+    atexit.register(gc.unfreeze)  # otherwise libraries report leaks at the end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaders that have ended leave nothing behind
     for line in sys.stdin:
         leader = os.fork()
@@ -100,7 +133,7 @@ def _serve():
 
 
 def _lead(order):
-    """Fork the processes of an order and save the status of the first that fails. Returns the file in each process."""
+    """Fork the processes of an order and save the status of the first that fails. Return its words in each process."""
     running, status = set(), 0
 
     def kill(*_):
@@ -113,7 +146,13 @@ def _lead(order):
     os.chdir(order["cwd"])
     for stream, path in ((0, os.devnull), (1, order["out"]), (2, order["err"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if stream else 0)), stream)
-    sys.argv = [order["file"], order["argument"]]
+    if order["env"]:
+        os.environ.clear()
+        os.environ.update(order["env"])
+        for name in READ_AT_IMPORT:
+            importlib.reload(sys.modules[name])
+        hub = sys.modules["huggingface_hub"]
+        hub.hf_api.api.endpoint = hub.constants.ENDPOINT
     count = order["processes"]
     if count > 1:
         with socket.socket() as probe:
@@ -126,7 +165,7 @@ def _lead(order):
         process = os.fork()
         if process == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            return order["file"]
+            return order["words"]
         running.add(process)
     while running:
         process, ended = os.wait()
@@ -139,15 +178,29 @@ def _lead(order):
     os._exit(0)
 
 
-def _run(file):
-    """Run a file as Python would, but end without destroying objects one by one, which would copy shared memory."""
+def _run(words):
+    """Do what Python does with these words, but end without destroying objects one by one, which would copy shared
+    memory."""
     faulthandler.enable()
+    first, rest = words[0], words[1:]
     status = 1
     try:
-        runpy.run_path(file, run_name="__main__")
+        if first == "-c":
+            sys.argv = ["-c", *rest[1:]]
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+        elif first == "-m":
+            sys.argv = rest
+            sys.modules.pop(rest[0], None)  # otherwise runpy warns
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            runpy.run_path(first, run_name="__main__")
         status = 0
     except SystemExit as ending:
         status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
     finally:
         if sys.exc_info()[0]:
             traceback.print_exc()
@@ -157,5 +210,5 @@ def _run(file):
         os._exit(status)
 
 
-if __name__ == "__main__" and (file := _serve()):
-    _run(file)
+if __name__ == "__main__" and (words := _serve()):
+    _run(words)

@@ -43,6 +43,7 @@ class Batch:
     advantages_B: torch.Tensor
     counted_B_T: torch.Tensor
     choices_B_T: torch.Tensor
+    weights_B_T: torch.Tensor | float = 1.0  # of the policy's part of the loss
 
 
 def masked_logps_and_entropies(logits_B_T_V, targets_B_T, allowed_B_T_V, temperature):
@@ -75,6 +76,7 @@ def _micro_batch_loss(batch, objective, tokens, micro_batches):
         ratios = log_ratios.exp()
 
     losses_B_T, metrics = _policy_loss(objective, batch.logps_B_T, log_ratios, ratios, advantages_B_1, counted)
+    losses_B_T = losses_B_T * batch.weights_B_T
     selected = counted
     if objective.top_entropy_quantile < 1:  # the share of choices with the highest entropy
         is_choice = batch.counted_B_T & batch.choices_B_T

@@ -9,6 +9,9 @@ from fractions import Fraction
 import numpy as np
 
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
+from trl_grpo_tasks.tasks.theory.groups import irrep, is_barred
+from trl_grpo_tasks.tasks.theory.tensors import reps_of
+from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, MassTerm, Scalar, Theory, Vev, Yukawa
 
 # Dimensions of representations by the number in the name of the group: SU(N) up to 5, E6 and SO(10).
 DIMENSIONS = {
@@ -153,6 +156,40 @@ def read_model(text):
             fields[symbol] = (int(copies), [number(one) for one in numbers], components)
     assert len({label[:3] for label in labels}) == len(labels)  # SARAH names indices by three letters
     return groups, fields, found
+
+
+def read_theory(text):
+    """The theory of a model file, with the names of the file."""
+    sizes, fields, found = read_model(text)
+    groups = tuple(GaugeGroup(str(n), "U(1)" if size == 1 else f"SU({size})") for n, (size, _) in enumerate(sizes))
+    values = dict(re.findall(r"\(\* (\w+) = (.+?) \*\)", text))
+    places = {vev.removeprefix("v"): component.split("x") for component, (vev, _), *_ in found["VEVs"]}
+    fermions, scalars, terms = [], [], []
+    for name, (copies, numbers, _) in fields.items():
+        own = tuple(rep_of(group.group, number) for group, number in zip(groups, numbers, strict=True))
+        if f"m{name}" not in values:
+            fermions.append(Fermion(name, own, copies))
+            continue
+        components = tuple(map(int, places[name][-len(groups) :])) if name in places else None
+        vev = None if components is None else Vev(components, float(values[f"v{name}"]))
+        scalars.append(Scalar(name, own, float(values[f"m{name}"]), vev))
+    inner = found["LagHC"][1]
+    for term in (inner[1::2] if inner[0] == "sum" else [inner]) if inner != "0" else ():
+        coupling, (*scalar, (first, _), (second, _)) = fields_of(term)
+        numbers = [float(value) for value in values[coupling].strip("{}").split(", ")]
+        if scalar:
+            terms.append(Yukawa(first, second, scalar[0][0], scalar[0][1] < 0, tuple(numbers)))
+        else:
+            terms.append(MassTerm(first, second, *numbers))
+    return Theory(groups, tuple(fermions), tuple(scalars), tuple(terms))
+
+
+def rep_of(group, number):
+    """The representation of this dimension, negative for the conjugate one; a charge is unchanged."""
+    if group == "U(1)":
+        return Fraction(number)
+    dimensions = {(-1 if is_barred(group, r) else 1) * irrep(group, r).dimension: r for r in reps_of(group).values()}
+    return dimensions[int(number)]
 
 
 def names_in(components):

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -36,8 +36,11 @@ from trl_grpo_tasks.constraints.sharding import gathered, part, part_of, put_par
 from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.rollout.groups import SteppedGroup
+from trl_grpo_tasks.rollout.support import without_adapter
 from trl_grpo_tasks.training.cold_start import cold_start
-from trl_grpo_tasks.training.control.reference import MovingReference
+from trl_grpo_tasks.training.extras.moving_reference import MovingReference
+from trl_grpo_tasks.training.generation import Generation
 
 
 def launch(groups, folder, timeout) -> str:
@@ -122,8 +125,8 @@ def train_cases(model, folder, cases, kind, resume=None) -> None:
     """Train one trainer per case, in `folder`/name; save its weights and greedy completions there. Cases are options
     by name; weights are sharded by `kind`, "fsdp2" or "zero3", or None.
 
-    A case may also contain `lora` ("continued": the adapter of `save_adapter`), and a `task` as "module:class". With
-    `resume`, every case resumes from this checkpoint of its folder.
+    A case may also contain `lora` ("continued": the adapter of `save_adapter`), and a `task` as "module:class". TRL
+    generates, unless `rollout` is "fast". With `resume`, every case resumes from this checkpoint of its folder.
     """
     for name, options in cases.items():
         try:
@@ -145,7 +148,8 @@ def _train_case(model, out, options, kind, resume) -> None:
         extra["peft_config"] = LoraConfig(**ADAPTER)
     trainer = toy_trainer(model, out, **options, **extra)
     assert (trainer.is_fsdp_enabled, trainer._dist.is_zero3) == (kind == "fsdp2", kind == "zero3")
-    with placed_sampling(trainer):
+    is_ours = options.get("rollout") == "fast"
+    with placed_rollouts(trainer) if is_ours else placed_sampling(trainer):
         trainer.train(resume_from_checkpoint=None if resume is None else str(out / resume))
     trained = trainer.accelerator.unwrap_model(trainer.model)
     reshard(trained)  # an evaluation leaves some weights whole
@@ -153,9 +157,14 @@ def _train_case(model, out, options, kind, resume) -> None:
     assert all(is_shard) if kind else not any(is_shard)
     weights = {name: whole(p).detach() for name, p in trained.named_parameters()}
     rows, executor = trainer.task.dataset("test", 3, 0), RewardExecutor(trainer.task, workers=0)
-    greedy = {"temperature": 0.0, "max_completion_length": 5, "constraint": trainer._constraint}
-    made = evaluate("after", trained, trainer.processing_class, trainer.task, rows, executor=executor,
-                    num_samples=1, batch_size=2, **greedy)  # fmt: skip
+    greedy = {"temperature": 0.0, "max_completion_length": 5, "constraint": trainer.generation.constraint}
+    # Of 9 completions in batches of 4, the second of two processes has none in the last round.
+    with trainer.generation.policy_for_evaluation() if is_ours else nullcontext(trained) as policy:
+        assert not is_ours or all(p.isfinite().all() and p.numel() for p in policy.parameters())
+        made = evaluate("after", policy, trainer.processing_class, trainer.task, rows, executor=executor,
+                        num_samples=3, batch_size=4, **greedy)  # fmt: skip
+    if is_ours and kind:
+        assert policy is not without_adapter(trained) and held_bytes(policy) == 0, "the whole copy is freed"
     trainer.save_model(str(out))
     if trainer.accelerator.is_main_process:
         torch.save(weights, out / "weights.pt")
@@ -269,3 +278,35 @@ def placed_sampling(trainer):
         yield
     finally:
         torch.multinomial = original
+
+
+@contextmanager
+def placed_rollouts(trainer):
+    """As `placed_sampling`, for tokens that our rollouts draw; while open, TRL must not generate."""
+    places = []
+    kept = SteppedGroup._gather_logits, torch.multinomial, Generation.generate_recorded
+
+    def noted(group):
+        logits, batch = kept[0](group), group._batch
+        first = len(batch.prompts) * trainer.accelerator.process_index
+        places[:] = [(first + i, len(batch.result.completion_ids[i])) for i in group.active]
+        return logits
+
+    def placed(probabilities_B_V, num_samples):
+        seeds = [10_000 * trainer.state.global_step + 100 * row + position for row, position in places]
+        size = probabilities_B_V.shape[1]
+        noise = torch.stack([torch.rand(size, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+        return (probabilities_B_V / -noise.log()).argmax(1, keepdim=True)
+
+    def refuse(*_):
+        raise AssertionError("TRL generates")
+
+    SteppedGroup._gather_logits, torch.multinomial, Generation.generate_recorded = noted, placed, refuse
+    try:
+        yield
+    finally:
+        SteppedGroup._gather_logits, torch.multinomial, Generation.generate_recorded = kept
+
+
+def held_bytes(model):
+    return sum(weight.untyped_storage().nbytes() for weight in model.parameters())

@@ -1,4 +1,4 @@
-"""The toy task with up to two letters per answer and with reasons in its own vocabulary; conversations enumerated."""
+"""The toy task with up to two letters per answer and with reasons in its own vocabulary."""
 
 from tests.support.toy import LettersConstraint, ToyTask
 from trl_grpo_tasks.task import Task
@@ -29,21 +29,3 @@ class AdvisingToy(ToyTask):
 
 TASK = AdvisingToy
 assert issubclass(TASK, Task)
-
-
-def conversations(constraint, row):
-    """Every completion that the constraint allows, found by trying every token in every state."""
-    from trl_grpo_tasks.constraints import unpack
-
-    done, todo = [], [()]
-    while todo:
-        ids = todo.pop()
-        state = constraint.start(row)
-        for token in ids:
-            state.accept(token)
-        if state.finished:
-            done.append(list(ids))
-        else:
-            allowed = unpack(state.mask(), constraint.vocab_size)
-            todo += [(*ids, token) for token in range(constraint.vocab_size) if allowed[token]]
-    return done

@@ -40,6 +40,21 @@ def parameters(trainer) -> dict:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
+def resumed(make, folder, steps):
+    """Train `make()`, then resume from the checkpoint of each of these steps, which must give the same weights and
+    metrics bit for bit. Yield both trainers for each step."""
+    whole, file = make(), Path(folder) / "training_metrics.jsonl"
+    whole.train()
+    wanted, metrics = parameters(whole), file.read_text()
+    for step in steps:
+        again = make()
+        again.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{step}"))
+        for name, value in parameters(again).items():
+            assert value.equal(wanted[name]), f"{name} after resuming at step {step}"
+        assert file.read_text() == metrics, f"metrics after step {step}"
+        yield whole, again
+
+
 TIMES = ("runtime", "per_second", "step_time", "perf/")
 
 

@@ -89,14 +89,16 @@ def use_runner(version: int):
 def save_model(task, folder, seed: int = 1) -> str:
     """Save the tiny model of `task` with heads of a size that vLLM supports, and two end-of-sequence ids.
 
-    The second id is that of `END_OF_TURN`. As in many instruct models, only the generation configuration has it, and
-    the model has more outputs than the tokenizer has tokens.
+    The second id is that of `END_OF_TURN`, a special token. As in many instruct models, only the generation
+    configuration has it, and the model has more outputs than the tokenizer has tokens.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     spec = task.tiny()
     save_tiny(replace(spec, tokens=[*spec.tokens, END_OF_TURN], hidden_size=64, heads=2), folder, seed)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [END_OF_TURN]})
+    tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(len(tokenizer) + 3)
     model.save_pretrained(folder)
@@ -116,7 +118,7 @@ def serve_plain(model: str, *options: str) -> list[str]:
 
 def serve_task(task: str, model: str, *task_options: str, options=()) -> list[str]:
     """The words after `python` that start a server under the constraint of a task."""
-    words = ["-m", "trl_grpo_tasks.commands.main", "serve", task, "--model", model, *WHERE, *task_options]
+    words = ["-m", "trl_grpo_tasks.commands.main", "serve", model, "--task", task, *WHERE, *task_options]
     return [*words, "--", *SERVER_OPTIONS, *options]
 
 

@@ -5,15 +5,14 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
 from tests.support.toy import ToyTask
-from tests.support.training import config, parameters, run_processes, timeless, toy_trainer
+from tests.support.training import config, parameters, timeless, toy_trainer
 from tests.training.test_trainer import FixedTrainer
 from trl_grpo_tasks import TaskGRPOTrainer
-from trl_grpo_tasks.training.stores import archive as module
-from trl_grpo_tasks.training.stores import canonical_forms
-from trl_grpo_tasks.training.stores.archive import Answer, Archive
+from trl_grpo_tasks.training import canonical_forms
+from trl_grpo_tasks.training.extras import archive as module
+from trl_grpo_tasks.training.extras.archive import Answer, Archive
 
 
 class LooseTask(ToyTask):
@@ -167,29 +166,13 @@ def test_completions_without_a_score_and_held_out_rows_are_not_archived(tiny_pat
     examples = [trainer.train_dataset[0]] * 8
     trainer.model.train()
     trainer._generate_and_score_completions(examples)
-    assert {answer["canonical"]: answer["seen"] for answer in trainer._archive.ranked()} == {"a": 2, "ac": 2}
+    assert {answer["canonical"]: answer["seen"] for answer in trainer.extras["archive"].state.ranked()} == {
+        "a": 2,
+        "ac": 2,
+    }
     trainer.model.eval()
     trainer._generate_and_score_completions(examples)
-    assert sum(answer["seen"] for answer in trainer._archive.ranked()) == 4
-
-
-def test_resuming_at_every_step_is_bit_for_bit_the_same(tiny_path, tmp_path):
-    options = {"max_steps": 6, "archive": 4, "save_strategy": "steps", "save_steps": 1}
-    options |= {"logging_steps": 2, "num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
-    options |= {name: RESAMPLED[name] for name in ("resample_rounds", "num_generations", "component_weights")}
-    options |= {"per_device_train_batch_size": 4}
-    whole = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
-    whole.train()
-    wanted, metrics, archived = parameters(whole), metrics_of(tmp_path), (tmp_path / "archive.jsonl").read_bytes()
-    assert len(archived.splitlines()) == 4 and whole._archive.distinct > 4
-    for step in (1, 2, 3, 5):
-        (tmp_path / "archive.jsonl").write_text("broken")
-        again = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
-        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        for name, value in parameters(again).items():
-            assert value.equal(wanted[name]), f"{name} after resuming at step {step}"
-        assert metrics_of(tmp_path) == metrics and (tmp_path / "archive.jsonl").read_bytes() == archived
-        assert again._archive.state_dict()["seen"].equal(whole._archive.state_dict()["seen"])
+    assert sum(answer["seen"] for answer in trainer.extras["archive"].state.ranked()) == 4
 
 
 def test_files_are_written_with_checkpoints_and_replace_older_ones(tiny_path, tmp_path, monkeypatch):
@@ -206,7 +189,7 @@ def test_files_are_written_with_checkpoints_and_replace_older_ones(tiny_path, tm
     trainer = toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options)
     trainer.train()
     assert len(written) == 4 and written[0] == 0
-    assert written[-1] == trainer._archive.distinct == len(lines_of(tmp_path))
+    assert written[-1] == trainer.extras["archive"].state.distinct == len(lines_of(tmp_path))
     monkeypatch.setattr(Archive, "write", lambda self, folder: (tmp_path / "none" / "x").read_text())
     toy_trainer(tiny_path, tmp_path, task=LooseTask(), **options).train()  # a full disk does not end the run
 
@@ -221,40 +204,3 @@ def test_off_nothing_changes(tiny_path, tmp_path):
     assert not (tmp_path / "off" / "archive.jsonl").exists() and not any("archive/" in k for x in logs[0] for k in x)
     assert [{k: v for k, v in line.items() if "archive/" not in k} for line in logs[1]] == logs[0]
     assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
-
-
-def test_a_size_below_0_is_refused_and_a_task_is_needed(tiny_path, tmp_path):
-    with pytest.raises(ValueError, match="archive=-1 must be at least 0"):
-        config(tmp_path, archive=-1)
-    with pytest.raises(ValueError, match="archive=5 needs a task"):
-        TaskGRPOTrainer(tiny_path, reward_funcs=lambda completions, **_: [0.0], args=config(tmp_path, archive=5))
-
-
-SCRIPT = """
-from tests.training.test_archive import LooseTask
-from tests.training.test_trainer import PlacedTrainer
-from tests.support.training import config
-PlacedTrainer.fixed = ["a", "bab", "ab", "ccc", "ca", "b", "dcc", "a", "add", "d", "ac", "abc"]
-trainer = PlacedTrainer(model, args=config(output_dir, **options), task=LooseTask())
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tiny_path, tmp_path):
-    """Groups of 4 in batches of 6 per process: the middle group lies half on each. The second half is resumed."""
-    options = {"num_generations": 4, "archive": 6, "save_strategy": "steps", "save_steps": 2}
-    results = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        given = options | {"per_device_train_batch_size": 12 // processes, "lr_scheduler_type": "constant"}
-        run_processes(SCRIPT, tiny_path, folder, processes, given | {"max_steps": 2})
-        results.append((*run_processes(SCRIPT, tiny_path, folder, processes, given | {"max_steps": 4}, True), folder))
-    (one, one_log, one_folder), (two, two_log, two_folder) = results
-    assert (one_folder / "archive.jsonl").read_bytes() == (two_folder / "archive.jsonl").read_bytes()
-    assert len(lines_of(one_folder)) == 6 and one_log[-1]["archive/distinct"] > 6
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
-    for a, b in zip(one_log, two_log, strict=True):
-        for key in ("archive/distinct", "archive/new", "reward"):
-            assert a[key] == pytest.approx(b[key], abs=1e-6), key
-    assert len(one_log) == 4

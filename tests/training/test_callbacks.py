@@ -26,7 +26,7 @@ from trl_grpo_tasks.models import checkpoints
 from trl_grpo_tasks.training.callbacks import Console, MetricsFile
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_console_says_little_and_what_matters(tmp_path):
     """In a process of its own, as a user would see it. No bars, no warnings, no word of what is optional."""
     command = [
@@ -135,7 +135,7 @@ def test_everything_on_request(tmp_path, capsys):
 # ---- Ctrl-C
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, capsys):
     """The signal goes to the whole group, reward workers and all, as a terminal sends it."""
     options = {"max_steps": 12, "save_steps": 100, "logging_steps": 2, "reward_workers": 1, "beta": 0.02}

@@ -11,10 +11,11 @@ from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from tests.training.test_trainer import FixedTrainer
 from trl_grpo_tasks.training.callbacks import Hints
-from trl_grpo_tasks.training.control.adaptive_kl import AdaptiveKL
-from trl_grpo_tasks.training.control.curriculum import Curriculum
-from trl_grpo_tasks.training.control.reference import MovingReference, average_product
-from trl_grpo_tasks.training.stores.replay import ReplayBuffer, StoredGroup, probabilities_and_weights
+from trl_grpo_tasks.training.extras.adaptive_kl import AdaptiveKL
+from trl_grpo_tasks.training.extras.curriculum import Curriculum
+from trl_grpo_tasks.training.extras.moving_reference import MovingReference, average_product
+from trl_grpo_tasks.training.extras.replay import ReplayBuffer, probabilities_and_weights
+from trl_grpo_tasks.training.groups import StoredGroup
 
 # ---- adaptive KL
 
@@ -113,16 +114,6 @@ def test_the_processes_share_what_may_be_replaced():
     assert len(buffer.allot([True] * 8, [9] * 4, 0.5)) == 4, "what could not be used does not pile up"
 
 
-def test_replay_with_one_group_per_rollout(tiny_path, tmp_path):
-    options = config(tmp_path, replay_size=4, advantage_estimator="mean", per_device_train_batch_size=4)
-    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
-    trainer.model.train()
-    for texts in (["a", "bb", "ab", "ccc"], *[["b"] * 4] * 5):
-        FixedTrainer.fixed = texts
-        trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
-    assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1, 0, 1, 0, 1]
-
-
 def test_replay_buffers_share_out_what_another_number_of_them_held():
     held = [ReplayBuffer(capacity=4, max_age=9), ReplayBuffer(capacity=4, max_age=9)]
     for step in range(7):
@@ -180,7 +171,7 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
         reference = second["ref_per_token_logps"][replaced][j, :n]
         torch.testing.assert_close(reference, kept["ref_per_token_logps"][source][j, :n], atol=1e-5, rtol=1e-5)
         if constrain:
-            table = trainer._tables["train"]
+            table = trainer.generation.tables["train"]
             numbers = second["mask_numbers"][j, :n].numpy()
             assert (table.counts(numbers) <= 5).all() and (second["mask_numbers"][j, n:] == 0).all()
     weights = second["advantages"][replaced] / kept["advantages"][source]
@@ -195,7 +186,7 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, cons
     loss = trainer._compute_loss(trainer.model, second)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
-    logps = trainer._score(second, of_reference=False)[second["completion_mask"].bool()].detach()
+    logps = trainer.scoring.logps(second, of_reference=False)[second["completion_mask"].bool()].detach()
     assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
 
 
@@ -207,8 +198,8 @@ def record_masks(trainer):
 
     def with_masks(prompt_ids, *args, **kwargs):
         ids, logprobs = fixed(trainer, prompt_ids, *args, **kwargs)
-        table = trainer._tables.start("train", trainer.model.config.vocab_size)
-        masks = [replay(trainer._constraint, {}, i) for i in ids]
+        table = trainer.generation.tables.start("train", trainer.model.config.vocab_size)
+        masks = [replay(trainer.generation.constraint, {}, i) for i in ids]
         trainer.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
             [[table.number_of(m) for m in row] for row in masks]
         )
@@ -295,7 +286,7 @@ def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
     trainer = toy_trainer(tiny_path, tmp_path, beta=0.1, max_steps=1, **options)
     start = {n: p.detach().clone() for n, p in trainer.ref_model.named_parameters()}
     trainer.model.train()
-    trainer._update_controllers()  # before the first rollout: nothing to follow yet
+    trainer.start_iteration()  # before the first rollout: nothing to follow yet
     expected = start
     for step in range(1, 4):
         with torch.no_grad():
@@ -303,8 +294,8 @@ def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
                 p.add_(0.1)
         policy = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
         trainer.state.global_step = step
-        trainer._update_controllers()
-        trainer._update_controllers()  # a second rollout within one step moves nothing
+        trainer.start_iteration()
+        trainer.start_iteration()  # a second rollout within one step moves nothing
         if mode == "ema":
             expected = {n: 0.75 * expected[n] + 0.25 * policy[n] for n in expected}
         elif step % 2 == 0:
@@ -384,10 +375,10 @@ def test_the_reference_of_an_embedding_adapter_is_whole_and_moves(tiny_path, tmp
     before = ref_b @ ref_a
     with torch.no_grad():
         a.add_(torch.randn(a.shape, generator=torch.Generator().manual_seed(0)))
-    trainer._reference.update()
+    trainer.extras["reference"].state.update()
     expected = 0.5 * before + 0.5 * b @ a if mode == "ema" else b @ a
     torch.testing.assert_close(ref_b @ ref_a, expected, atol=1e-5, rtol=1e-5)
-    assert {a_name.replace(".default", ".ref")} <= set(trainer._reference.state_dict()["weights"])
+    assert {a_name.replace(".default", ".ref")} <= set(trainer.extras["reference"].state.state_dict()["weights"])
 
 
 # ---- hints

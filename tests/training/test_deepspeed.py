@@ -1,14 +1,10 @@
 """ZeRO stages 1 and 2 keep whole weights: our rollouts are used, and training equals DDP; another number of processes
 can resume. Needs DeepSpeed."""
 
-import shutil
-
 import pytest
 import torch
 
 from tests.support.training import run_processes
-from tests.training import test_distributed
-from tests.training.test_resume_distributed import OPTIONS as SAVED
 
 pytest.importorskip("deepspeed")
 
@@ -26,7 +22,7 @@ if "deepspeed" in options:
 SCRIPT = f"""{PREPARE}
 from tests.support.training import toy_trainer
 trainer = toy_trainer(model, output_dir, **options)
-assert trainer.is_deepspeed_enabled == ("deepspeed" in options) and trainer._uses_engine
+assert trainer.is_deepspeed_enabled == ("deepspeed" in options) and trainer.generation.uses_engine
 """
 OPTIONS = {"max_steps": 4, "rollout": "fast", "constrain": True, "beta": 0.05, "seed": 3, "optim": "adamw_torch"}
 
@@ -42,7 +38,7 @@ def ddp(tiny_path, tmp_path_factory):
     return run_processes(SCRIPT, tiny_path, tmp_path_factory.mktemp("ddp") / "run", 2, OPTIONS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", [1, 2])
 def test_zero_stages_with_whole_weights_equal_ddp(tiny_path, tmp_path, ddp, stage):
     weights, log = run_processes(SCRIPT, tiny_path, tmp_path / "zero", 2, OPTIONS | zero(stage))
@@ -51,31 +47,3 @@ def test_zero_stages_with_whole_weights_equal_ddp(tiny_path, tmp_path, ddp, stag
     for ours, theirs in zip(log, ddp[1], strict=True):
         for key in ("loss", "reward", "kl", "sampling/logp_difference_max"):
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), key
-
-
-def train_fixed(model, folder, processes, options, resume=False):
-    """Train six steps with the same completions for all numbers of processes."""
-    batch = {"per_device_train_batch_size": 12 // processes, "weight_decay": 0.1, "optim": "adamw_torch"}
-    script = PREPARE + test_distributed.SCRIPT
-    return run_processes(script, model, folder, processes, SAVED | batch | options, resume=resume)
-
-
-@pytest.fixture(scope="module")
-def one(tiny_path, tmp_path_factory):
-    return train_fixed(tiny_path, tmp_path_factory.mktemp("one") / "run", 1, {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2])
-def test_another_number_of_processes_resumes(tiny_path, tmp_path, one, stage):
-    """Two processes train six steps, and three resume from the second step."""
-    first, second = tmp_path / "two", tmp_path / "three"
-    two = train_fixed(tiny_path, first, 2, zero(stage))
-    shutil.copytree(first / "checkpoint-2", second / "checkpoint-2")
-    shutil.copy(first / "training_metrics.jsonl", second)
-    for weights, log in (two, train_fixed(tiny_path, second, 3, zero(stage), resume=True)):
-        for name, value in one[0].items():
-            torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-5, msg=name)
-        for ours, theirs in zip(log, one[1], strict=True):
-            for key in ("step", "reward", "loss", "kl", "beta", "curriculum/level", "learning_rate"):
-                assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), key

@@ -3,71 +3,71 @@
 import pytest
 import torch
 
+from tests.support.exhaustive import MARK
+from tests.support.stepped import SteppedTask
 from tests.support.training import run_processes
+
+
+class EveryTask(SteppedTask):
+    """Scores steps, and makes a completion of equal letters the answer to the prompt with that letter."""
+
+    def relabel(self, row, completion):
+        letter = completion[:1]
+        return {"prompt": f"{letter}1x", "letter": letter, "level": "1"} if letter else None
+
 
 SCRIPT = """
 from tests.training.test_trainer import PlacedTrainer
 from tests.training.test_controllers import record_masks
-from tests.support.toy import ToyTask
+from tests.training.test_distributed import EveryTask
 from tests.support.training import config
 PlacedTrainer.fixed = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a", "dd", "d", "ca", "abc"]
-trainer = PlacedTrainer(model, args=config(output_dir, **options), task=ToyTask())
+trainer = PlacedTrainer(model, args=config(output_dir, **options), task=EveryTask())
 record_masks(trainer)
 """
+ESTIMATED = {
+    "advantage_estimator": "maxk",
+    "pass_k": 2,
+    "advantage_clip": 0.5,
+    "kl_target": 0.01,
+    "curriculum": True,
+    "curriculum_window": 4,
+}
+# The coefficient of the entropy follows the entropy of both processes together.
+EXTRAS = {
+    "step_credit": 0.7,
+    "gamma": 0.9,
+    "archive": 6,
+    "own_successes": 6,
+    "own_successes_fraction": 0.5,
+    "own_successes_weight": 0.3,
+    "relabel": True,
+    "use_adaptive_entropy": True,
+    "entropy_coef": 0.05,
+    "entropy_coef_delta": 0.02,
+    "entropy_target": 1.28,
+}
+SAME = (
+    "reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta", "pg_loss",
+    "constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy", "entropy_coef",
+    "step_credit/steps", "step_credit/mean_abs", "archive/distinct", "archive/new", "own_successes/size",
+    "own_successes/loss", "own_successes/relabelled",
+)  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["maxk", "grpo"])
-def test_two_processes_equal_one(tiny_path, tmp_path, estimator):
+@pytest.mark.parametrize("options", [ESTIMATED, pytest.param(EXTRAS, marks=MARK)], ids=["estimated", "every extra"])
+def test_two_processes_equal_one(tiny_path, tmp_path, options):
     """Groups of 4 in batches of 6 a process: the middle group lies half on each."""
-    options = {
-        "num_generations": 4,
-        "max_steps": 3,
-        "beta": 0.1,
-        "constrain": True,
-        "advantage_estimator": estimator,
-        "pass_k": 2,
-        "advantage_clip": 0.5,
-        "kl_target": 0.01,
-        "curriculum": True,
-        "curriculum_window": 4,
-    }
+    options = options | {"num_generations": 4, "max_steps": 5, "beta": 0.1, "constrain": True}
     one, one_log = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
     two, two_log = run_processes(SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
-    same = ("reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta")
-    same += ("constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy")
     for a, b in zip(one_log, two_log, strict=True):
-        for key in same:
+        for key in SAME:
             assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
-
-
-ONE_SIGNAL = """
-from tests.training.test_trainer import FixedTrainer
-from tests.support.toy import ToyTask
-from tests.support.training import config
-trainer = FixedTrainer(model, args=config(output_dir, **options), task=ToyTask())
-
-def only_at_first(prompt_ids):
-    texts = ["a", "bb", "ab", "ccc"] if trainer.state.global_step == 0 else ["b"] * 4
-    return [trainer._tokenizer(t)["input_ids"] + [trainer._tokenizer.eos_token_id] for t in texts], None
-
-FixedTrainer._generate_single_turn = lambda self, prompt_ids, *a, **k: only_at_first(prompt_ids)
-"""
-
-
-@pytest.mark.slow
-def test_replay_with_one_group_per_process(tiny_path, tmp_path):
-    """Half of the groups of a batch may be replaced: one of the two, which leaves fresh data in every batch."""
-    options = {
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "max_steps": 5,
-        "advantage_estimator": "mean",
-        "replay_size": 4,
-        "replay_fraction": 0.5,
-    }
-    _, log = run_processes(ONE_SIGNAL, tiny_path, tmp_path / "two", 2, options)
-    assert [line["replay/replaced_groups"] for line in log] == [0, 1, 1, 1, 1]
-    assert [line["replay/size"] for line in log] == [2] * 5
+    if "archive" in options:
+        archives = [(tmp_path / name / "archive.jsonl").read_bytes() for name in ("one", "two")]
+        assert archives[0] == archives[1] and len(archives[0].splitlines()) == 6 < one_log[-1]["archive/distinct"]
+        assert one_log[0]["step_credit/mean_abs"] > 0.01 and one_log[-1]["own_successes/relabelled"] > 0
+        assert len({line["entropy_coef"] for line in one_log}) > 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trl_grpo_tasks.training.callbacks import Hints
-from trl_grpo_tasks.training.control.diversity import collapse
+from trl_grpo_tasks.training.collapse import collapse
 
 PROMPTS, SIZE = 16, 8
 

@@ -51,12 +51,6 @@ def test_inexact_sampling_is_trls_otherwise_and_a_hint_is_printed(tiny_path, tmp
     assert capsys.readouterr().out.count(f"hint: {found}") == 1
 
 
-def test_temperature_0_is_refused(tmp_path):
-    for options in ({"rollout": "fast"}, {"rollout": "trl"}):
-        with pytest.raises(ValueError, match="temperature=0 gives the same completion each time"):
-            toy_trainer("no model is loaded", tmp_path, temperature=0.0, **options)
-
-
 def test_several_held_out_sets_of_a_task(tiny_path, tmp_path):
     rows = ToyTask().dataset("test", None, 0)
     options = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "per_device_eval_batch_size": 4}

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tests.support.toy import LETTERS
-from tests.support.training import parameters, run_processes, toy_trainer
-from tests.training.test_distributed import SCRIPT
+from tests.support.training import toy_trainer
 
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.05, "entropy_coef_delta": 0.02, "constrain": True}
 
@@ -60,30 +59,3 @@ def test_the_coefficient_follows_the_entropy_of_the_constrained_policy(tiny_path
     assert [line["entropy_coef"] for line in logs] == pytest.approx([c for _, c in expected])
     assert {entropy <= target for entropy, _ in expected} == {True, False}, "the target was never crossed"
     assert trainer.entropy_coef == logs[-1]["entropy_coef"]
-
-
-def test_a_resumed_run_is_the_same_bit_for_bit(tiny_path, tmp_path):
-    options = ADAPTIVE | {"entropy_target": 1.29, "gradient_accumulation_steps": 2, "max_steps": 5, "logging_steps": 2}
-    options |= {"save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4, "per_device_train_batch_size": 4}
-    whole = toy_trainer(tiny_path, tmp_path, **options)
-    whole.train()
-    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
-    assert '"entropy_coef"' in metrics and 0 < whole.entropy_coef != 0.05
-    for step in (1, 2, 3, 4):
-        again = toy_trainer(tiny_path, tmp_path, **options)
-        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, step
-        assert again.entropy_coef == whole.entropy_coef
-        assert all(value.equal(wanted[name]) for name, value in parameters(again).items()), step
-
-
-@pytest.mark.slow
-def test_two_processes_have_one_coefficient(tiny_path, tmp_path):
-    """Completions are fixed. The entropy of both processes together decides, as in one process."""
-    options = ADAPTIVE | {"entropy_target": 1.287, "num_generations": 6, "max_steps": 5, "learning_rate": 1e-3}
-    _, one = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
-    _, two = run_processes(SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
-    coefficients = [[line["entropy_coef"] for line in log] for log in (one, two)]
-    assert coefficients[0] == coefficients[1] and len(set(coefficients[0])) > 1
-    for a, b in zip(one, two, strict=True):
-        assert a["entropy"] == pytest.approx(b["entropy"], abs=1e-4)

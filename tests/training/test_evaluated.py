@@ -51,6 +51,7 @@ trainer = toy_trainer(model, output_dir, task=ByLetter(), **options)
 """
 
 
+@pytest.mark.exhaustive
 def test_rows_that_fill_up_the_last_batch_of_several_processes_do_not_count(tiny_path, tmp_path):
     options = EVALUATED | {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
     _, lines = run_processes(SCRIPT, tiny_path, tmp_path, 2, options)  # two batches of two rows: one row comes twice

@@ -35,8 +35,8 @@ class PlacedTrainer(TaskGRPOTrainer):
         free = ["b", "ca", "bb", "dbc", "a", "bd"]
         texts = ["a" if row["letter"] == "a" else free[(i % 4 + step) % len(free)] for i, row in enumerate(rows)]
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
-        table = self._tables.start("train", self.model.config.vocab_size)
-        masks = [replay(self._constraint, row, one) for row, one in zip(rows, ids, strict=True)]
+        table = self.generation.tables.start("train", self.model.config.vocab_size)
+        masks = [replay(self.generation.constraint, row, one) for row, one in zip(rows, ids, strict=True)]
         self.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
             [[table.number_of(mask) for mask in each] for each in masks]
         )
@@ -51,7 +51,7 @@ assert not trainer.model.config.tie_word_embeddings
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_whose_tokens_are_all_forced_does_not_hang_the_others(tiny_path, tmp_path):
     """Each process has one group, and that of one of them is forced. The head is untied: nothing but the scores leads
     to its weight; and with gradient checkpointing, DDP waits for the gradient of every weight."""

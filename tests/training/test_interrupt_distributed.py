@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.commands.test_train import metrics, words
-from tests.support.training import launch
+from tests.support.forked import Processes
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.models import checkpoints
 
@@ -34,7 +34,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes, number", [(2, signal.SIGTERM), (3, signal.SIGINT)])
 def test_a_signal_to_one_process_stops_all(tmp_path, capsys, processes, number):
     """The checkpoint is in the middle of a rollout's second pass. One process goes on from it."""
@@ -47,7 +47,10 @@ def test_a_signal_to_one_process_stops_all(tmp_path, capsys, processes, number):
     }
     folder = tmp_path / "run"
     started = words(folder, **options, per_device_train_batch_size=12 // processes)
-    out, err = launch(SCRIPT, processes, [started, number, str(tmp_path)], folder, status=1)
+    (tmp_path / "run.py").write_text(SCRIPT)
+    running = Processes(tmp_path / "run.py", [started, number, str(tmp_path)], processes)
+    assert running.wait(300) == 128 + number
+    out, err = running.out.read_text(), running.err.read_text()
     assert out.count("no complete checkpoint in") == 1
     assert err.count(f"stopped after step 3; {folder / 'checkpoint-3'} is complete; to resume:") == 1
     statuses = [json.loads((tmp_path / f"status-{i}.json").read_text()) for i in range(processes)]

@@ -36,7 +36,7 @@ class Alive(TrainerCallback):
             self.bytes[state.global_step] = sum(one.untyped_storage().nbytes() for one in tensors)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_objects_and_tensors_do_not_accumulate(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, **EVERYTHING)
     alive = Alive(18, 38)  # both between two evaluations and between two checkpoints

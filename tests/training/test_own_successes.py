@@ -9,10 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support.toy import LETTERS, ToyTask
-from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_resampling import EQUAL, MIXED, make
-from tests.training.test_resume import ALL_ON
-from trl_grpo_tasks.training.stores.own_successes import MOST_PER_REQUEST, Success, SuccessStore
+from trl_grpo_tasks.training.extras.own_successes import MOST_PER_REQUEST, Success, SuccessStore
 
 ON = {"own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 0.3}
 
@@ -125,9 +123,9 @@ def test_the_gradient_is_that_of_a_hand_computed_likelihood(tiny_path, tmp_path,
         output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
         trainer._compute_loss(trainer.model, output).backward()
         gradients.append({name: p.grad for name, p in trainer.model.named_parameters()})
-    assert {s.answer for s in stored(trainer._successes)} == {"a", "aa", "aaa"}
+    assert {s.answer for s in stored(trainer.extras["own_successes"].state)} == {"a", "aa", "aaa"}
     prompt = trainer.train_dataset[0]["prompt"]
-    drawn = [(prompt, s.answer) for s in trainer._drawn(trainer._successes)]
+    drawn = [(prompt, s.answer) for s in trainer.extras["own_successes"].drawn()]
     assert len(drawn) == 4, "half of a batch of 8"
     loss, expected = hand_nll(tiny_path, trainer, drawn, constrain)
     assert trainer._metrics["train"]["own_successes/loss"] == [pytest.approx(loss, rel=1e-5)]
@@ -145,14 +143,14 @@ def test_nothing_is_imitated_before_the_first_success_or_in_evaluations(tiny_pat
     assert "own_successes/loss" not in trainer._metrics["train"]
     trainer.model.eval()
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    assert len(trainer._successes) == 0
+    assert len(trainer.extras["own_successes"].state) == 0
 
 
 def test_successes_of_new_groups_are_stored_too(tiny_path, tmp_path):
     trainer = make(tiny_path, tmp_path, [*EQUAL, *EQUAL, *(c * 2 for c in "abcdabcd")], resample_rounds=1, **ON)
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    assert {s.row for s in stored(trainer._successes)} == {
-        trainer._train_example(trainer._draw(0, place))["row"] for place in range(2)
+    assert {s.row for s in stored(trainer.extras["own_successes"].state)} == {
+        trainer.train_example(trainer.extras["resampling"].draw(0, place))["row"] for place in range(2)
     }
 
 
@@ -164,9 +162,11 @@ def test_failed_completions_are_stored_with_a_prompt_that_they_solve(tiny_path, 
     options = ON | {"relabel": True, "constrain": constrain}
     trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=RelabelTask(), **options)
     output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    found = {(json.loads(s.row)["prompt"], s.answer, s.is_relabelled) for s in stored(trainer._successes)}
+    found = {
+        (json.loads(s.row)["prompt"], s.answer, s.is_relabelled) for s in stored(trainer.extras["own_successes"].state)
+    }
     assert found == {("b1x", "bb", True), ("a1x", "a", False), ("c1x", "ccc", True), ("d1x", "dd", True)}
-    for s in stored(trainer._successes):
+    for s in stored(trainer.extras["own_successes"].state):
         assert s.prompt_ids == trainer._tokenizer(json.loads(s.row)["prompt"])["input_ids"]
     trainer._compute_loss(trainer.model, output)
     assert trainer._metrics["train"]["own_successes/relabelled"] == [3]
@@ -185,7 +185,7 @@ def test_a_part_of_a_failed_completion_is_stored_with_its_own_tokens(tiny_path, 
     options = ON | {"relabel": True, "constrain": constrain}
     trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=PartTask(), **options)
     output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    found = {(json.loads(s.row)["prompt"], s.answer): s for s in stored(trainer._successes)}
+    found = {(json.loads(s.row)["prompt"], s.answer): s for s in stored(trainer.extras["own_successes"].state)}
     assert {key for key, s in found.items() if s.is_relabelled} == {("b1x", "b"), ("c1x", "c"), ("d1x", "d")}
     tokenizer = trainer._tokenizer
     for (_, answer), s in found.items():
@@ -197,78 +197,4 @@ def test_a_part_of_a_failed_completion_is_stored_with_its_own_tokens(tiny_path, 
 # ---- runs
 
 
-def test_resuming_at_every_step_is_bit_identical(tiny_path, tmp_path):
-    """With replay, dynamic sampling, a curriculum and a moving reference. A rollout lasts for four steps."""
-    options = ALL_ON | ON | {"own_successes": 3, "relabel": True, "max_steps": 6, "logging_steps": 1}
-    options |= {"save_steps": 1, "save_total_limit": None}
-    whole = toy_trainer(tiny_path, tmp_path, task=RelabelTask(), **options)
-    whole.train()
-    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
-    logged = [json.loads(line) for line in metrics.splitlines()]
-    assert all(0 < line["own_successes/size"] <= 3 for line in logged) and logged[-1]["own_successes/loss"] > 0
-    for step in (1, 3, 4, 5):
-        again = toy_trainer(tiny_path, tmp_path, task=RelabelTask(), **options)
-        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        for name, p in again.model.named_parameters():
-            assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
-        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
-        assert again._successes.state_dict() == whole._successes.state_dict()
-
-
-def test_imitation_raises_the_likelihood_of_a_rare_success(tiny_path, tmp_path):
-    """Without advantages, only the imitation moves the model."""
-    trainer = make(tiny_path, tmp_path, ["a", *["dd"] * 7] * 15, own_successes=8, own_successes_weight=1.0,
-                   component_weights={"match": 0.0, "short": 0.0}, steps=15)  # fmt: skip
-    trainer.train()
-    losses = [line["own_successes/loss"] for line in trainer.state.log_history if "own_successes/loss" in line]
-    assert len(losses) >= 10 and losses[-1] < losses[0] - 0.5
-
-
-SCRIPT = """
-from tests.training.test_own_successes import RelabelTask
-from tests.support.training import config
-from tests.training.test_resampling import ScriptedTrainer
-trainer = ScriptedTrainer(model, args=config(output_dir, **options), task=RelabelTask())
-texts = ["a", "aa", "bb", "ab", "dd", "dd", "dd", "dd", "c", "cc", "b", "bc", "x", "x", "x", "x"]
-rank, size = trainer.accelerator.process_index, len(texts) // trainer.accelerator.num_processes
-trainer.script = texts[rank * size : (rank + 1) * size] * 10
-trainer.args.remove_unused_columns = False
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tiny_path, tmp_path):
-    """With the same batch in total. One process has no success of its own in some steps."""
-    options = ON | {"max_steps": 3, "relabel": True, "gradient_accumulation_steps": 1, "own_successes": 6}
-    runs = [
-        run_processes(SCRIPT, tiny_path, tmp_path / f"run{n}", n, options | {"per_device_train_batch_size": 16 // n})
-        for n in (1, 2)
-    ]
-    (weights, log), (their_weights, their_log) = runs
-    for name, value in weights.items():
-        torch.testing.assert_close(value, their_weights[name], atol=1e-5, rtol=1e-4, msg=name)
-    names = ("own_successes/size", "own_successes/loss", "own_successes/relabelled")
-    for ours, theirs in zip(log, their_log, strict=True):
-        assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
-
-
 # ---- refusals
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"own_successes": -1}, "own_successes=-1 must be at least 0"),
-        ({"own_successes_fraction": 0.0}, "own_successes_fraction=0.0"),
-        ({"own_successes_weight": 0.0}, "own_successes_weight=0.0"),
-        ({"relabel": True}, "set own_successes"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        config(tmp_path, **options)
-
-
-def test_a_task_without_relabel_is_refused(tiny_path, tmp_path):
-    with pytest.raises(ValueError, match="task 'toy' does not define relabel"):
-        toy_trainer(tiny_path, tmp_path, own_successes=8, relabel=True)

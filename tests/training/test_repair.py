@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.enumerated import assert_exact_policy_gradient, every_completion
+from tests.support.exhaustive import exhaustive_but
 from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
 from tests.support.toy_fill import FillTask
-from tests.support.toy_repair import AdvisingToy, conversations
-from tests.support.training import config, parameters, timeless, toy_trainer
+from tests.support.toy_repair import AdvisingToy
+from tests.support.training import parameters, toy_trainer
 from tests.support.wild import TASK_FILE
-from trl_grpo_tasks import TaskGRPOTrainer, redact
-from trl_grpo_tasks.constraints.replayed import replay_all
-from trl_grpo_tasks.constraints.table import pad_mask_numbers
+from trl_grpo_tasks import redact
 from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
@@ -24,8 +24,7 @@ from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training import repair
 from trl_grpo_tasks.training.cold_start import gold_dataset
-from trl_grpo_tasks.training.credit import StepFinder, token_credits
-from trl_grpo_tasks.training.record import RolloutRecord
+from trl_grpo_tasks.training.extras.step_credit import StepFinder, token_credits
 from trl_grpo_tasks.training.repair import LONGEST_REASON, NO_REASON, RepairTask, shown_reason, with_repair
 
 ON = {"repair_turns": 2, "rollout": "fast", "max_completion_length": 24, "constrain": True}
@@ -40,39 +39,12 @@ def repaired(turns=3, discount=0.5, inner=None, constrain=True):
 
 
 def test_the_policy_gradient_is_that_of_the_expected_reward(tiny_path, tmp_path):
-    """The sum of p R grad(log p) over all conversations, with log-probs of the trainer under its masks, against the
-    derivative of the expected reward, from plain forward passes and masked softmaxes."""
     trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON)
-    constraint, task = trainer._constraint, trainer.task
-    completions = conversations(constraint, ROW)
-    table = trainer._tables.start("train", trainer._output_size())
-    numbers = replay_all(constraint, [ROW] * len(completions), completions, table)
-    rewards = torch.tensor([task.score(ROW, constraint.text_of(ROW, ids)).total for ids in completions])
-    prompt = trainer._tokenizer(ROW["prompt"])["input_ids"]
-    width = max(map(len, completions))
-    ids_B_T = torch.tensor([prompt + ids + [0] * (width - len(ids)) for ids in completions])
-    mask_B_T = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in completions])
-    attention = torch.cat([torch.ones(len(completions), len(prompt), dtype=torch.long), mask_B_T], 1)
-    with trainer._scoring(RolloutRecord("train", mask_numbers_B_T=pad_mask_numbers(numbers))):
-        logps_B_T = trainer._get_per_token_logps_and_entropies(trainer.model, ids_B_T, attention, width)[0]
-    is_forced = torch.from_numpy(table.counts(pad_mask_numbers(numbers).numpy()) == 1) & mask_B_T.bool()
-    assert is_forced.sum() > len(completions) and (logps_B_T[is_forced] == 0).all()
-    logps_B = (logps_B_T * mask_B_T).sum(1)
-    assert logps_B.exp().sum().item() == pytest.approx(1, abs=1e-5)
-    (logps_B.exp().detach() * rewards * logps_B).sum().backward()
-    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
-
-    model = trainer.model.double()
-    model.zero_grad()
-    logits = model(input_ids=ids_B_T, attention_mask=attention, fused_lm_head=False).logits[:, len(prompt) - 1 : -1]
-    words = [[table.ids(number).tolist() for number in row] for row in numbers]
-    expected = torch.zeros((), dtype=torch.float64)
-    for b, (ids, allowed) in enumerate(zip(completions, words, strict=True)):
-        steps = [logits[b, t, a].log_softmax(0)[a.index(ids[t])] for t, a in enumerate(allowed)]
-        expected = expected + rewards[b].double() * torch.stack(steps).sum().exp()
-    expected.backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(found[name].double(), p.grad, rtol=1e-3, atol=1e-6, msg=name)
+    constraint, task = trainer.generation.constraint, trainer.task
+    completions = every_completion(constraint, ROW)
+    assert sum(len(one) == 1 for _, sets in completions for one in sets) > len(completions), "feedback is forced"
+    rewards = [task.score(ROW, constraint.text_of(ROW, ids)).total for ids, _ in completions]
+    assert_exact_policy_gradient(trainer, ROW, completions, rewards)
 
 
 # ---- training
@@ -82,7 +54,7 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON, max_steps=2, step_credit=0.5, own_successes=8,
                           num_generations=8, per_device_train_batch_size=16)  # fmt: skip
     trainer.train()
-    record, constraint = trainer.latest_rollout, trainer._constraint
+    record, constraint = trainer.latest_rollout, trainer.generation.constraint
     scores = [outcome.score for outcome in record.outcomes]
     assert {score.info["turns"] for score in scores} == {1, 2}  # rows that succeed at once are beside others
     for row, ids, text, start, score in zip(
@@ -91,7 +63,7 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
         assert text == constraint.text_of(row, ids) and trainer.task.score(row, text) == score
         assert (start > 0) == (score.info["turns"] > 1)
         assert set(trainer._tokenizer.decode(ids[start:], skip_special_tokens=True)) <= set("abcd")
-    stored = [success for kept in trainer._successes.state_dict()["requests"] for success in kept]
+    stored = [success for kept in trainer.extras["own_successes"].state.state_dict()["requests"] for success in kept]
     assert stored
     for success in stored:  # what is imitated is the last turn, after the others
         assert trainer._tokenizer.decode(success["completion_ids"], skip_special_tokens=True) == success["answer"]
@@ -112,8 +84,8 @@ def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
         runs.append((record.completion_ids, record.mask_numbers_B_T.tolist(), record.completions, parameters(trainer)))
     assert runs[0][:3] == runs[1][:3]
     assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
-    stats = trainer._rewards.executor.stats
-    assert trainer._constraint.reasons is None and stats.hits > 0
+    stats = trainer.rewarding.rewards.executor.stats
+    assert trainer.generation.constraint.reasons is None and stats.hits > 0
     infos = [outcome.score.info["turns"] for outcome in record.outcomes]
     assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
 
@@ -121,24 +93,13 @@ def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
 def test_steps_belong_to_the_last_turn(tiny_path, tmp_path):
     tokenizer = load_tokenizer(tiny_path)
     constraint = repaired(2).constraint(tokenizer)
-    ids = next(ids for ids in conversations(constraint, ROW) if constraint.text_of(ROW, ids).endswith("\nab"))
+    ids = next(ids for ids, _ in every_completion(constraint, ROW) if constraint.text_of(ROW, ids).endswith("\nab"))
     text, start = constraint.text_of(ROW, ids), constraint.turns_of(ROW, ids)[-1][0]
     pairs = repaired(2, 0.5).prefix_scores(ROW, text)
     assert pairs == [(len(text) - 1, 0.25), (len(text), 0.25), (len(text), 0.25)]
     found = token_credits(StepFinder(tokenizer), [ids], [text], [pairs], [[1.0, 2.0, 3.0]], [start], len(ids) + 1)
     # the tokens before the last turn and "a", then "b", then the end
     assert found[0].tolist() == [1.0] * (start + 1) + [2.0, 3.0, 0.0]
-
-
-def test_a_resumed_run_has_the_same_bits(tiny_path, tmp_path):
-    options = ON | {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "own_successes": 8, "beta": 0.1}
-    whole = toy_trainer(tiny_path, tmp_path / "run", AdvisingToy(), **options)
-    whole.train()
-    resumed = toy_trainer(tiny_path, tmp_path / "run", AdvisingToy(), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert all(torch.equal(p, parameters(resumed)[name]) for name, p in parameters(whole).items())
-    logs = [[timeless(log) for log in trainer.state.log_history[:4]] for trainer in (whole, resumed)]
-    assert logs[0] == logs[1]
 
 
 def test_one_turn_is_the_task_itself(tiny_path, tmp_path):
@@ -152,23 +113,7 @@ def test_free_text_has_turns_too(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1)
     trainer.train()
     assert any(start for start in trainer.latest_rollout.last_turns)
-    assert trainer._constraint.inner is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"repair_turns": 5}, "repair_turns=5 must be from 1 .off. to 4"),
-        ({"repair_turns": 0}, "repair_turns=0 must be from 1"),
-        ({"repair_discount": 0.0}, "repair_discount=0.0 must be above 0"),
-        ({"rollout": "trl"}, "repair_turns=2 needs our rollouts.*set rollout='fast'"),
-        ({"use_vllm": True}, "repair_turns=2 does not work with use_vllm"),
-        ({"relabel": True, "own_successes": 4}, "does not work with relabel"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        config(tmp_path, **ON | options)
+    assert trainer.generation.constraint.inner is None
 
 
 def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
@@ -183,8 +128,6 @@ def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
         repaired(inner=judged)
     with pytest.raises(ValueError, match=r"max_completion_length=8 is too short for 2 turns.*at least to 9"):
         toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"max_completion_length": 8})
-    with pytest.raises(ValueError, match="needs a task, which says why an answer fails"):
-        TaskGRPOTrainer(tiny_path, [len], args=config(tmp_path, **ON))
 
 
 # ---- the task
@@ -251,7 +194,7 @@ def test_reasons_are_one_short_line_without_folders_and_secrets(monkeypatch):
     assert shown_reason("word " * 200).endswith("...")
 
 
-@pytest.mark.parametrize("pack", ["brick", "theory", "machine", "prompts"])
+@pytest.mark.parametrize("pack", exhaustive_but(["prompts"], ["brick", "theory", "machine", "prompts"]))
 def test_every_pack_repairs_a_bad_answer_and_does_not_tell_the_gold_one(pack):
     """With the tokens of the tiny model: a bad answer, its feedback, and the gold answer."""
     inner = get_task(pack)

@@ -24,7 +24,7 @@ trainer = OnceWithSignal(model, args=config(output_dir, **options), task=ToyTask
 STEPS = 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes, most", [(2, 4), (3, 6)])
 def test_a_group_per_process_is_replayed(tiny_path, tmp_path, processes, most):
     """At most half of the groups of the four rollouts without signal. Only a process that replays asks the reference

@@ -10,7 +10,7 @@ from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
-from trl_grpo_tasks.training.layers.group import _paired
+from trl_grpo_tasks.training.extras.resampling import _paired
 
 MIXED, EQUAL = ["a", "ab", "abc", "bb"], ["dd", "dd", "dd", "dd"]
 CUT_OFF = ["a-", "ab-", "abc-", "bb-"]
@@ -27,13 +27,13 @@ class ScriptedTrainer(TaskGRPOTrainer):
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
         ids = [one[:-2] if text.endswith("-") else one for one, text in zip(ids, texts, strict=True)]
         logps = [[-2.0 - 0.1 * token - 0.2 * place for place, token in enumerate(one)] for one in ids]
-        if self._constraint is None:
+        if self.generation.constraint is None:
             return ids, logps
-        from trl_grpo_tasks.constraints.replayed import replay_all
+        from trl_grpo_tasks.constraints.rebuilt import replay_all
         from trl_grpo_tasks.constraints.table import pad_mask_numbers
 
-        table = self._tables.start("train", self._output_size())
-        masks = replay_all(self._constraint, self.latest_rollout.rows, ids, table)
+        table = self.generation.tables.start("train", self.generation.output_size())
+        masks = replay_all(self.generation.constraint, self.latest_rollout.rows, ids, table)
         self.latest_rollout.mask_numbers_B_T = pad_mask_numbers(masks)
         return ids, logps
 
@@ -47,17 +47,20 @@ def make(tiny_path, folder, script, task=None, steps=1, **options):
 
 CONSTRAINED = {"constrain": True, "beta": 0.1, "advantage_estimator": "mean"}
 CORRECTED = {"importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_truncate"}
+CREDITED = {"step_credit": 0.5, "task": SteppedTask(), "beta": 0.1}
 PER_SEQUENCE = CORRECTED | {"vllm_importance_sampling_mode": "sequence_truncate"}
 
 
-@pytest.mark.parametrize("options", [{}, CONSTRAINED, CORRECTED, PER_SEQUENCE],
-                         ids=["free", "constrained", "corrected", "corrected per sequence"])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, CONSTRAINED, CORRECTED, PER_SEQUENCE, CREDITED],
+                         ids=["free", "constrained", "corrected", "corrected per sequence", "credited"])  # fmt: skip
 def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
-    ours = make(tiny_path, tmp_path / "ours", [*MIXED, *EQUAL, *EQUAL, *MIXED[::-1]], resample_rounds=2, **options)
+    """The new group may be longer, so that everything is padded again. The constraint allows three letters."""
+    new = MIXED[::-1] if "constrain" in options else ["aabab", "ab", "abba", "bbabb"]
+    ours = make(tiny_path, tmp_path / "ours", [*MIXED, *EQUAL, *EQUAL, *new], resample_rounds=2, **options)
     examples = [ours.train_dataset[0]] * 4 + [ours.train_dataset[1]] * 4
     output = ours._generate_and_score_completions(examples)
-    drawn = ours._train_example(ours._draw(1, 0))  # the first round has no signal either
-    plain = make(tiny_path, tmp_path / "plain", [*MIXED, *MIXED[::-1]], **options)
+    drawn = ours.train_example(ours.extras["resampling"].draw(1, 0))  # the first round has no signal either
+    plain = make(tiny_path, tmp_path / "plain", [*MIXED, *new], **options)
     expected = plain._generate_and_score_completions([plain.train_dataset[0]] * 4 + [drawn] * 4)
     assert not ours.script, "two rounds were sampled"
     assert output.keys() == expected.keys()
@@ -95,8 +98,8 @@ def test_the_budget_is_bounded_and_a_full_batch_costs_nothing(tiny_path, tmp_pat
 def test_replay_stores_the_new_group_with_its_row(tiny_path, tmp_path):
     trainer = make(tiny_path, tmp_path, [*EQUAL, *MIXED, *MIXED], resample_rounds=1, replay_size=4)
     trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4)
-    drawn = trainer._train_example(trainer._draw(0, 0))
-    groups = trainer._replay.state_dict()["groups"]
+    drawn = trainer.train_example(trainer.extras["resampling"].draw(0, 0))
+    groups = trainer.extras["replay"].state.state_dict()["groups"]
     assert [group["row"] for group in groups] == [drawn["row"], trainer.train_dataset[1]["row"]]
     for group in groups:
         scores = [ToyTask().score(json.loads(group["row"]), text) for text in MIXED]
@@ -136,7 +139,7 @@ def test_groups_without_a_token_in_the_loss_are_replaced_and_not_stored(tiny_pat
     assert metrics["groups_without_signal"] == [1] and metrics["resample/replaced_groups"] == [1]
     tokens = output["completion_mask"].sum(1).tolist()
     assert tokens == [2, 0, 4, 3, 0, 0, 0, 0] and output["num_items_in_batch"] == sum(tokens)
-    (group,) = trainer._replay._groups
+    (group,) = trainer.extras["replay"].state._groups
     advantages = output["advantages"][:4]
     used = advantages[output["completion_mask"][:4].bool()] if advantages.ndim == 2 else advantages[[0, 2, 3]]
     assert group.priority == pytest.approx(used.abs().mean().item() + 0.01)
@@ -169,7 +172,7 @@ def test_components_that_differ_are_a_signal_if_they_are_normalised_before_the_s
 
 def test_new_rows_follow_the_curriculum(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, curriculum=True, resample_rounds=1, max_steps=2)
-    levels = {json.loads(trainer._train_example(i)["row"])["level"] for i in range(len(trainer.train_dataset))}
+    levels = {json.loads(trainer.train_example(i)["row"])["level"] for i in range(len(trainer.train_dataset))}
     assert levels == {trainer.task.levels[0]}
     trainer.train()
 
@@ -178,10 +181,3 @@ def test_pairs_stay_within_their_process():
     empty = [True, False, True, True, False, False]  # two processes with three groups each
     assert _paired(empty, [False, True, False, False], processes=2) == [(0, 0), (3, 2)]
     assert _paired(empty, [True, True, True, True], processes=2) == []
-
-
-def test_it_is_refused_with_vllm_and_without_a_task(tiny_path, tmp_path):
-    with pytest.raises(ValueError, match="resample_rounds does not work with use_vllm"):
-        config(tmp_path, resample_rounds=1, use_vllm=True)
-    with pytest.raises(ValueError, match="resample_rounds=-1"):
-        config(tmp_path, resample_rounds=-1)

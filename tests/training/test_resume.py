@@ -9,9 +9,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.forked import Processes
 from tests.support.toy import ToyTask
-from tests.support.training import config, parameters, toy_trainer
+from tests.support.training import config, parameters, resumed, toy_trainer
+from tests.training.test_distributed import EXTRAS, EveryTask
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.models import checkpoints
 
@@ -77,8 +79,7 @@ def final_weights(output_dir):
     return {k: v for n in names if (p := Path(output_dir) / "final" / n).is_file() for k, v in load_file(p).items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("peft", exhaustive_but([False], [False, True]), ids=["full", "lora"])
 def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
     options = ALL_ON | {"rollout": "fast" if peft else "trl"}
     run(tiny_path, tmp_path / "whole", options, peft=peft)
@@ -103,27 +104,34 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
     assert len({line.get("beta") for line in logged}) > 2 and any(line.get("curriculum/level") for line in logged)
 
 
-def test_resuming_at_every_step_and_across_epochs(tiny_path, tmp_path):
-    """Checkpoints at every step; continuing from each gives the end of the uninterrupted run. Data of 6 rows and 2
-    prompts a step: step 4 begins the second epoch, which has an order of its own."""
-    options = ALL_ON | {
-        "max_steps": 8,
-        "save_steps": 1,
-        "save_total_limit": None,
-        "logging_steps": 3,
-        "num_iterations": 1,
-    }
-    options |= {"curriculum": False}
-    whole = toy_trainer(tiny_path, tmp_path / "run", **options)
-    whole.train()
-    wanted = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
-    metrics = (tmp_path / "run" / "training_metrics.jsonl").read_text()
-    for step in (1, 2, 3, 4, 5, 7):
-        again = toy_trainer(tiny_path, tmp_path / "run", **options)
-        again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
-        for name, p in again.model.named_parameters():
-            assert p.equal(wanted[name]), f"{name} after resuming at step {step}"
-        assert (tmp_path / "run" / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
+EVERY_STEP = ALL_ON | {"max_steps": 8, "save_steps": 1, "save_total_limit": None, "logging_steps": 3}
+CASES = {
+    # a rollout, with the advantages of its tokens, lasts for four steps
+    "every extra": EXTRAS,
+    # two prompts a step of 6 rows: step 4 begins the second epoch, which has an order of its own
+    "across epochs": {"num_iterations": 1, "curriculum": False},
+}
+
+
+@pytest.mark.parametrize("case", exhaustive_but(["every extra"], list(CASES)))
+def test_resuming_at_every_step(tiny_path, tmp_path, case):
+    """Checkpoints at every step; continuing from each gives the end of the uninterrupted run."""
+    options, archive = EVERY_STEP | CASES[case], tmp_path / "archive.jsonl"
+
+    def make():
+        return toy_trainer(tiny_path, tmp_path, EveryTask(), **options)
+
+    for whole, again in resumed(make, tmp_path, range(1, 8)):
+        archived = [json.loads(line) for line in archive.read_text().splitlines()]
+        assert archived == whole.extras["archive"].state.ranked() and len(archived) == options["archive"]
+        archive.write_text("broken")
+        stores = [one.extras["own_successes"].state.state_dict() for one in (whole, again) if case == "every extra"]
+        assert not stores or stores[0] == stores[1]
+        assert again.entropy_coef == whole.entropy_coef
+    last = json.loads((tmp_path / "training_metrics.jsonl").read_text().splitlines()[-2])
+    assert last["archive/distinct"] > options["archive"]
+    if case == "every extra":
+        assert last["step_credit/mean_abs"] > 0 and last["own_successes/loss"] > 0 and whole.entropy_coef != 0.05
 
 
 def test_resuming_a_stream(tiny_path, tmp_path):
@@ -139,14 +147,7 @@ def test_resuming_a_stream(tiny_path, tmp_path):
             train_dataset=Dataset.from_list(rows).to_iterable_dataset(),
         )
 
-    whole = streaming()
-    whole.train()
-    wanted, metrics = parameters(whole), (tmp_path / "training_metrics.jsonl").read_text()
-    for step in (1, 3, 4, 5):
-        again = streaming()
-        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        assert (tmp_path / "training_metrics.jsonl").read_text() == metrics, f"metrics after step {step}"
-        assert all(p.equal(wanted[name]) for name, p in parameters(again).items()), f"after resuming at step {step}"
+    assert len(list(resumed(streaming, tmp_path, (1, 3, 4, 5)))) == 4
 
 
 def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):

@@ -18,13 +18,14 @@ OPTIONS = {
     "kl_target": 0.01,
     "curriculum": True,
     "curriculum_window": 4,
+    "archive": 6,
     "save_strategy": "steps",
     "save_steps": 2,
     "logging_steps": 3,  # between two saves, so that a loss is under way in a checkpoint
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_number_of_processes_goes_on_as_one_would(tiny_path, tmp_path):
     """One process trains six steps; three resume from its second step, and two from the fourth, which the three wrote.
     Completions are fixed, so that only the state could make a difference."""
@@ -37,9 +38,12 @@ def test_another_number_of_processes_goes_on_as_one_would(tiny_path, tmp_path):
         return run_processes(SCRIPT, tiny_path, tmp_path / name, processes, options, resume=earlier is not None)
 
     weights, log = train("one", 1)
-    for resumed, its_log in (train("three", 3, "one", 2), train("two", 2, "three", 4)):
-        for name, value in weights.items():
-            torch.testing.assert_close(resumed[name], value, atol=5e-6, rtol=1e-4, msg=name)
+    archived = (tmp_path / "one" / "archive.jsonl").read_bytes()
+    for name, processes, earlier, step in (("three", 3, "one", 2), ("two", 2, "three", 4)):
+        resumed, its_log = train(name, processes, earlier, step)
+        assert (tmp_path / name / "archive.jsonl").read_bytes() == archived != b""
+        for weight, value in weights.items():
+            torch.testing.assert_close(resumed[weight], value, atol=5e-6, rtol=1e-4, msg=weight)
         for a, b in zip(log, its_log, strict=True):
             for key in ("step", "reward", "loss", "kl", "beta", "curriculum/level", "pass@4", "learning_rate"):
                 assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key

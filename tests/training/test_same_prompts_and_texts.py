@@ -86,7 +86,7 @@ def test_evaluations_feedback_and_the_saved_tokenizer_have_the_prompts_of_traini
     monkeypatch.setattr(sampling, "rollout", recorded)
     CompletionSampler(trainer.model.eval(), tokenizer, 1.0, 5, None).sample([row])
     assert seen == trainer.latest_rollout.prompt_ids[:1]
-    assert chat_feedback(tokenizer)[1].endswith("dxx") and trainer._constraint.form(row).tail.endswith("dxx")
+    assert chat_feedback(tokenizer)[1].endswith("dxx") and trainer.generation.constraint.form(row).tail.endswith("dxx")
     trainer.save_model(str(tmp_path / "saved"))
     assert written(load_tokenizer(str(tmp_path / "saved"))) == off
 

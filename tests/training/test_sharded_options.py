@@ -13,8 +13,8 @@ from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.models.checkpoints import CheckpointError, mark_complete
-from trl_grpo_tasks.training import universal
-from trl_grpo_tasks.training.options.sharded import check_sharding
+from trl_grpo_tasks.training import deepspeed_checkpoint
+from trl_grpo_tasks.training.sharding import check_sharding
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_a_conversion_starts_anew_and_names_optimizers_that_cannot_be_converted(
     monkeypatch.setitem(sys.modules, "deepspeed.checkpoint", module)
     (tmp_path / "latest").write_text("global_step2\n")
     with pytest.raises(CheckpointError, match=r"of Adam only, .* \('exp_avg' is missing"):
-        universal.convert(str(tmp_path))
-    universal.convert(str(tmp_path))
+        deepspeed_checkpoint.convert(str(tmp_path))
+    deepspeed_checkpoint.convert(str(tmp_path))
     assert converted == [str(tmp_path / "global_step2")] * 2
-    universal.remove(str(tmp_path))
+    deepspeed_checkpoint.remove(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]

@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.support.rollouts import dense_logps
 from tests.support.vllm_cpu import END_OF_TURN, ENGINE_OPTIONS, use_runner
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, ThinkThen
 from trl_grpo_tasks.constraints.base import replay
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.serving.processor import COLOCATED, Processor, Sampling
@@ -33,13 +33,19 @@ def constraints(tokenizer):
     tree = ChoiceTreeConstraint(
         tokenizer, lambda row: row["depth"], lambda n: [("", None)] if n == 0 else [("a", n - 1), ("bcd", n - 1)]
     )
-    return {"grammar": grammar, "one spelling": OneSpelling(tokenizer, grammar), "choices": tree}
+    return {
+        "grammar": grammar,
+        "one spelling": OneSpelling(tokenizer, grammar),
+        "choices": tree,
+        "thought": ThinkThen(tokenizer, OneSpelling(tokenizer, grammar), "cd", most_tokens=9),
+    }
 
 
 ROWS = {
     "grammar": [{"pattern": "[ab]{2,20}cdcd"}, {"pattern": None}, {"pattern": "(ab|cd){1,9}"}, {}],
     "one spelling": [{"pattern": "[abcd]{1,20}"}, {"pattern": "a(bcd){3,9}a"}],
     "choices": [{"depth": 9}, {"depth": 3}],
+    "thought": [{"pattern": "[abcd]{1,20}"}, {"pattern": "a(bcd){3,9}a"}],
 }
 
 

@@ -39,7 +39,7 @@ def served(request, tmp_path_factory):
 def answers(served, folder, *words, with_server=True):
     """The answers that the command writes."""
     where = ["--vllm_server_url", served.address] if with_server else []
-    request = ["--text", REQUESTS[served.name], "--max_completion_length", "120", "--output_dir", str(folder)]
+    request = ["--text", REQUESTS[served.name], "--max_completion_length", "120", "--out", str(folder)]
     solve([served.model, "--task", served.name, *served.options, *request, *where, *words])
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 

@@ -83,7 +83,7 @@ def test_with_other_options(kind, runner, tmp_path):
         evaluations = [line for line in trainer.state.log_history if "eval_reward" in line]
         assert len(evaluations) == 2 and all(line["eval_rewards/valid/mean"] == 1 for line in evaluations)
     if kind == "own successes":
-        stored = trainer._successes.draw(64, random.Random(0))
+        stored = trainer.extras["own_successes"].state.draw(64, random.Random(0))
         assert stored and all(trainer.task.score(json.loads(one.row), one.answer).success for one in stored)
         assert logs[-1]["own_successes/loss"] > 0
 

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..redact import redacted_words, remember
-from ..registry import TASKS, find_task_class, get_task
+from ..registry import TASKS, check_task_name, find_task_class, get_task
+from ..report.page import option_words, task_of
 from ..task import Task
-from ..training.options.ranges import check_ranges
+from ..training.ranges import check_ranges
+from .command_words import (
+    ALIASES,
+    NEWEST,
+    first_run,
+    flags_of,
+    numbers_among,
+    with_full_names,
+    with_models_option,
+    with_task_option,
+)
 from .defaults import describe, kind_of, layers
-from .help_screens import HELP_ALL, PROGRAM, RUN_OPTIONS, FullHelp, asks_for_help, command_screen, group_options
+from .help_screens import (
+    HELP_ALL,
+    PROGRAM,
+    RUN_OPTIONS,
+    FullHelp,
+    add_search_options,
+    asks_for_help,
+    command_screen,
+    group_options,
+    help_word,
+    mentions,
+)
 from .hub import take_token
-from .old_names import OLD_NAMES
+from .old_names import OLD_NAMES, refuse_old_options
 from .recipes import check_recipe_value, find_recipe, read_recipe
 
-# Values of --resume_from_checkpoint besides a path.
-NEWEST = "newest"  # the newest complete checkpoint, which must exist; the flag without a value
-AUTO = "auto"  # the newest complete checkpoint, or the beginning if there is none
-# Short names of options, on the command line only.
-ALIASES = {
-    "--model": "--model_name_or_path",
-    "--lr": "--learning_rate",
-    "--batch_size": "--per_device_train_batch_size",
-    "--steps": "--max_steps",
-}
 OUR_BONUS = 0.1  # how much less alike one of our options may be than one of TRL's to be suggested instead of it
 
 
@@ -62,11 +75,12 @@ class RunArguments:
     models: list[str] | None = field(
         default=None,
         metadata={
-            "help": "For eval: what to compare, each as NAME=MODEL or MODEL. MODEL is anything --model takes, or a "
+            "help": "For eval: what to compare, each as NAME=MODEL or MODEL. Also the first words of eval. MODEL is "
+            "anything --model takes, or a "
             '.jsonl file with one line {"row": {...}, "completion": "..."} per completion.'
         },
     )
-    num_samples: int = field(
+    samples: int = field(
         default=4,
         metadata={"help": "Completions per held-out row in evaluations, which report k = 1, 2, 4, ... up to this."},
     )
@@ -106,8 +120,9 @@ class CommandLine:
 def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLine:
     """Find the task and the recipe. For -h this prints a help screen and exits. ValueError where neither is given, or
     where a number is out of its range. Nothing slow is imported."""
-    words = _with_full_names(with_task_option(argv))
-    flags = _flags(words)
+    words = with_full_names(with_models_option(argv) if command == "eval" else with_task_option(argv))
+    refuse_old_options(command, words)
+    flags = flags_of(words)
     if asks_for_help(words) and HELP_ALL not in words:
         print(command_screen(command, flags.get("task")))
         raise SystemExit(0)
@@ -120,26 +135,34 @@ def read_command_line(argv: Sequence[str], command: str = "train") -> CommandLin
         for alias, name in ALIASES.items():
             if alias[2:] in recipe:
                 raise ValueError(f"--config {recipe_name}: write {name[2:]}; {alias[2:]} is for the command line only")
+        refuse_old_options(command, [f"--{name}" for name in recipe])
     task = flags.get("task") or recipe.get("task")
     if task is None and HELP_ALL not in words:
-        raise ValueError(_what_to_pass(command, recipe_name))
+        run_dir = first_run(words) if command == "eval" and recipe_name is None else None
+        if run_dir is None:
+            raise ValueError(_what_to_pass(command, recipe_name))
+        own = task_of(run_dir, [PROGRAM, command, *argv])
+        task, of_run = own.spec, {n: v for n, v in asdict(own.options).items() if not {n, f"no_{n}"} & flags.keys()}
+        words += ["--task", str(task), *option_words(of_run)]
+    if task is not None:
+        check_task_name(str(task))
     line = CommandLine(words, str(task or ""), recipe, recipe | flags)
-    check_ranges(_numbers(line.given), as_flags=True)
+    check_ranges(numbers_among(line.given), as_flags=True)
     return line
 
 
 def _what_to_pass(command: str, recipe: str | None) -> str:
     if recipe is not None:
         return f"--config {recipe} names no task; give one: {PROGRAM} {command} TASK --config {recipe}"
-    more = {"eval": " --models NAME=MODEL", "sweep": " --search NAME=VALUES"}.get(command, "")
+    first = "eval NAME=MODEL --task" if command == "eval" else command
     ways = {
-        f"{command} brick{more}": f"a built-in task: {', '.join(sorted(TASKS))}",
-        f"{command} --config brick/single_gpu{more}": "a recipe, which names its task",
-        f"{command} my_task.py{more}": f"your own task ('{PROGRAM} new my_task' writes one)",
+        f"{first} brick": f"a built-in task: {', '.join(sorted(TASKS))}",
+        f"{first} my_task.py": f"your own task ('{PROGRAM} new my_task' writes one)",
+        f"{first.removesuffix('--task').strip()} --config brick/single_gpu": "a recipe, which names its task",
     }
     width = max(map(len, ways))
     lines = [f"  {PROGRAM} {way:{width}}  {meaning}" for way, meaning in ways.items()]
-    end = f"'{PROGRAM} recipes' lists the recipes, '{PROGRAM} {command} -h' the options."
+    end = f"'{PROGRAM} list' shows tasks and recipes, '{PROGRAM} {command} -h' the options."
     return "\n".join(["name a task or a recipe:", "", *lines, "", end])
 
 
@@ -152,7 +175,7 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     from ..models.loading import init_kwargs
     from ..models.precision import fast_half_precision
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
-    from ..training.options.config import TaskGRPOConfig
+    from ..training.config import TaskGRPOConfig
     from ..training.repair import refuse_editor, with_repair
 
     task_class = find_task_class(line.task) if line.task else Task
@@ -188,11 +211,11 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
         check_recipe_value(action, line.recipe.get(action.dest))
         if action.dest == "resume_from_checkpoint":
             action.help = (
-                "Resume a run: without a value from the newest complete checkpoint in --output_dir, which must "
+                "Resume a run: without a value from the newest complete checkpoint in --out, which must "
                 "exist; with auto from the newest, or from the beginning if there is none; or give a checkpoint."
             )
     if HELP_ALL in line.words:
-        _print_all_options(parser, task_class, command)
+        _print_all_options(parser, task_class, command, help_word(line.words))
         raise SystemExit(0)
     words = [*line.words, *(["--eval_only", "true"] if command == "eval" else [])]
     *parsed, from_file, from_flags = parser.parse_args_and_config(
@@ -238,9 +261,11 @@ def option_names(parser: Any) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str, also: Sequence[str] = ()) -> None:
+def refuse_unknown(
+    left_over: Sequence[str], parser: Any, *ours: str, also: Sequence[str] = (), way_out: str = ""
+) -> None:
     """Raise ValueError for the first of the words that no option took; suggest the nearest option of the parser or of
-    `also`, preferably one of `ours`, or the option that a name of another script stands for."""
+    `also`, preferably one of `ours`, or the option that a name of another script stands for, or `way_out`."""
     for text in left_over:
         if not text.startswith("--"):
             raise ValueError(f"{text!r} does not belong to any option; a task is the first word of the command")
@@ -251,19 +276,8 @@ def refuse_unknown(left_over: Sequence[str], parser: Any, *ours: str, also: Sequ
             short = next((alias for alias, option in ALIASES.items() if option == new and alias in known), new)
             raise ValueError(f"unknown option {name}; here it is {short}")
         near = _nearest_option(name, known, ours)
-        raise ValueError(f"unknown option {name}; " + (f"did you mean {near}?" if near else f"{HELP_ALL} lists all"))
-
-
-def with_task_option(argv: Sequence[str]) -> list[str]:
-    """The words with a task that is given as the first word written as --task TASK."""
-    words = list(argv)
-    if not words or words[0].startswith("-"):
-        return words
-    task, *rest = words
-    named = _flags(_with_full_names(rest)).get("task", task)
-    if named != task:
-        raise ValueError(f"the task is given twice, as {task!r} and as --task {named!r}; give it once")
-    return rest if "task" in _flags(rest) else ["--task", task, *rest]
+        way_out = f"did you mean {near}?" if near else way_out or f"{HELP_ALL} lists all"
+        raise ValueError(f"unknown option {name}; {way_out}")
 
 
 def _nearest_option(name: str, known: Sequence[str], ours: Sequence[str]) -> str | None:
@@ -277,10 +291,15 @@ def _nearest_option(name: str, known: Sequence[str], ours: Sequence[str]) -> str
     return max(near, key=lambda option: near[option], default=None)
 
 
-def _our_options(task_class: type[Task], config_class: type) -> list[str]:
+def _names_of(options: type) -> list[str]:
+    """The names of the options that a class itself adds."""
+    return list(vars(options).get("__annotations__", {}))
+
+
+def _our_options(task_class: type[Task], config_class: Any) -> list[str]:
     """The options that suggestions prefer: ours, the task's, and TRL's that most runs need."""
-    names = [name for one in (RunArguments, config_class, task_class.Options)
-             for name in vars(one).get("__annotations__", {})]  # fmt: skip
+    names = [*_names_of(RunArguments), *itertools.chain(*config_class.own_options().values())]
+    names += _names_of(task_class.Options)
     return [*(f"--{name}" for name in names), *ALIASES, *ALIASES.values(), *(one.split()[0] for one in RUN_OPTIONS)]
 
 
@@ -292,16 +311,26 @@ def _add_aliases(parser: Any) -> None:
             parser._option_string_actions[spelling] = action
 
 
-def _print_all_options(parser: Any, task_class: type[Task], command: str) -> None:
-    from trl import ModelConfig
+def _print_all_options(parser: Any, task_class: type[Task], command: str, word: str | None) -> None:
+    """Print every option under a heading, or those whose name or text contains the word."""
+    from trl import GRPOConfig, ModelConfig
 
-    from ..training.options.config import TaskGRPOConfig
+    from ..training.config import TaskGRPOConfig
 
-    titles: dict[str, type] = {"the run": RunArguments}
+    titles = {"the run": _names_of(RunArguments)}
     if task_class is not Task:
-        titles[f"task {task_class.name}"] = task_class.Options
-    titles |= {"GRPO, added by this package": TaskGRPOConfig, "the model (TRL's ModelConfig)": ModelConfig}
-    group_options(parser, titles)
+        titles[f"task {task_class.name}"] = _names_of(task_class.Options)
+    for heading, names in TaskGRPOConfig.own_options().items():
+        titles[f"GRPO, added by this package{heading and ': '}{heading.lower()}"] = names
+    titles["the model (TRL's ModelConfig)"] = _names_of(ModelConfig)
+    titles["GRPO (TRL's GRPOConfig)"] = _names_of(GRPOConfig)
+    group_options(parser, titles, "training (transformers' TrainingArguments)")
+    if command == "train":
+        searching = ArgumentParser(add_help=False)  # of their own, since a task may have options of the same names
+        add_search_options(searching)
+        parser.add_argument_group("a search over options")._group_actions = searching._actions
+    for group in parser._action_groups:
+        group._group_actions = [one for one in group._group_actions if mentions(word, *one.option_strings, one.help)]
     parser.usage = f"{PROGRAM} {command} [TASK] [--config RECIPE] [--option value ...]"
     parser.description = (
         "--config takes a recipe's name, such as brick/single_gpu, or a YAML file with options. "
@@ -316,51 +345,3 @@ def _is_true(line: CommandLine, option: str) -> bool | None:
         return False
     value = line.given.get(option)
     return None if value is None else str(value).lower() not in ("false", "no", "0", "f", "n")
-
-
-def _numbers(given: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the values of options. Of other values, the parser says what is wrong."""
-    numbers: dict[str, float] = {}
-    for name, value in given.items():
-        for kind in (float, int):  # text without a decimal point is shown as a whole number
-            with suppress(TypeError, ValueError):
-                numbers[name] = kind(str(value))
-    return numbers
-
-
-def _with_full_names(argv: Sequence[str]) -> list[str]:
-    """The words with every option under its full name, with underscores. TRL's parser looks for `--config FILE` in two
-    words. `--resume_from_checkpoint` alone means the newest complete checkpoint."""
-    words: list[str] = []
-    typed: dict[str, str] = {}
-    for text, after in zip(argv, [*argv[1:], "--"], strict=False):
-        match = re.fullmatch(r"(--[a-zA-Z][\w-]*)(?:=(.*))?", text, re.DOTALL)
-        if match is None or text == HELP_ALL:
-            words.append(text)
-            continue
-        name = f"--{match[1][2:].replace('-', '_')}"
-        name = ALIASES.get(name, name)
-        if typed.setdefault(name, match[1]) != match[1]:
-            raise ValueError(f"{typed[name]} and {match[1]} are the same option; give one of them")
-        needs_value = match[2] is None and after.startswith("--")
-        if name in ("--task", "--config"):
-            if needs_value:
-                raise ValueError(f"{name} needs a value")
-            if name in words:
-                raise ValueError(f"{name} is given twice; give it once")
-            words += [name] if match[2] is None else [name, match[2]]
-        elif name == "--resume_from_checkpoint" and needs_value:
-            words += [name, NEWEST]
-        else:
-            words.append(name if match[2] is None else f"{name}={match[2]}")
-    return words
-
-
-def _flags(words: Sequence[str]) -> dict[str, str]:
-    """Option -> value, of words with full names; a flag alone is true, and the last of several values counts."""
-    flags: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], "--"], strict=False):
-        if word.startswith("--"):
-            name, is_joined, value = word[2:].partition("=")
-            flags[name] = value if is_joined else "true" if after.startswith("--") else after
-    return flags

@@ -95,7 +95,7 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
         _check_render(task, label, row)
     yield "ok", f"any text can be rendered and compared ({len(tried)} rows)"
     if not task.defines("row_of"):
-        yield "-", "rows from a user's text: the task makes none, so solve, generate and play take rows only"
+        yield "-", "rows from a user's text: the task makes none, so solve and play take rows only"
     elif understood := sum(_check_row_of(task, label, row) for label, row in tried):
         yield "ok", f"rows that are made from a user's text can be scored ({understood} texts)"
     else:

@@ -9,22 +9,56 @@ from typing import Any
 
 from ..registry import TASKS, find_task_class, get_task, is_safe_by_name
 from ..task import Task
-from .arguments import make_parser, refuse_unknown, refuse_value, with_task_option
-from .help_screens import HELP_ALL, LINES, PROGRAM, asks_for_help, examples, screen, task_options
+from .arguments import make_parser, refuse_unknown, refuse_value
+from .command_words import with_task_option
+from .help_screens import (
+    HELP_ALL,
+    LINES,
+    PROGRAM,
+    asks_for_help,
+    examples,
+    help_word,
+    mentions,
+    screen,
+    section,
+    task_options,
+)
+from .old_names import refuse_old_options
 
 TASK_HELP = "a built-in task, a .py file, a module, or PREFIX:NAME of another library; also as the first word"
 
 
+def truth_value(text: str) -> bool:
+    """The value of a command-line option that is true or false."""
+    known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return known[text.lower()]
+
+
+# The arguments of an option that is true or false; alone it is true.
+FLAG: dict[str, Any] = {"type": truth_value, "nargs": "?", "const": True, "metavar": "BOOL"}
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Parser of `trl-grpo-tasks COMMAND`. `takes_task`: the first word may be the task, and the options of the task
-    may follow, which `parse_with_task` returns unread."""
+    """Parser of `trl-grpo-tasks COMMAND`. `task` is the task whose options may follow, which `parse_known` returns
+    unread; with `takes_task`, it is the first word, or --task."""
 
     def __init__(
-        self, command: str, usage: str, description: str, examples: Sequence[str] = (), takes_task: bool = False
+        self,
+        command: str,
+        usage: str,
+        description: str,
+        examples: Sequence[str] = (),
+        *,
+        task: str | None = None,
+        takes_task: bool = False,
     ):
         super().__init__(prog=f"{PROGRAM} {command}", add_help=False, allow_abbrev=False)
-        self._command, self._shown_usage, self._shown_description = command, usage, description
-        self._examples, self._takes_task = list(examples), takes_task
+        self._shown_usage, self._shown_description, self._examples = usage, description, list(examples)
+        self._action_groups.remove(self._positionals)
+        self._positionals, self._optionals.title = self._optionals, "options"
+        self._task, self._takes_task = task, takes_task
         if takes_task:
             self.add_argument("--task", metavar="TASK", help=TASK_HELP)
 
@@ -34,44 +68,46 @@ class CommandParser(argparse.ArgumentParser):
             raise ValueError(f"give {missing}; '{self.prog} -h' shows how")
         refuse_value(message)
 
+    def add_task_of_run(self) -> None:
+        """Add --task for a command whose first word is a run or a model."""
+        help = "the task, if it is not the built-in one of the run; its options may follow"
+        self.add_argument("--task", metavar="TASK", help=help)
+
     def parse_known(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The options of the command, and the words that may be options of a task. Help is printed on request."""
         words = with_task_option(arguments) if self._takes_task else list(arguments)
         if asks_for_help(words):
-            task = words[words.index("--task") + 1] if "--task" in words[:-1] else None
-            print(self._screen(task, whole=HELP_ALL in words))
+            given = words[words.index("--task") + 1] if "--task" in words[:-1] else self._task
+            print(self._screen(given, HELP_ALL in words, help_word(words)))
             raise SystemExit(0)
-        return self.parse_known_args(words)
+        refuse_old_options(self.prog.removeprefix(f"{PROGRAM} "), words)
+        known, rest = self.parse_known_args(words)
+        if rest and not (self._task or getattr(known, "task", None) or getattr(known, "config", None)):
+            if not rest[0].startswith("--"):
+                raise ValueError(f"{rest[0]!r} is one word too many; '{self.prog} -h' shows how")
+            needs_task = "to set options of a task, name it with --task"
+            refuse_unknown(rest, self, way_out=needs_task if hasattr(known, "task") else "")
+        return known, rest
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The options of a command that takes no others."""
-        known, rest = self.parse_known(arguments)
-        if rest and not rest[0].startswith("--"):
-            raise ValueError(f"{rest[0]!r} is one word too many; '{self.prog} -h' shows how")
-        refuse_unknown(rest, self)
-        return known
+        return self.parse_known(arguments)[0]
 
-    def _screen(self, task: str | None, whole: bool) -> str:
-        listed = {}
-        for action in self._actions:
-            value = action.metavar or action.dest.upper()
-            name = f"{action.option_strings[0]} {value}" if action.option_strings else str(value)
-            listed[name.strip()] = action.help or ""
-        lines = screen(f"{self.prog} {self._shown_usage}".rstrip(), self._shown_description, listed)
+    def _screen(self, task: str | None, whole: bool, word: str | None) -> str:
+        lines = screen(f"{self.prog} {self._shown_usage}".rstrip(), self._shown_description)
+        for group in self._action_groups:
+            listed = {}
+            for action in group._group_actions:
+                value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
+                name = f"{action.option_strings[0]} {value}" if action.option_strings else str(value)
+                if mentions(word, name, action.help):
+                    listed[name.strip()] = action.help or ""
+            lines += section(f"{group.title}", listed)
         end = examples(self._examples)
-        if self._takes_task:
-            more = [] if task and whole else ["", f"'{self.prog} TASK {HELP_ALL}' also lists the options of the task."]
-            end += more
-        own = task_options(task, 1000 if whole else LINES - len(lines) - len(end)) if task else []
+        if self._takes_task and not (task and whole):
+            end += ["", f"'{self.prog} TASK {HELP_ALL}' also lists the options of the task."]
+        own = task_options(task, 1000 if whole else LINES - len(lines) - len(end), word) if task else []
         return "\n".join([*lines, *own, *end])
-
-
-def truth_value(text: str) -> bool:
-    """The value of a command-line option that is true or false."""
-    known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.lower() not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
-    return known[text.lower()]
 
 
 def task_with_options(spec: str, flags: Sequence[str], also: Sequence[str] = ()) -> Task:
@@ -112,8 +148,6 @@ def _one_turn_task(
 ) -> Task:
     if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
         return task_with_options(spec, flags, also)
-    if flags:
-        raise ValueError(f"{flags[0]}: to set options of a task, name it with --task; without it they are the run's")
     from ..report.page import task_of
 
     return task_of(run_dir, [PROGRAM, *typed])

@@ -29,7 +29,7 @@ class Kind:
 
 
 RATES = ("learning_rate", "cold_start_learning_rate")
-# The learning rates were tried on several tasks each: docs/results/learning_rates.md.
+# The learning rates were tried on several tasks each: benchmarks/results/learning_rates.md.
 KINDS = {
     "tiny": Kind(
         "the embedded model",
@@ -81,10 +81,15 @@ def kind_of(given: Mapping[str, Any]) -> str:
     """
     from ..models.loading import TINY, is_adapter
 
+    made_from: list[str] = []  # the model, the model that it was trained from, and so on
     name = _model(given)
-    if TINY in (name, settings_of(name).get("model", {}).get("name")):
+    while name and name not in made_from:
+        made_from.append(name)
+        name = settings_of(name).get("model", {}).get("name")
+    if TINY in made_from:
         return "tiny"
-    return "adapter" if str(given.get("use_peft", "false")).lower() == "true" or is_adapter(name) else "full"
+    is_lora = str(given.get("use_peft", "false")).lower() == "true"
+    return "adapter" if is_lora or is_adapter(made_from[0]) else "full"
 
 
 def _model(given: Mapping[str, Any]) -> str:

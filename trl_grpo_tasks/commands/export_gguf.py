@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks export --gguf`: the final model of a run as a GGUF file for llama.cpp and Ollama."""
+"""`trl-grpo-tasks export-model`: the final model of a run as a GGUF file for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
 from ..report.run_folder import RunFolder, sampling_of
-from .final_model import check_final_model
+from ..task import check_choice
+from .command_parser import CommandParser
 from .help_screens import PROGRAM
 
-TYPES = ("q8_0", "f16", "bf16", "f32")  # of --gguf_type; the first is the default
+TYPES = ("q8_0", "f16", "bf16", "f32")  # of --type; the first is the default
 GGUF_FOLDER = "gguf"  # in the folder of the run
 NO_CONVERTER = 3  # exit status
 SCRIPT = "convert_hf_to_gguf.py"
@@ -25,10 +27,31 @@ PROGRAMS = (SCRIPT, "llama-convert-hf-to-gguf")  # names of the converter on PAT
 VARIABLE = "LLAMA_CPP"  # environment variable: the folder of llama.cpp
 
 
+def export_model(arguments: Sequence[str]) -> int:
+    """Write the final model of a run as a GGUF file."""
+    parser = CommandParser(
+        "export-model",
+        "RUN [--type TYPE] [--out FOLDER]",
+        "Write the final model of a run as a GGUF file for llama.cpp and Ollama; an adapter is merged into its base "
+        "model. If llama.cpp's converter is not found, the commands that do it are printed, and the exit status is 3.",
+        ["trl-grpo-tasks export-model outputs/my_run --type f16"],
+    )
+    parser.add_argument("run_dir", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "--type", default=TYPES[0], metavar="TYPE",
+        help="type of the weights: q8_0 (default, 8 bits), f16, bf16 or f32",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the file (default: gguf, in that of the run)")
+    known = parser.parse(arguments)
+    check_choice("type", known.type, TYPES)
+    return export_gguf(known.run_dir, known.type, known.out)
+
+
 def export_gguf(run_dir: str, kind: str, out: str | None) -> int:
     """Convert the final model of a run by llama.cpp's converter; an adapter is merged first. If there is no converter,
     print the commands that do it. Returns the exit status."""
     from ..models.loading import is_adapter, load_tokenizer, merged_folder
+    from .final_model import check_final_model
     from .plan import check_writable
     from .quiet import quiet_third_party_logging
 
@@ -88,7 +111,7 @@ def how_to_convert(source: Path, file: Path, kind: str) -> str:
             "  git clone --depth 1 https://github.com/ggml-org/llama.cpp",
             "  pip install gguf sentencepiece",
             f"  {shlex.join(convert)}",
-            f"Later, with {VARIABLE}=llama.cpp set, '{PROGRAM} export' runs the converter itself.",
+            f"Later, with {VARIABLE}=llama.cpp set, '{PROGRAM} export-model' runs the converter itself.",
         ]
     )
 
@@ -135,10 +158,10 @@ def _check_convertible(folder: Path) -> None:
 
     architecture = (model_config(str(folder)).architectures or [""])[0]
     if architecture.endswith("ForMaskedLM"):
-        raise ValueError(f"--gguf: {folder} is a masked language model, with which llama.cpp cannot generate")
+        raise ValueError(f"{folder} is a masked language model, with which llama.cpp cannot generate")
     file = folder / "tokenizer.json"
     if file.is_file() and json.loads(file.read_text(encoding="utf-8"))["model"].get("type") == "WordLevel":
         raise ValueError(
-            f"--gguf: {folder} has the tokenizer of a tiny model, which llama.cpp does not know; train a model from "
+            f"{folder} has the tokenizer of a tiny model, which llama.cpp does not know; train a model from "
             "the Hub, or a .gguf file"
         )

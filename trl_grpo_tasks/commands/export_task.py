@@ -1,12 +1,10 @@
-"""`trl-grpo-tasks export TASK --to LIBRARY`: a task as a package of verifiers or as a server of OpenEnv."""
+"""`trl-grpo-tasks tool TASK export --to LIBRARY`: a task as a package of verifiers or as a server of OpenEnv."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,20 +12,6 @@ from ..redact import is_secret
 from ..task import Task
 
 LIBRARIES = ("verifiers", "openenv")
-
-PYPROJECT = """[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "{name}"
-version = "{version}"
-description = {description}
-dependencies = ["trl_grpo_tasks>={ours}", "verifiers>=0.4"]
-
-[tool.setuptools]
-packages = ["{name}"]
-"""
 
 
 def export_task(task: Task, library: str, folder: str | Path) -> str:
@@ -41,13 +25,13 @@ def export_task(task: Task, library: str, folder: str | Path) -> str:
     name = re.sub(r"\W", "_", task.name)
     code = folder / name if library == "verifiers" else folder
     code.mkdir(parents=True)
-    text = filled_template(library, {"SPEC": copied_spec(task, code), "OPTIONS": exported_options(task)})
+    values = {"spec": copied_spec(task, code), "options": exported_options(task)}
     if library == "openenv":
-        (code / "server.py").write_text(text)
+        (code / "server.py").write_text(rendered("openenv_server.py", **values))
         return f"start it: python {folder / 'server.py'}; then train on it: --task openenv:http://localhost:8000"
-    (code / "__init__.py").write_text(text)
+    (code / "__init__.py").write_text(rendered("verifiers_package.py", **values))
     described = {"name": name, "version": re.sub(r"[^\w.+]", ".", task.version), "ours": version("trl_grpo_tasks")}
-    project = PYPROJECT.format(**described, description=json.dumps(task.description))
+    project = rendered("verifiers_pyproject.toml", **described, description=task.description)
     (folder / "pyproject.toml").write_text(project)
     return f"install it: pip install {folder}; its id in verifiers is {name}"
 
@@ -60,15 +44,14 @@ def copied_spec(task: Task, folder: Path) -> str:
     return Path(shutil.copy(Path(spec).expanduser(), folder)).name
 
 
-def filled_template(name: str, values: Mapping[str, object]) -> str:
-    """Return the code of NAME_template.py with these values for the constants at its top."""
-    lines = (Path(__file__).parent / f"{name}_template.py").read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
-        start, equals, _ = line.partition(" = ")
-        constant = start.partition(":")[0]
-        if equals and constant in values:
-            lines[number] = f"{start} = {values[constant]!r}"
-    return "\n".join(lines) + "\n"
+def rendered(template: str, **values: object) -> str:
+    """Return the text of TEMPLATE.jinja in the folder templates, with these values."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=folder, keep_trailing_newline=True, undefined=StrictUndefined)
+    environment.filters["repr"] = repr
+    return environment.get_template(f"{template}.jinja").render(values)
 
 
 def exported_options(task: Task) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The final model in a run folder, which `push` uploads and `export --gguf` converts."""
+"""The final model in a run folder, which `push` uploads and `export-model` converts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check_final_model(run_dir: str | Path) -> Path:
     """Return the path of a run folder; ValueError unless it holds a model that is not being trained."""
     folder = Path(run_dir)
     if not folder.is_dir():
-        raise ValueError(f"{run_dir}: folder not found; give the --output_dir of a run")
+        raise ValueError(f"{run_dir}: folder not found; give the folder of a run")
     if (process := running_process(folder, "train")) is not None:
         raise ValueError(f"{run_dir} is still being trained ({process}); wait until the run has ended")
     has_weights = any(folder.glob("*model*.safetensors")) or any(folder.glob("*model*.bin"))
     if model_file_in(folder) is None or not has_weights:
         raise ValueError(
             f"{run_dir} holds no final model: a run writes it when it ends; resume the run with "
-            f"--resume_from_checkpoint, or look where it stands: {PROGRAM} status {run_dir}"
+            f"--resume_from_checkpoint, or look where it stands: {PROGRAM} report --status {run_dir}"
         )
     return folder
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -24,7 +24,7 @@ HELP_ALL = "--help-all"
 RUN_OPTIONS = {
     "--config RECIPE": "a recipe's name such as brick/single_gpu, or a YAML file with options",
     "--model MODEL": "a Hub id, a folder, a .gguf file, or tiny: the task's own (default)",
-    "--output_dir DIR": "the folder of the run (default: outputs/TASK)",
+    "--out DIR": "the folder of the run (default: outputs/TASK)",
     "--steps N": "optimizer steps",
     "--lr X": "learning rate",
     "--batch_size N": "completions per device and forward pass",
@@ -33,18 +33,20 @@ RUN_OPTIONS = {
     "--temperature X": "sampling temperature",
     "--beta X": "weight of the KL penalty against the reference model",
     "--constrain BOOL": "sample under the task's constraint",
-    "--repair_turns N": "answers per completion: after a failure, the reason is fed back (1 to 4)",
+    "--repair_turns N": "answers per completion: after a failure, its reason is fed back",
     "--use_peft BOOL": "train a LoRA adapter instead of all weights",
     "--cold_start_steps N": "supervised steps on the task's gold answers before GRPO",
-    "--eval_rows N": "held-out rows in evaluations; --num_samples N completions for each",
-    "--resume_from_checkpoint": "resume the run in --output_dir; add auto to start if there is none",
+    "--eval_rows N": "held-out rows in evaluations; --samples N completions for each",
+    "--resume_from_checkpoint": "resume the run in --out; add auto to start if there is none",
+    "--search NAME=VALUES ...": "search over options with Optuna: LOW..HIGH, LOW..HIGH:log or ONE,OTHER",
 }
 EVAL_OPTIONS = {
-    "--models NAME=MODEL ...": "what to compare: whatever --model takes, or .jsonl files of completions",
+    "RUN_OR_MODEL ...": "what to compare, also as NAME=MODEL: runs, models, .jsonl files of completions",
+    "--task TASK": "the task, if the first model is not a run of a built-in task; its options may follow",
     "--config RECIPE": "a recipe, whose options of the task and of sampling are used",
-    "--output_dir DIR": "where evaluation.json and evaluation.md go (default: outputs/TASK)",
+    "--out DIR": "where evaluation.json and evaluation.md go (default: outputs/TASK)",
     "--eval_rows N": "held-out rows (default: 64)",
-    "--num_samples N": "completions per row (default: 4), and the largest k of pass@k",
+    "--samples N": "completions per row (default: 4), and the largest k of pass@k",
     "--temperature X": "sampling temperature; 0 takes the likeliest token",
     "--top_p X": "nucleus sampling; --top_k N and --min_p X are the other filters",
     "--max_completion_length N": "maximum number of tokens in a completion",
@@ -52,45 +54,28 @@ EVAL_OPTIONS = {
     "--editor NAME": "an editor of the task, which may delete generated text",
     "--seed N": "seed of the rows and of sampling (default: 42)",
 }
-SWEEP_OPTIONS = {
-    "--search NAME=VALUES ...": "options to search, each as LOW..HIGH, LOW..HIGH:log, or ONE,OTHER",
-    "--trials N": "runs in total (default: 20)",
-    "--metric NAME": "the metric of the final evaluation to maximise (default: success)",
-    "--output_dir DIR": "the folder of the sweep (default: outputs/sweep)",
-    "--config RECIPE": "a recipe for all runs; all other options of train may follow",
-}
-
 SCREENS: dict[str, dict[str, Any]] = {
     "train": {
         "usage": "[TASK] [--config RECIPE] [--option value ...]",
-        "description": "Train a model on a task with GRPO. A run can begin with a cold start on gold answers, is "
-        "evaluated on held-out rows before and after, and ends with a report in its output folder.",
+        "description": "Train a model on a task with GRPO, first on gold answers if there is a cold start. Evaluate "
+        "it before and after, and write a report.",
         "options": RUN_OPTIONS,
         "examples": [
-            "trl-grpo-tasks train brick --output_dir outputs/demo",
-            "trl-grpo-tasks train my_task.py --steps 50",
+            "trl-grpo-tasks train brick --out outputs/demo",
+            "trl-grpo-tasks train my_task.py --search lr=1e-5..1e-3:log beta=0,0.02 --search_trials 9",
             "trl-grpo-tasks train theory --model HuggingFaceTB/SmolLM2-135M --use_peft --lr 1e-4",
             "accelerate launch train.py --config brick/multi_gpu",
         ],
     },
     "eval": {
-        "usage": "[TASK] --models NAME=MODEL ... [--option value ...]",
+        "usage": "RUN_OR_MODEL ... [--task TASK] [--option value ...]",
         "description": "Evaluate models, adapters, checkpoints and files of completions on the same held-out rows, "
         "and print their metrics side by side with 95% intervals. An evaluation that was stopped resumes.",
         "options": EVAL_OPTIONS,
         "examples": [
-            "trl-grpo-tasks eval brick --models base=tiny trained=outputs/demo --num_samples 8",
-            "trl-grpo-tasks eval brick --models outputs/demo --editor rollback",
-            "accelerate launch train.py brick --eval_only true --models outputs/demo",
-        ],
-    },
-    "sweep": {
-        "usage": "[TASK] --search NAME=VALUES ... [--option value ...]",
-        "description": "Search over options of train with Optuna. Each trial is a run in its own folder and process. "
-        "The same command resumes a sweep that was stopped.",
-        "options": SWEEP_OPTIONS,
-        "examples": [
-            "trl-grpo-tasks sweep prompts --search lr=1e-5..1e-3:log beta=0,0.02 --trials 10",
+            "trl-grpo-tasks eval outputs/demo --editor rollback",
+            "trl-grpo-tasks eval base=tiny trained=outputs/demo --samples 8",
+            "accelerate launch -m trl_grpo_tasks.commands.main eval outputs/my_run --task my_task.py",
         ],
     },
 }
@@ -101,7 +86,7 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def command_screen(command: str, task: str | None = None) -> str:
-    """The screen of train, eval or sweep; with the options of a task, if one is named."""
+    """The screen of train or eval; with the options of a task, if one is named."""
     parts = SCREENS[command]
     program = f"{PROGRAM} {command}"
     if command == "train" and os.path.basename(sys.argv[0]) == "train.py":
@@ -110,20 +95,35 @@ def command_screen(command: str, task: str | None = None) -> str:
         f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a .py file, a module, or trl:module:function; a "
         "recipe names its own task."
     )
-    lines = screen(f"{program} {parts['usage']}", f"{parts['description']} {described}", parts["options"])
-    more = f"'{PROGRAM} recipes' lists recipes. '{PROGRAM} {command} {HELP_ALL}' lists every option."
+    lines = screen(f"{program} {parts['usage']}", f"{parts['description']} {described}")
+    lines += section("options", parts["options"])
+    more = f"'{PROGRAM} {command} {HELP_ALL} [WORD]' lists every option, or those about WORD."
     end = [*examples(parts["examples"]), "", more]
     if task is not None:
         lines += task_options(task, LINES - len(lines) - len(end))
     return "\n".join([*lines, *end])
 
 
-def screen(usage: str, description: str, options: Iterable[tuple[str, str]] | dict[str, str]) -> list[str]:
-    """Lines of a help screen: usage, what the command does, and its options."""
-    listed = dict(options)
-    lines = [*textwrap.wrap(f"usage: {usage}", WIDTH, subsequent_indent="         ", break_on_hyphens=False), ""]
-    lines += textwrap.wrap(description, WIDTH)
-    return lines + (["", "options:", *columns(listed)] if listed else [])
+def screen(usage: str, description: str) -> list[str]:
+    """The first lines of a help screen: usage, and what the command does."""
+    lines = textwrap.wrap(f"usage: {usage}", WIDTH, subsequent_indent="         ", break_on_hyphens=False)
+    return [*lines, "", *textwrap.wrap(description, WIDTH)]
+
+
+def section(title: str, options: dict[str, str]) -> list[str]:
+    """Lines of options under a heading; none without options."""
+    return ["", f"{title}:", *columns(options)] if options else []
+
+
+def help_word(arguments: Sequence[str]) -> str | None:
+    """The word after --help-all, by which options are chosen."""
+    place = list(arguments).index(HELP_ALL) + 1 if HELP_ALL in arguments else len(arguments)
+    return None if place >= len(arguments) or arguments[place].startswith("-") else arguments[place]
+
+
+def mentions(word: str | None, *texts: str | None) -> bool:
+    """Whether one of the texts contains the word; True without a word."""
+    return (word or "").lower() in " ".join(map(str, texts)).lower()
 
 
 def examples(commands: Sequence[str]) -> list[str]:
@@ -145,10 +145,12 @@ def columns(entries: dict[str, str], most: int = 28) -> list[str]:
     return lines
 
 
-def task_options(task: str, room: int) -> list[str]:
-    """The options of a task: with their meaning if that takes at most `room` lines, else their names."""
+def task_options(task: str, room: int, word: str | None = None) -> list[str]:
+    """The options of a task: with their meaning if that takes at most `room` lines, else their names. With a word,
+    those that contain it."""
     task_class = find_task_class(task)
     meanings = {f"--{one.name}": one.metadata.get("help", "") for one in fields(task_class.Options)}
+    meanings = {name: text for name, text in meanings.items() if mentions(word, name, text)}
     if not meanings:
         return []
     title = ["", f"options of task {task_class.name}:"]
@@ -190,13 +192,25 @@ class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
         return f"{text} Choices: {choices}." if len(choices) > WIDTH // 3 else text
 
 
-def group_options(parser: Any, titles: dict[str, type]) -> None:
-    """Put the options of each class under a heading of its own; the rest, TRL's, come last."""
+def add_search_options(parser: Any) -> None:
+    """Add the options of `train --search` to a parser or a group of options."""
+    parser.add_argument(
+        "--search", nargs="+", required=True, metavar="NAME=VALUES",
+        help="Search over these options: LOW..HIGH, LOW..HIGH:log, or ONE,OTHER. Each trial is a run in its own "
+        "folder and process. The same command resumes a search that was stopped.",
+    )  # fmt: skip
+    parser.add_argument("--search_trials", type=int, default=20, metavar="N", help="Runs of a search in total.")
+    parser.add_argument(
+        "--search_metric", default="success", metavar="NAME", help="The metric of the final evaluation to maximise."
+    )
+
+
+def group_options(parser: Any, titles: Mapping[str, Collection[str]], others: str) -> None:
+    """Put these options under headings of their own; the rest come last, under the heading `others`."""
     theirs = parser._optionals
-    theirs.title = "training (TRL's GRPOConfig and transformers' TrainingArguments)"
-    for title, option_class in titles.items():
+    theirs.title = others
+    for title, own in titles.items():
         group = parser.add_argument_group(title)
-        own = set(vars(option_class).get("__annotations__", {}))
         group._group_actions = [action for action in theirs._group_actions if action.dest in own]
         theirs._group_actions = [action for action in theirs._group_actions if action.dest not in own]
     parser._action_groups.sort(key=lambda group: group is theirs)

@@ -94,8 +94,8 @@ class _SaveAndStop(TrainerCallback):
             control.should_save = self._stopping = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._stopping and self._trainer.checkpoint_failure is not None:
-            raise self._trainer.checkpoint_failure
+        if self._stopping and self._trainer.checkpoints.failure is not None:
+            raise self._trainer.checkpoints.failure
         if self._stopping:
             raise StoppedError(state.global_step, self.number)
 

@@ -74,7 +74,7 @@ def _acquired(path: Path, folder: Path) -> int:
             if is_held or (holder and not is_here and _is_beating(path, folder, holder)):
                 raise ValueError(
                     f"{folder} is in use by another run ({_describe(holder)}); wait for it, stop it, or choose "
-                    "another --output_dir"
+                    "another --out"
                 )
         except BaseException:
             os.close(descriptor)

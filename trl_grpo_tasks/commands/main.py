@@ -9,55 +9,60 @@ from importlib.metadata import version
 from ..failures import known_failure
 from ..registry import TASKS
 from ..task import nearest
-from . import run_commands, task_commands
+from . import task_commands
 from .errors import DEBUG, failed, takes_debug
-from .generate import generate_command
+from .export import export
+from .export_gguf import export_model
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
+from .old_names import OLD_COMMANDS
 from .play import play
 from .push import push
+from .report import report
 from .serve import serve
 from .solve import solve
-from .status import status
+
+
+def _train(arguments: Sequence[str]) -> int:
+    from .train import main  # slow
+
+    return main(arguments)
+
+
+def _evaluate(arguments: Sequence[str]) -> int:
+    from .train import main  # slow
+
+    return main(arguments, command="eval")
+
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": run_commands.train,
-    "eval": run_commands.evaluate,
+    "train": _train,
+    "eval": _evaluate,
     "solve": solve,
-    "generate": generate_command,
     "play": play,
-    "status": status,
-    "report": run_commands.report,
-    "archive": run_commands.archive,
-    "export": run_commands.export,
+    "report": report,
+    "export": export,
+    "export-model": export_model,
     "push": push,
-    "sweep": run_commands.sweep,
     "serve": serve,
-    "score": task_commands.score,
     "check": task_commands.check,
     "new": task_commands.new,
-    "tasks": task_commands.tasks,
-    "recipes": task_commands.recipes,
-    "task": task_commands.tool,
+    "list": task_commands.list_tasks,
+    "tool": task_commands.tool,
 }
 SUMMARIES = {
-    "train [TASK] [--config RECIPE]": "train a model with GRPO: cold start, evaluation, report",
-    "eval [TASK] --models NAME=MODEL ...": "compare models on held-out rows",
+    "train [TASK] [--config RECIPE]": "train a model with GRPO; --search: search over options",
+    "eval RUN_OR_MODEL ...": "compare models on held-out rows",
     "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
-    "generate [TASK] --model M --text T": "generate completions for a text of your own",
     "play RUN_OR_MODEL": "open a local page: ask, watch tokens and verdicts, compare before and after",
-    "status RUN_DIR ...": "show where runs stand",
-    "report RUN_DIR ...": "write the HTML report of a run, or a page that compares several runs",
-    "archive RUN_DIR": "list and export the distinct successes of a run",
-    "export RUN_DIR_OR_FILE": "write answers as files, --gguf: a model, --to: a task for another library",
-    "push RUN_DIR": "upload the final model of a run to the Hub",
-    "sweep [TASK] --search OPTION=VALUES": "search over options with Optuna",
-    "serve [TASK] [--config RECIPE]": "start a vLLM server that samples under the task's constraint",
-    "score TASK --input FILE": "score completions from a file, without a model",
+    "report RUN ...": "write the HTML report of a run, compare runs, --status: where they stand",
+    "export RUN_OR_FILE": "write answers as files: the best samples of a run, its archive, or a file",
+    "export-model RUN": "write the final model of a run as a GGUF file",
+    "push RUN": "upload the final model of a run to the Hub",
+    "serve RUN_OR_MODEL": "start a vLLM server that samples under the task's constraint",
     "check TASK": "check without a model that a task is consistent",
     "new NAME": "write a task of your own, NAME.py, that trains as it is",
-    "tasks": "list the tasks",
-    "recipes [TASK]": "list the recipes",
-    "task NAME [TOOL ...]": "run a tool of a task, or list its tools",
+    "list [TASK]": "list the tasks, or the recipes of one",
+    "tool TASK [TOOL ...]": "run a tool of a task, such as score, or list its tools",
 }
 
 
@@ -74,6 +79,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"{PROGRAM} {version('trl_grpo_tasks')}")
         return 0
     command, *rest = arguments
+    if command in OLD_COMMANDS:
+        print(f"error: {command!r} is now: {PROGRAM} {OLD_COMMANDS[command]}", file=sys.stderr)
+        return 2
     if command not in COMMANDS:
         print(
             f"error: unknown command {command!r}{nearest(command, COMMANDS)}; commands are: {', '.join(COMMANDS)}",
@@ -99,6 +107,7 @@ def main(argv: Sequence[str]) -> int:
 def usage() -> str:
     lines = [f"usage: {PROGRAM} COMMAND ...", "", "commands:", *columns(SUMMARIES, most=40), ""]
     lines += [
+        "RUN is the folder of a run; MODEL also a folder, a Hub id, a .gguf file, or tiny.",
         f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a path to a .py file, a",
         "module such as my_package.my_task, or trl:module:function, a reward function for TRL.",
         "RECIPE is a name such as brick/single_gpu, or a YAML file.",
@@ -108,7 +117,8 @@ def usage() -> str:
         f"  {PROGRAM} new my_task                  write a task of your own",
         "",
         f"'{PROGRAM} COMMAND -h' (or 'help COMMAND') shows the options most people need,",
-        f"'{PROGRAM} COMMAND {HELP_ALL}' all of them; '{PROGRAM} --version' shows the version.",
+        f"'{PROGRAM} COMMAND {HELP_ALL} [WORD]' all of them, or those about WORD.",
+        f"'{PROGRAM} --version' shows the version.",
         f"With {DEBUG}, a command that fails prints the full traceback.",
     ]
     return "\n".join(lines)

@@ -1,10 +1,34 @@
-"""Names that other GRPO scripts give to options, which are refused with the name here, as in docs/migration.md."""
+"""Names that commands and options had before or have in other GRPO scripts: each is refused with the name here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-# In small letters, because some scripts have them as constants: GRPO_GROUP_SIZE.
+# Commands of earlier versions, and what to write now.
+OLD_COMMANDS = {
+    "archive": "export RUN --archive",
+    "generate": "solve RUN_OR_MODEL --text TEXT --samples 4 --all",
+    "score": "tool TASK score --input FILE",
+    "status": "report RUN ... --status",
+    "sweep": "train TASK --search NAME=VALUES ... --search_trials N",
+    "tasks": "list",
+    "recipes": "list [TASK]",
+    "task": "tool TASK [TOOL ...]",
+}
+# Options of earlier versions, by command, and what to write now.
+OLD_OPTIONS: dict[str, dict[str, str]] = {
+    "export": {
+        "--gguf": "trl-grpo-tasks export-model RUN",
+        "--gguf_type": "trl-grpo-tasks export-model RUN --type TYPE",
+        "--to": "trl-grpo-tasks tool TASK export --to LIBRARY",
+    },
+    "solve": {"--output_dir": "--out DIR"},
+    "train": {"--num_samples": "--samples N"},
+    "eval": {"--num_samples": "--samples N"},
+}
+# Options of other scripts, as in docs/migration.md. In small letters, because some scripts have them as constants:
+# GRPO_GROUP_SIZE.
 OLD_NAMES = {
     "group_size": "num_generations",
     "grpo_group_size": "num_generations",
@@ -39,6 +63,15 @@ OLD_NAMES = {
 # Options that exist here with another meaning, and the option that has the meaning they have elsewhere.
 OTHER_MEANINGS = {"num_iterations": "max_steps", "rollout_batch_size": "generation_batch_size"}
 MOST_PASSES = 20  # over one rollout; a larger number was meant as a number of steps
+
+
+def refuse_old_options(command: str, words: Sequence[str]) -> None:
+    """Raise ValueError for the first option that an earlier version of this command had."""
+    old = OLD_OPTIONS.get(command, {})
+    for word in words:
+        name = word.partition("=")[0]
+        if name in old:
+            raise ValueError(f"{name} is now: {old[name]}")
 
 
 def meaning_hints(args: Any) -> list[str]:

@@ -15,7 +15,8 @@ from ..files import check_local_path, model_file_in
 from ..models.checkpoints import belongs_to, damage, is_checkpoint, newest_complete, newest_intact
 from ..report.run_folder import settings_of
 from ..task import NoAnswerError, Row, Task, check_editor, rows_of
-from .arguments import AUTO, NEWEST, RunArguments
+from .arguments import RunArguments
+from .command_words import AUTO, NEWEST
 from .defaults import take_adapter_defaults
 from .hub import check_hub, must_be_merged
 
@@ -43,6 +44,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     from ..models.quantised import quantization_config
     from ..models.ready import ready_model
     from ..training.dataset import split_held_out
+    from ..training.extras import EXTRAS
 
     _check_folder(args)
     _check_fixed_options(task, args)
@@ -57,7 +59,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         check_hub(args)
     test_rows: list[dict[str, Any]] = []
     choosing_rows: list[dict[str, Any]] | None = None
-    if args.best_by is not None:
+    if args.load_best_model_at_end:
         test_rows, choosing_rows = split_held_out(task, args.eval_rows, args.seed, say)
     elif run.eval_before_and_after:
         test_rows = rows_of(task, "test", args.eval_rows, args.seed, say=say)
@@ -78,6 +80,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     if run.kind == "full" and is_adapter(model.path):  # known only now: it was given by its Hub id
         take_adapter_defaults(task, run, args)
     check_turns(model, task, rows + test_rows, args.max_completion_length)
+    for extra in EXTRAS:
+        extra.check_constraint(args, model.constraint)
     trains_adapter = model_args.use_peft or is_adapter(model.path)
     if run.save_merged and not trains_adapter:
         raise ValueError(
@@ -172,18 +176,16 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
     from ..models.masked_policy import check_settings
     from ..report.trackers import check_trackers
     from ..rewards.components import component_weights
-    from ..training.control.guard import check_guard_component
-    from ..training.credit import check_credit_task
-    from ..training.options.collapse import check_best_by
-    from ..training.options.sampling import check_endings, check_temperature
-    from ..training.options.sharded import check_model, shards_weights
+    from ..training.exact_sampling import check_endings, check_temperature
+    from ..training.extras import EXTRAS
+    from ..training.sharding import check_model, shards_weights
 
     check_local_path(model_args.model_name_or_path or "tiny", "--model")
     check_trackers(args.report_to)
     components = list(component_weights(task, args.component_weights))
-    check_best_by(args, components, has_task=True)
-    check_guard_component(args, components, task.watched)
-    check_credit_task(args, task)
+    for extra in EXTRAS:
+        extra.check_task(args, task)
+        extra.check_components(args, task, components)
     check_temperature(args)
     check_endings(args)
     for name, package in (("use_vllm", "vllm"), ("use_liger_kernel", "liger_kernel")):
@@ -199,7 +201,7 @@ def _check_options(task: Task, run: RunArguments, args: Any, model_args: Any) ->
         )
 
 
-def check_writable(folder: str | Path, option: str = "--output_dir") -> None:
+def check_writable(folder: str | Path, option: str = "--out") -> None:
     """Raise ValueError if `folder`, the value of `option`, cannot be created or written to."""
     if not str(folder):
         raise ValueError(f"{option} is empty; give a folder for the results")
@@ -224,7 +226,7 @@ def _check_folder(args: Any) -> None:
     if is_path and not is_checkpoint(asked):
         raise ValueError(
             f"--resume_from_checkpoint {asked} is not a checkpoint: give a folder checkpoint-N of a run, auto, or no "
-            "value for the newest in --output_dir"
+            "value for the newest in --out"
         )
     # The main process looks for all: files are read once, and a shared file system may show others a new file later.
     is_main = PartialState().is_main_process
@@ -233,7 +235,7 @@ def _check_folder(args: Any) -> None:
     if problem:
         raise ValueError(
             f"--resume_from_checkpoint: {problem}; restore the files, resume another checkpoint, or start again with "
-            "another --output_dir"
+            "another --out"
         )
     if asked == AUTO:
         args.resume_from_checkpoint = NEWEST if earlier else None
@@ -242,13 +244,13 @@ def _check_folder(args: Any) -> None:
     if earlier and not _resumes_output_dir(args):
         raise ValueError(
             f"{args.output_dir} holds an earlier run ({earlier.name}): resume it with --resume_from_checkpoint, "
-            "choose another --output_dir, or delete the folder"
+            "choose another --out, or delete the folder"
         )
     model = model_file_in(args.output_dir)
     if model and not _resumes_output_dir(args):  # the user's own model, or that of a run without checkpoints
         raise ValueError(
             f"{args.output_dir} holds a model ({model}), which the trained one would overwrite; choose another "
-            "--output_dir, or move it away"
+            "--out, or move it away"
         )
     if not earlier and args.resume_from_checkpoint == NEWEST:
         raise ValueError(
@@ -280,7 +282,7 @@ def _check_fixed_options(task: Task, args: Any) -> None:
         if name in before and before[name] != given:
             raise ValueError(
                 f"the run in {args.output_dir} was started with another --{name} ({before[name]!s:.60}, not "
-                f"{given!s:.60}); resume with the original value, or choose another --output_dir"
+                f"{given!s:.60}); resume with the original value, or choose another --out"
             )
 
 

@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .arguments import refuse_unknown
-from .command_parser import CommandParser, truth_value
-from .sampling_options import POLICY_NAMES, add_policy_options, sampling_of, task_of_model
+from .command_parser import FLAG, CommandParser
+from .sampling_options import add_model, add_sampling_options, sampling_of, task_of_model
 
 HOST = "127.0.0.1"
 
@@ -29,27 +28,20 @@ def play(arguments: Sequence[str]) -> int:
             "trl-grpo-tasks play outputs/demo --space my_space",
         ],
     )
-    parser.add_argument(
-        "model", metavar="RUN_OR_MODEL", help="the folder of a run, model or adapter, a .gguf file, a Hub id, or tiny"
-    )
+    add_model(parser)
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="port of the page (default: 7860)")
     parser.add_argument(
-        "--share", type=truth_value, nargs="?", const=True, default=False, metavar="BOOL",
+        "--share", **FLAG, default=False,
         help="make a public address through Gradio's servers: anybody who knows it can use the page (default: false)",
     )  # fmt: skip
     parser.add_argument(
         "--space", metavar="DIR", help="write a Hugging Face Space with the model into this folder, and open no page"
     )
-    parser.add_argument(
-        "--task", metavar="TASK", help="the task, if it is not that of the run; its options may follow"
-    )
-    add_policy_options(parser)
+    add_sampling_options(parser)
     known, rest = parser.parse_known(arguments)
-    if rest and not known.task:
-        refuse_unknown(rest, parser)
     model = known.model  # a Space names a model on the Hub by its id
     task = task_of_model(parser, known, rest, "play", arguments)
-    sampling = sampling_of(known, POLICY_NAMES)
+    sampling = sampling_of(known)
     from ..playground.models import Models, initial_model
     from .quiet import quiet_third_party_logging
 

@@ -8,14 +8,12 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from ..redact import redacted, redacted_words, remember
 from ..report.page import REPORT_FILE
 from ..report.run_folder import OUTCOME_FILE, SETTINGS_FILE, RunFolder
 from ..task import Task
-from .arguments import refuse_unknown
-from .command_parser import CommandParser, task_of_run, truth_value
+from .command_parser import FLAG, CommandParser, task_of_run
 from .errors import failed
 from .help_screens import PROGRAM
 
@@ -24,7 +22,7 @@ def push(arguments: Sequence[str]) -> int:
     """Upload the final model of a run."""
     parser = CommandParser(
         "push",
-        "RUN_DIR [--repo USER/NAME] [--merged] [--private BOOL] [--dry_run] [--task TASK]",
+        "RUN [--repo USER/NAME] [--merged] [--private BOOL] [--dry_run] [--task TASK]",
         "Upload the final model of a run to the Hub: weights or adapter, tokenizer, model card, report.html and "
         "settings.json. Checkpoints, optimizer states, metrics and evaluation files are not uploaded. Log in with "
         "'hf auth login' or set HF_TOKEN. After an interruption, the same command uploads what is missing. The exit "
@@ -36,24 +34,19 @@ def push(arguments: Sequence[str]) -> int:
             "trl-grpo-tasks push outputs/my_lora_run --merged",
         ],
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the --output_dir of a run")
+    parser.add_argument("run_dir", metavar="RUN", help="the folder of a run")
     parser.add_argument(
         "--repo", metavar="USER/NAME", help="the repository (default: --hub_model_id of the run, or the folder's name)"
     )
-    flag: dict[str, Any] = {"type": truth_value, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
-    parser.add_argument("--merged", **flag, help="upload the adapter merged into its base model instead")
+    parser.add_argument("--merged", **FLAG, default=False, help="upload the adapter merged into its base model")
     parser.add_argument(
-        "--private", type=truth_value, nargs="?", const=True, metavar="BOOL",
+        "--private", **FLAG,
         help="whether the repository is private (default: as it is, and for a new one the Hub's default)",
     )  # fmt: skip
-    parser.add_argument("--dry_run", **flag, help="only show what would be uploaded")
+    parser.add_argument("--dry_run", **FLAG, default=False, help="only show what would be uploaded")
     parser.add_argument("--hub_token", metavar="TOKEN", help="a token of the Hub (default: that of your login)")
-    parser.add_argument(
-        "--task", metavar="TASK", help="the task, if it is not a built-in one; options of the task may follow"
-    )
+    parser.add_task_of_run()
     known, rest = parser.parse_known(arguments)
-    if rest and not known.task:
-        refuse_unknown(rest, parser)
     from .final_model import check_final_model
     from .hub import PushError, take_token
 

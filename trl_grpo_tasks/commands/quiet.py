@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+# Warnings of libraries, by logger, about what we do on purpose: checkpoints that are less than a second apart, tokens
+# of an encoder that has no end of a text, and a model that is loaded with the options that TRL would load it with.
+ON_PURPOSE = {
+    "transformers.trainer_utils": ("mtime may not", "new PAD/BOS/EOS tokens"),
+    "trl.trainer.grpo_trainer": ("your model is already instantiated",),
+}
+
 
 def quiet_third_party_logging() -> None:
     """Silence progress bars of short operations and messages about optional kernels."""
@@ -14,5 +24,9 @@ def quiet_third_party_logging() -> None:
 
     datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()
-    # A warning about checkpoints that are less than a second apart.
-    logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime may not" not in str(record.msg))
+    for name, phrases in ON_PURPOSE.items():
+        logging.getLogger(name).addFilter(partial(_lacks, phrases))
+
+
+def _lacks(phrases: tuple[str, ...], record: Any) -> bool:
+    return not any(phrase in str(record.msg) for phrase in phrases)

@@ -37,7 +37,7 @@ def outcome(before: Evaluation, after: Evaluation, run: RunArguments, args: Any,
             "GRPO did not learn the task: no held-out sample succeeds, before or after it. The hints above say what "
             "to change."
         ]
-    if change(before, after, "success", run.num_samples)[1] >= 0:
+    if change(before, after, "success", run.samples)[1] >= 0:
         return []
     better = Path(args.output_dir) / COLD_START_FOLDER if run.cold_start_steps else model
     return [

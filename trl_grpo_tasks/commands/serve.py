@@ -9,22 +9,24 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..redact import redacted_words
 from ..registry import find_task_class
+from ..report.page import option_words
+from ..report.run_folder import settings_of
 from ..task import Task
-from .command_parser import CommandParser, require_task, task_with_options
+from .command_parser import CommandParser, task_of_run, task_with_options
 from .help_screens import PROGRAM
 from .recipes import find_recipe, read_recipe
 
 VLLM_VERSIONS = ((0, 24), (0, 31))  # the oldest and the newest supported
 
 _SPECULATIVE = "constraints do not work with speculative decoding; leave it out"
-_REVISION = "the constraint needs the tokenizer of the same files; download them to a folder, and give it to --model"
+_REVISION = "the constraint needs the tokenizer of the same files; download them to a folder, and give it first"
 _BEFORE = "give it before --"
 # Options of `vllm serve` that cannot follow --, and why.
 REFUSED = {
@@ -51,42 +53,51 @@ def serve(arguments: Sequence[str]) -> int:
     own, passed = split_words(arguments)
     parser = CommandParser(
         "serve",
-        "[TASK] [--config RECIPE] [--model MODEL] [--option value ...] [-- ...]",
+        "[RUN_OR_MODEL] [--task TASK] [--config RECIPE] [--option value ...] [-- ...]",
         "Start a vLLM server that samples under the task's constraint, for runs with --use_vllm --vllm_mode server. "
-        "Give the task, its options and the model as in the run, which compares them with the server's before its "
+        "Give the model, the task and its options as in the run, which compares them with the server's before its "
         "first step. The server has vLLM's development endpoints, through which a run replaces the weights: only "
         "machines that you trust may reach its port. Words after -- go to vllm serve.",
         [
-            "trl-grpo-tasks serve brick --model Qwen/Qwen2.5-0.5B",
+            "trl-grpo-tasks serve Qwen/Qwen2.5-0.5B --task brick",
             "trl-grpo-tasks serve --config brick/multi_gpu --host 0.0.0.0 -- --tensor-parallel-size 2",
         ],
-        takes_task=True,
     )
+    parser.add_argument(
+        "--model", metavar="MODEL",
+        help="the model that is trained: a Hub id, a folder, a .gguf file, or tiny; also the first word",
+    )  # fmt: skip
+    parser.add_task_of_run()
     parser.add_argument(
         "--config", metavar="RECIPE", help="a recipe, whose task, model and options of the task are used"
     )
-    parser.add_argument(
-        "--model", "--model_name_or_path", metavar="MODEL",
-        help="the model that is trained: a Hub id, a folder, a .gguf file, or tiny",
-    )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="HOST",
         help="address to listen on (default: 127.0.0.1, this machine only; 0.0.0.0 is all addresses)",
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
-    known, rest = parser.parse_known(own)
+    # Not a positional argument of the parser, which would take the value of an option of the task.
+    first = [] if not own or own[0].startswith("-") else own[:1]
+    known, rest = parser.parse_known(own[len(first) :])
+    if first and known.model:
+        raise ValueError(f"serve takes the model first: {PROGRAM} serve {known.model} --task {first[0]}")
+    known.model = known.model or next(iter(first), None)
     recipe = read_recipe(str(find_recipe(known.config))) if known.config else {}
-    spec = require_task(known.task or recipe.get("task"), "serve")
     model = known.model or recipe.get("model_name_or_path")
     if not model:
-        raise ValueError(f"give --model, the model that is trained; '{parser.prog} -h' shows how")
+        raise ValueError(f"give RUN_OR_MODEL, the model that is trained; '{parser.prog} -h' shows how")
+    spec = known.task or recipe.get("task")
+    if not spec and not settings_of(model):
+        raise ValueError(f"{model} is not the folder of a run; name the task too: {parser.prog} {model} --task TASK")
     check_passed(passed)
     check_vllm()
-    task = task_of(spec, recipe, rest)
+    task = task_of(spec, recipe, rest) if spec else task_of_run(None, [], model, ["serve", *arguments])
     from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
     command, environment = server_command(task, model, known.host, known.port, passed)
+    if not spec:
+        spec, rest = str(task.spec), option_words(asdict(task.options))
     train = [PROGRAM, "train", spec, *(["--config", known.config] if known.config else []), "--model", model, *rest]
     train += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_host"]
     # A client cannot connect to the address that stands for all addresses.
@@ -105,8 +116,6 @@ def task_of(spec: str, recipe: Mapping[str, Any], flags: Sequence[str]) -> Task:
     load it too."""
     if spec.endswith(".py"):
         spec = str(Path(spec).expanduser().resolve())
-    from ..report.page import option_words
-
     own = {one.name: recipe[one.name] for one in fields(find_task_class(spec).Options) if one.name in recipe}
     return task_with_options(spec, [*option_words(own), *flags])
 

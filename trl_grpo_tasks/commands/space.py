@@ -17,32 +17,12 @@ from ..registry import TASKS
 from ..report.run_folder import sampling_of, settings_of
 from ..task import Task
 from ..training.repair import RepairTask
-from .export_task import copied_spec, exported_options, filled_template
+from .export_task import copied_spec, exported_options, rendered
 from .final_model import model_files
 
 PACKAGE = Path(__file__).parents[1]
 REPAIR_OF_RUN = ("repair_turns", "repair_discount")
 GRADIO = "6.31.0"  # the version of the Space if none is installed here
-
-README = """---
-title: {title}
-emoji: 🧱
-colorFrom: blue
-colorTo: green
-sdk: gradio
-sdk_version: {gradio}
-python_version: "3.11"
-app_file: app.py
-pinned: false
----
-
-# {title}
-
-Ask a model that was trained with GRPO on the task **{task}**, watch it write under the task's constraint, and see what
-the verifier says. Written by `trl-grpo-tasks play --space`.
-
-To start it on your own machine: `pip install -r requirements.txt gradio=={gradio}`, then `python app.py`.
-"""
 
 
 def write_space(model: str, task: Task, before: str | None, folder: str | Path, sampling: Mapping[str, Any]) -> str:
@@ -61,16 +41,16 @@ def write_space(model: str, task: Task, before: str | None, folder: str | Path, 
     with tempfile.TemporaryDirectory() as scratch:
         path = prepare_model(model, task, scratch, sampling["seed"])
         folder.mkdir(parents=True, exist_ok=True)
-        names = {"MODEL": _copied(path, folder, "model", task.policy)}
+        model = _copied(path, folder, "model", task.policy)
     if before is not None:
-        names["BEFORE"] = _copied(before, folder, "before", task.policy)
+        before = _copied(before, folder, "before", task.policy)
     repair = {name: value for name, value in settings.get("training", {}).items() if name in REPAIR_OF_RUN}
-    values = {"SPEC": copied_spec(inner, folder), "OPTIONS": exported_options(inner), **names}
-    values |= {"SETTINGS": {"training": repair}, "SAMPLING": chosen}
-    app = filled_template("space", {name: redacted(value) for name, value in values.items()})
+    values = {"spec": copied_spec(inner, folder), "options": exported_options(inner), "model": model, "before": before}
+    values |= {"settings": {"training": repair}, "sampling": chosen}
+    app = rendered("space_app.py", **{name: redacted(value) for name, value in values.items()})
     (folder / "app.py").write_text(app, encoding="utf-8")
-    title = f"{task.name} playground"
-    (folder / "README.md").write_text(README.format(title=title, task=task.name, gradio=_gradio_version()))
+    readme = rendered("space_README.md", title=f"{task.name} playground", task=task.name, gradio=_gradio_version())
+    (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in _requirements(inner.name)))
     shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     start, publish = f"python {folder / 'app.py'}", f"hf upload OWNER/NAME {folder} --repo-type space"

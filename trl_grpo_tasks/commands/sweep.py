@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks sweep`: search over options of a run with Optuna. Each trial is a run in its own folder and process;
+"""`trl-grpo-tasks train --search`: search over options with Optuna. Each trial is a run in its own folder and process;
 finished trials are not repeated."""
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from ..redact import redacted, redacted_words
 from ..report.run_folder import RESULTS_FILE, SETTINGS_FILE, duration
 from ..report.sweep_page import SWEEP_FILE, write_sweep_report
 from ..task import Task, printable, rows_of
-from .arguments import ALIASES, parse
+from .arguments import parse
 from .command_parser import CommandParser
+from .command_words import ALIASES
+from .help_screens import add_search_options
 from .lock import locked
 from .plan import check_writable
 
@@ -34,34 +36,33 @@ RANGE = re.compile(r"(?P<low>[-+.\deE]+?)\.\.(?P<high>[-+.\deE]+?)(?P<log>:log)?
 def sweep(arguments: Sequence[str]) -> int:
     """Run a sweep. Trials are runs of `train` with the options given here and those that Optuna chooses. The same
     command resumes a sweep that was stopped."""
-    parser = CommandParser("sweep", "", "")  # its help is in help_screens.py
-    parser.add_argument("--search", nargs="+", required=True, metavar="NAME=VALUES")
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--metric", default="success")
-    parser.add_argument("--output_dir", default="outputs/sweep")
+    parser = CommandParser("train", "", "")  # the help of train is in help_screens.py
+    add_search_options(parser)
+    parser.add_argument("--out", "--output_dir", dest="output_dir", default="outputs/sweep")
     known, rest = parser.parse_known_args(arguments)
-    if known.trials < 1:
-        raise ValueError(f"--trials {known.trials} must be at least 1")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("--search starts runs in processes of their own; start it with trl-grpo-tasks train")
+    if known.search_trials < 1:
+        raise ValueError(f"--search_trials {known.search_trials} must be at least 1")
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend, JournalStorage
     except ImportError as error:
-        raise ImportError("sweep needs Optuna; pip install 'trl_grpo_tasks[sweep]'") from error
+        raise ImportError("--search needs Optuna; pip install 'trl_grpo_tasks[sweep]'") from error
     read = [_read_values(text) for text in known.search]
     space = dict(read)
     if len(space) < len(read):
         raise ValueError(f"--search {' '.join(known.search)}: give each option once")
-    task, seed = _check(space, rest, known.output_dir, known.metric)
+    task, seed = _check(space, rest, known.output_dir, known.search_metric)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(known.output_dir)
     with locked(folder, "sweep"):
         storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
         study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
-        asked = {"search": known.search, "metric": known.metric, "options": redacted_words(rest)}
+        asked = {"search": known.search, "metric": known.search_metric, "options": redacted_words(rest)}
         if study.user_attrs.get("asked", asked) != asked:
             raise ValueError(
-                f"{folder} holds a sweep with other options; repeat its command to resume it, or choose another "
-                "--output_dir"
+                f"{folder} holds a sweep with other options; repeat its command to resume it, or choose another --out"
             )
         study.set_user_attr("asked", asked)
         # With the same seed again, the sampler would propose the first trials again.
@@ -71,7 +72,8 @@ def sweep(arguments: Sequence[str]) -> int:
 
 class _Sweep:
     def __init__(self, study: Any, space: dict[str, Any], folder: Path, known: Any, rest: list[str], task: str):
-        self._study, self._space, self._folder, self._known = study, space, folder, known
+        self._study, self._space, self._folder = study, space, folder
+        self._metric, self._trials = known.search_metric, known.search_trials
         self._rest, self._task = rest, task
 
     def run(self) -> int:
@@ -79,8 +81,8 @@ class _Sweep:
 
         unfinished = [trial.number for trial in self._study.trials if trial.state == TrialState.RUNNING]
         done = len(self._study.trials) - len(unfinished)
-        print(f"{self._known.trials} trials, {done} of them done; output in {self._folder}", flush=True)
-        while done < self._known.trials:
+        print(f"{self._trials} trials, {done} of them done; output in {self._folder}", flush=True)
+        while done < self._trials:
             number = unfinished.pop(0) if unfinished else self._study.ask(self._space).number
             self._write()
             try:
@@ -96,7 +98,7 @@ class _Sweep:
         completed = [trial for trial in self._study.trials if trial.state == TrialState.COMPLETE]
         if completed:
             best = self._study.best_trial
-            print(f"\nbest: trial {best.number}, {self._known.metric} {best.value:.3f}\n{self._command(best.params)}")
+            print(f"\nbest: trial {best.number}, {self._metric} {best.value:.3f}\n{self._command(best.params)}")
             if len(completed) > 1:
                 print(
                     "chosen on the rows that it is measured on, it looks better than it is: try it with another --seed"
@@ -128,17 +130,15 @@ class _Sweep:
             print(f"trial {number}: failed ({printable(reason)})  {shown}  ({took})", flush=True)
             return
         after = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["evaluations"][-1]
-        if self._known.metric not in after["metrics"]:
+        if self._metric not in after["metrics"]:
             raise ValueError(
-                f"--metric {self._known.metric}: the evaluation has no such metric; its metrics are: "
+                f"--search_metric {self._metric}: the evaluation has no such metric; its metrics are: "
                 + ", ".join(after["metrics"])
             )
-        value = after["metrics"][self._known.metric]
+        value = after["metrics"][self._metric]
         self._study.tell(number, value) if value == value else self._study.tell(number, state=TrialState.FAIL)
-        low, high = after["intervals"].get(self._known.metric, (value, value))
-        print(
-            f"trial {number}: {self._known.metric} {value:.3f} [{low:.3f}, {high:.3f}]  {shown}  ({took})", flush=True
-        )
+        low, high = after["intervals"].get(self._metric, (value, value))
+        print(f"trial {number}: {self._metric} {value:.3f} [{low:.3f}, {high:.3f}]  {shown}  ({took})", flush=True)
 
     def _command(self, params: dict[str, Any]) -> str:
         return f"trl-grpo-tasks train {shlex.join(redacted_words([*self._rest, *_flags(params)]))}"
@@ -158,7 +158,7 @@ class _Sweep:
             for trial in self._study.trials
         ]
         log = [name for name, values in self._space.items() if getattr(values, "log", False)]
-        content = {"task": self._task, "metric": self._known.metric, "log": log, "wanted": self._known.trials}
+        content = {"task": self._task, "metric": self._metric, "log": log, "wanted": self._trials}
         write_atomically(self._folder / SWEEP_FILE, json.dumps(content | {"trials": trials}, indent=1))
         write_sweep_report(self._folder)
 
@@ -190,7 +190,7 @@ def _check(space: dict[str, Any], rest: list[str], output_dir: str, metric: str)
 
     check_writable(output_dir)
     if (Path(output_dir) / SETTINGS_FILE).is_file():
-        raise ValueError(f"{output_dir} holds a run, whose report would be overwritten; choose another --output_dir")
+        raise ValueError(f"{output_dir} holds a run, whose report would be overwritten; choose another --out")
     for name in space:
         if any(option in rest for option in _spellings(f"--{name}")):
             raise ValueError(f"--{name} is both searched and given; leave one of them out")
@@ -221,11 +221,12 @@ def _check_metric(name: str, task: Task, run: Any, args: Any) -> None:
     samples = []
     for row in rows_of(task, "test", args.eval_rows, args.seed):
         score = task.score(row, "")
-        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.num_samples
-    metrics, _ = summarise(samples, run.num_samples, task.facts)
+        samples += [Sample(row, "", 0, None if score is None else score.as_dict())] * run.samples
+    metrics, _ = summarise(samples, run.samples, task.facts)
     known = [*dict.fromkeys([*metrics, *task.weights, "seconds"])]
     if name not in known and run.editor is None:  # editors add counts of their own
-        raise ValueError(f"--metric {name}: evaluations have no such metric; their metrics are: {', '.join(known)}")
+        listed = ", ".join(known)
+        raise ValueError(f"--search_metric {name}: evaluations have no such metric; their metrics are: {listed}")
 
 
 def _spellings(option: str) -> list[str]:

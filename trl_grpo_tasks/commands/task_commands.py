@@ -1,4 +1,4 @@
-"""Commands about tasks: tasks, recipes, check, new, score, and the tools of a task."""
+"""Commands about tasks: list, check, new, and the tools of a task."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import inspect
 import json
 import keyword
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ..registry import TASKS, find_task_class
-from ..task import Task, nearest
+from ..task import check_choice, nearest
 from .command_parser import CommandParser, require_task, task_with_options
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .recipes import describe_recipe, expected_result, recipe_names
@@ -21,32 +21,30 @@ from .recipes import describe_recipe, expected_result, recipe_names
 REWARD_TIMEOUT_HELP = "seconds that scoring one completion may take (default: 30)"
 
 
-def tasks(arguments: Sequence[str]) -> int:
-    """List the built-in tasks with their versions."""
-    CommandParser("tasks", "", "List the built-in tasks: name, version and description.").parse(arguments)
-    for name in sorted(TASKS):
+def list_tasks(arguments: Sequence[str]) -> int:
+    """List the built-in tasks with the names of their recipes, or the recipes of one task."""
+    parser = CommandParser(
+        "list",
+        "[TASK]",
+        "List the built-in tasks: version, description, and the names of their recipes. With TASK, describe its "
+        "recipes: options for a kind of machine, and the expected result. Give the name to train or eval as "
+        "--config NAME; options that follow on the command line override the recipe's.",
+        ["trl-grpo-tasks list brick", "trl-grpo-tasks train --config brick/single_gpu --steps 100"],
+    )
+    parser.add_argument("task", nargs="?", metavar="TASK", help="describe the recipes of this task")
+    given = parser.parse(arguments).task
+    if given is not None and not recipe_names(given):
+        raise ValueError(f"there are no recipes for task {given!r}{nearest(given, TASKS)}; "
+                         f"tasks with recipes are: {', '.join(sorted(TASKS))}")  # fmt: skip
+    for name in sorted(TASKS) if given is None else [given]:
         task_class = find_task_class(name)
         print(f"{name:<10} {task_class.version:<5} {task_class.description}")
-    return 0
-
-
-def recipes(arguments: Sequence[str]) -> int:
-    """List the recipes of the package."""
-    parser = CommandParser(
-        "recipes",
-        "[TASK]",
-        "List the recipes of the package, or those of one task: options for a task and a kind of machine. Give the "
-        "name to train or eval as --config NAME; options that follow on the command line override the recipe's.",
-        ["trl-grpo-tasks recipes brick", "trl-grpo-tasks train brick --steps 100"],
-    )
-    parser.add_argument("task", nargs="?", metavar="TASK", help="only the recipes of this task")
-    task = parser.parse(arguments).task
-    names = recipe_names(task)
-    if not names:
-        raise ValueError(f"there are no recipes for task {task!r}{nearest(task, TASKS)}; "
-                         f"tasks with recipes are: {', '.join(sorted(TASKS))}")  # fmt: skip
-    listed = {name: f"{describe_recipe(name)}. Expected: {expected_result(name)}" for name in names}
-    print("\n".join(line.removeprefix("  ") for line in columns(listed)))
+        recipes = recipe_names(name)
+        if given is None:
+            print(f"{'':<17}recipes: {' '.join(recipes)}")
+        else:
+            listed = {recipe: f"{describe_recipe(recipe)}. Expected: {expected_result(recipe)}" for recipe in recipes}
+            print("\n".join(columns(listed)))
     return 0
 
 
@@ -83,7 +81,13 @@ def new(arguments: Sequence[str]) -> int:
         ["trl-grpo-tasks new my_task", "trl-grpo-tasks check my_task.py", "trl-grpo-tasks train my_task.py"],
     )
     parser.add_argument("name", metavar="NAME", help="a Python identifier, such as my_task")
-    name = parser.parse(arguments).name
+    parser.add_argument(
+        "--no-gold",
+        action="store_true",
+        help="leave out known answers: a verifier is enough for GRPO, without a cold start",
+    )
+    given = parser.parse(arguments)
+    name = given.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} cannot be the name of a module; use letters, digits and _, such as my_task")
     path = Path(f"{name}.py")
@@ -91,31 +95,76 @@ def new(arguments: Sequence[str]) -> int:
         raise ValueError(f"{path} exists already; choose another name, or move the file away")
     title = "".join(part.capitalize() for part in name.split("_")).removesuffix("Task") or "My"
     text = (Path(__file__).parent / "task_template.py").read_text()
-    for old, given in (("my_task", name), ("MyTask", f"{title}Task"), ("MyOptions", f"{title}Options")):
-        text = text.replace(old, given)
+    if given.no_gold:
+        text = text[: text.index("    def gold(")] + text[text.index("    def row_of(") :]
+    for old, new_name in (("my_task", name), ("MyTask", f"{title}Task"), ("MyOptions", f"{title}Options")):
+        text = text.replace(old, new_name)
     path.write_text(text)
     print(f"wrote {path}\nnext: {PROGRAM} check {path}\nthen: {PROGRAM} train {path}")
     return 0
 
 
-def score(arguments: Sequence[str]) -> int:
-    """Score completions from a file."""
+def tool(arguments: Sequence[str]) -> int:
+    """Run a tool of a task."""
+    words = list(arguments)
+    if not words or words[0] in (*HELP_FLAGS, HELP_ALL):
+        print(_all_tools())
+        return 0 if words else 2
+    task_class = find_task_class(words[0])
+    tools = {**task_class.tools, **TOOLS_OF_ALL}
+    if len(words) == 1 or words[1] in (*HELP_FLAGS, HELP_ALL):
+        meanings = {name: _first_paragraph(_find_tool(target)) for name, target in tools.items()}
+        usage = f"usage: {PROGRAM} tool {words[0]} TOOL ...   (TOOL -h shows its options)"
+        print("\n".join([usage, "", *columns(meanings)]))
+        return 0
+    name, *rest = words[1:]
+    if name not in tools:
+        raise ValueError(
+            f"task {task_class.name!r} has no tool {name!r}{nearest(name, tools)}; its tools are: {', '.join(tools)}"
+        )
+    if name in TOOLS_OF_ALL:
+        return TOOLS_OF_ALL[name](words[0], rest)
+    return _find_tool(tools[name])(["-h" if word == HELP_ALL else word for word in rest]) or 0
+
+
+def _all_tools() -> str:
+    lines = [f"usage: {PROGRAM} tool TASK [TOOL ...]", "", "Run a tool of a task. 'tool TASK' lists its tools, and "
+             "'tool TASK TOOL -h' shows how to use one.", ""]  # fmt: skip
+    listed = {name: ", ".join(find_task_class(name).tools) for name in sorted(TASKS)}
+    listed = {name: tools for name, tools in listed.items() if tools} | {"every TASK": ", ".join(TOOLS_OF_ALL)}
+    return "\n".join([*lines, *columns(listed)])
+
+
+def _first_paragraph(function: Any) -> str:
+    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _find_tool(given: Any) -> Any:
+    """The function of a tool, which is given as such or as "module:function"."""
+    if callable(given):
+        return given
+    module, _, function = given.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def score(spec: str, arguments: Sequence[str]) -> int:
+    """Score completions from a file, without a model."""
     parser = CommandParser(
-        "score",
-        "TASK --input FILE [--option value ...]",
+        f"tool {spec} score",
+        "--input FILE [--option value ...]",
         'Score completions without a model. Each line of the file is {"row": {...}, "completion": "..."}; each line '
         "of the output is a score as JSON. Lines that cannot be read are reported by number on standard error.",
-        ["trl-grpo-tasks score prompts --input answers.jsonl", "trl-grpo-tasks score my_task.py --input - < in.jsonl"],
-        takes_task=True,
+        ["trl-grpo-tasks tool prompts score --input answers.jsonl"],
+        task=spec,
     )
     parser.add_argument("--input", required=True, metavar="FILE", help="a .jsonl file, or - for standard input")
     parser.add_argument("--reward_timeout", type=float, default=30.0, metavar="X", help=REWARD_TIMEOUT_HELP)
     known, rest = parser.parse_known(arguments)
-    task = task_with_options(require_task(known.task, "score"), rest)
+    task = task_with_options(spec, rest)
     if known.input != "-" and not Path(known.input).is_file():
         raise ValueError(f"--input {known.input}: this file does not exist")
     from ..rewards.executor import RewardExecutor
-    from .compare import read_scored_line
+    from .eval import read_scored_line
 
     unreadable = 0
     with _lines_of(known.input) as lines, RewardExecutor(task, 1, known.reward_timeout) as executor:
@@ -139,42 +188,29 @@ def _lines_of(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
-def tool(arguments: Sequence[str]) -> int:
-    """Run a tool of a task."""
-    words = list(arguments)
-    if not words or words[0] in (*HELP_FLAGS, HELP_ALL):
-        print(_all_tools())
-        return 0 if words else 2
-    task_class = find_task_class(words[0])
-    if len(words) == 1 or words[1] in (*HELP_FLAGS, HELP_ALL):
-        print(_tools_of(task_class))
-        return 0
-    name = words[1]
-    if name not in task_class.tools:
-        known = f"its tools are: {', '.join(task_class.tools)}" if task_class.tools else "it has none"
-        raise ValueError(f"task {task_class.name!r} has no tool {name!r}{nearest(name, task_class.tools)}; {known}")
-    return _find_tool(task_class, name)(["-h" if word == HELP_ALL else word for word in words[2:]]) or 0
+def export_task(spec: str, arguments: Sequence[str]) -> int:
+    """Write the task as a package for verifiers, or as a server for OpenEnv."""
+    parser = CommandParser(
+        f"tool {spec} export",
+        "--to LIBRARY [--out FOLDER] [--option value ...]",
+        "Write the task for another library, with its options: a package for verifiers, or a server for OpenEnv.",
+        ["trl-grpo-tasks tool prompts export --to verifiers --out my_taskset"],
+        task=spec,
+    )
+    parser.add_argument("--to", required=True, metavar="LIBRARY", help="verifiers or openenv")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the files (default: TASK_LIBRARY)")
+    known, rest = parser.parse_known(arguments)
+    from .export_task import LIBRARIES
+    from .export_task import export_task as export
+    from .plan import check_writable
+
+    check_choice("to", known.to, LIBRARIES)
+    task = task_with_options(spec, rest)
+    out = known.out or f"{task.name}_{known.to}"
+    check_writable(out, "--out")
+    print(f"{out}: {export(task, known.to, out)}")
+    return 0
 
 
-def _all_tools() -> str:
-    lines = [f"usage: {PROGRAM} task NAME [TOOL ...]", "", "Run a tool of a task. 'task NAME' lists its tools, and "
-             "'task NAME TOOL -h' shows how to use one.", ""]  # fmt: skip
-    classes = {name: find_task_class(name) for name in sorted(TASKS)}
-    return "\n".join([*lines, *columns({name: ", ".join(one.tools) for name, one in classes.items() if one.tools})])
-
-
-def _tools_of(task_class: type[Task]) -> str:
-    if not task_class.tools:
-        return f"task {task_class.name!r} has no tools"
-    meanings = {name: (inspect.getdoc(_find_tool(task_class, name)) or "").split("\n\n")[0].replace("\n", " ")
-                for name in task_class.tools}  # fmt: skip
-    usage = f"usage: {PROGRAM} task {task_class.name} TOOL ...   (TOOL -h shows its options)"
-    return "\n".join([usage, "", *columns(meanings)])
-
-
-def _find_tool(task_class: type[Task], name: str) -> Any:
-    given = task_class.tools[name]
-    if callable(given):
-        return given
-    module, _, function = given.partition(":")
-    return getattr(importlib.import_module(module), function)
+# Tools that every task has: functions of the task and the words that follow.
+TOOLS_OF_ALL: dict[str, Callable[[str, Sequence[str]], int]] = {"score": score, "export": export_task}

@@ -71,13 +71,17 @@ class MyTask(Task):
         return "?"
 
     def row_of(self, text):
-        """Make a row from a text, for `trl-grpo-tasks solve`, `generate` and `play`."""
+        """Make a row from a text, for `trl-grpo-tasks solve` and `play`."""
         return {"prompt": [{"role": "user", "content": text}], "word": text}
 
     def constraint(self, tokenizer):
         """Say which text is allowed (used with --constrain). Leave this out if any text is."""
         from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 
+        # To let the model think before it answers, import ThinkThen and split_thought from
+        # trl_grpo_tasks.constraints, return ThinkThen(tokenizer, GrammarConstraint(...), "####"), and let `score`
+        # begin with completion = split_thought(completion, ["####"])[1] or "". With thought_markers = ("####",) in
+        # the class, report and playground fold thoughts away.
         return GrammarConstraint(tokenizer, Grammar.regex(f"[{LETTERS}]+"))
 
     def tiny(self):

@@ -19,10 +19,11 @@ from ..report.page import write_report
 from ..report.run_folder import COLD_START_FOLDER, JUDGE_FILE, RESULTS_FILE, SETTINGS_FILE, duration
 from ..serving import ServerError
 from ..task import EditorError, Task, describe_rows, one_per_request
-from .arguments import NEWEST, RunArguments, parse, read_command_line
-from .compare import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
+from .arguments import RunArguments, parse, read_command_line
+from .command_words import NEWEST, with_task_option
 from .defaults import rate_hints
 from .errors import failed, takes_debug
+from .eval import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
 from .hub import PushError
 from .lock import locked
 from .old_names import meaning_hints
@@ -55,6 +56,10 @@ def main(argv: Sequence[str], command: str = "train") -> int:
 def _main(argv: Sequence[str], command: str, held: ExitStack) -> int:
     try:
         read_command_line(argv, command)  # mistakes here need no slow imports
+        if command == "train" and any(word.partition("=")[0] == "--search" for word in argv):
+            from .sweep import sweep
+
+            return sweep(with_task_option(argv))
     except (ValueError, ImportError) as error:
         return failed(error, 2)
     from accelerate import PartialState
@@ -152,7 +157,7 @@ def run_training(
         trainer.train(resume_from_checkpoint=True if resume == NEWEST else resume)
     trainer.save_model(args.output_dir, _internal_call=True)  # otherwise it would push the model now
     if run.eval_before_and_after:
-        with trainer.policy_for_evaluation() as policy:
+        with trainer.generation.policy_for_evaluation() as policy:
             evaluations.add("GRPO", policy)
         evaluations.save()
         evaluations.show()
@@ -231,7 +236,7 @@ class _Evaluations:
             return []
         done = [Evaluation.from_dict(one) for one in saved["evaluations"] if one["name"] != "GRPO"]
         # An evaluation of other rows cannot be compared with the one after GRPO.
-        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.num_samples)]))
+        rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
     @property
@@ -261,7 +266,7 @@ class _Evaluations:
             rows = self._plan.test_rows
             print(
                 f"\n{describe_rows(len(rows), len(one_per_request(self._task, rows)))}, "
-                f"{self._run.num_samples} samples each, "
+                f"{self._run.samples} samples each, "
                 f"with 95% intervals:\n{table(self._done)}\n"
             )
 

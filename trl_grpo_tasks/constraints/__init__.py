@@ -7,6 +7,7 @@ from .base import Constraint, State, pack, pack_ids, replay, unpack, words_for
 from .choices import ChoiceTreeConstraint
 from .grammar import Grammar, GrammarConstraint
 from .spelling import OneSpelling
+from .think import ThinkThen, split_thought
 from .vocabulary import Vocabulary, token_bytes
 
 __all__ = [
@@ -16,10 +17,12 @@ __all__ = [
     "GrammarConstraint",
     "OneSpelling",
     "State",
+    "ThinkThen",
     "Vocabulary",
     "pack",
     "pack_ids",
     "replay",
+    "split_thought",
     "token_bytes",
     "unpack",
     "words_for",

@@ -85,6 +85,17 @@ class Constraint(Protocol):
         """Return the state before the first token, or None if the row is unconstrained."""
 
 
+class AnswerConstraint(Constraint, Protocol):
+    """A constraint on an answer that other text precedes, such as a thought (see think.py)."""
+
+    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> State | None:
+        """Return the state of an answer whose first bytes are `remainder`, or None if no answer begins with them.
+
+        The answer is not the beginning of the decoded text, so that its leading space is kept. The result is also
+        None if the row is unconstrained.
+        """
+
+
 def words_for(vocab_size: int) -> int:
     """Return the number of int32 words in a mask over `vocab_size` tokens."""
     return (vocab_size + 31) // 32

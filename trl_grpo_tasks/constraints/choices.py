@@ -87,6 +87,17 @@ class ChoiceTreeConstraint:
             texts, nodes = (b" ", *(text for text, _ in threads)), (node, *(after for _, after in threads))
         return ChoiceState(self, _Position(self, self.literals(texts, ends, True), nodes), node)
 
+    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> ChoiceState | None:
+        node = self._root(row)
+        if node is None:
+            return None
+        position, dead_ends = self.expand(node), [node]
+        if remainder:
+            position, dead_ends = self.advance(position.threads(), remainder)
+        if position.is_dead_end and dead_ends:
+            raise _dead_end_error(dead_ends)
+        return None if position.is_dead_end else ChoiceState(self, position, node)
+
     def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[_Position, list[Node]]:
         """Return the position after `spelling`, and the dead-end nodes reached."""
         after: list[Thread] = []

@@ -124,22 +124,39 @@ class GrammarConstraint:
         return GrammarConstraint, (self.vocabulary, self.grammar)
 
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
-        grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
+        grammar = self._grammar_of(row)
         if grammar is None:
             return None
-        if not isinstance(grammar, Grammar):
-            raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
         import xgrammar
 
-        return GrammarState(self, xgrammar.GrammarMatcher(self._compile(grammar)), grammar)
+        matcher = xgrammar.GrammarMatcher(self._compile(grammar, self.vocabulary.strips_leading_space))
+        return GrammarState(self, matcher, grammar)
 
-    def _compile_new(self, grammar: Grammar) -> Any:
+    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> GrammarState | None:
+        grammar = self._grammar_of(row)
+        if grammar is None:
+            return None
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(self._compile(grammar, False))
+        if remainder and not matcher.accept_string(remainder):
+            return None
+        return GrammarState(self, matcher, grammar, is_first=False)
+
+    def _grammar_of(self, row: Mapping[str, Any]) -> Grammar | None:
+        grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
+        if not isinstance(grammar, Grammar | None):
+            raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
+        return grammar
+
+    def _compile_new(self, grammar: Grammar, drops_space: bool) -> Any:
+        """Compile a grammar. `drops_space`: decoding drops a leading space of the text."""
         import xgrammar
 
         parts = [grammar.parse()]
         vocabulary = self.vocabulary
-        if vocabulary.strips_leading_space:
-            # Decoding drops one leading space. It is required if the grammar has texts that begin with a space,
+        if drops_space:
+            # The space is required if the grammar has texts that begin with a space,
             # because the first space of such a text would be lost otherwise; in all other cases it is optional.
             optional = "" if _may_begin_with_space(parts[0]) else ' | ""'
             parts.insert(0, xgrammar.Grammar.from_ebnf(f'root ::= " "{optional}'))
@@ -158,17 +175,22 @@ class GrammarConstraint:
 class GrammarState:
     """The position of one completion in a grammar. States with equal `origin` start in the same grammar."""
 
-    __slots__ = ("_accepted", "_constraint", "_matcher", "_words", "finished", "origin")
+    __slots__ = ("_constraint", "_is_first", "_matcher", "_words", "finished", "origin")
 
     def __init__(
-        self, constraint: GrammarConstraint, matcher: Any, origin: Grammar, accepted: int = 0, finished: bool = False
+        self,
+        constraint: GrammarConstraint,
+        matcher: Any,
+        origin: Grammar,
+        is_first: bool = True,
+        finished: bool = False,
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
-        self._accepted, self.finished = accepted, finished
+        self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
         self._words: np.ndarray | None = None  # the current mask, once it has been computed
 
     def fork(self) -> GrammarState:
-        return GrammarState(self._constraint, self._matcher.fork(), self.origin, self._accepted, self.finished)
+        return GrammarState(self._constraint, self._matcher.fork(), self.origin, self._is_first, self.finished)
 
     def mask(self) -> np.ndarray:
         if self._words is None:
@@ -181,11 +203,11 @@ class GrammarState:
             raise ValueError(f"token {token} is not allowed after the end of the text")
         if token != vocabulary.eos:
             known = 0 <= token < vocabulary.size and vocabulary.bytes_of[token]
-            if not known or (self._accepted == 0 and token in vocabulary.not_first):
+            if not known or (self._is_first and token in vocabulary.not_first):
                 raise ValueError(f"token {token} is not allowed here")
         if not self._matcher.accept_token(token):
             raise ValueError(f"token {token} ({vocabulary.bytes_of[token]!r}) is not allowed here")
-        self._accepted += 1
+        self._is_first = False
         self._words = None
         self.finished = token == vocabulary.eos
 
@@ -210,7 +232,7 @@ class GrammarState:
         self._matcher.fill_next_token_bitmask(filled)
         words = filled[:size]  # without the separators
         words[-1] &= constraint._last_word  # clears the spare bits, which xgrammar sets
-        if self._accepted == 0:
+        if self._is_first:
             words &= constraint._first_token_mask
         if not np.count_nonzero(words):  # three times as fast as any()
             raise RuntimeError(_NO_TOKEN_ALLOWED)

@@ -38,6 +38,8 @@ class TextConstraint(Protocol):
 
     def start(self, row: Mapping[str, Any]) -> TextState | None: ...
 
+    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> TextState | None: ...
+
 
 class OneSpelling:
     """A grammar or choice tree in which forced text must be tokenized as the tokenizer does it.
@@ -65,6 +67,10 @@ class OneSpelling:
         # If decoding drops a leading space, the tokenizer's output for the first text differs from what is generated.
         is_unrestricted = self.vocabulary.strips_leading_space
         return SpelledState(self, state, _UNRESTRICTED if is_unrestricted else self.spell(state.forced_text()))
+
+    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> SpelledState | None:
+        state = self.constraint.start_after(row, remainder)
+        return None if state is None else SpelledState(self, state, self.spell(state.forced_text()))
 
     def without(self, words: np.ndarray, too_short: frozenset[int]) -> np.ndarray:
         """Return a mask without the tokens that are too short."""

@@ -22,6 +22,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from .base import Constraint, State, pack_ids
+from .free import FreeText
 from .vocabulary import special_ids
 
 MARK = "\u241e"  # the visible symbol of the record separator
@@ -92,7 +93,7 @@ class TurnsConstraint:
 
     def start_turn(self, row: Row) -> State:
         state = None if self.inner is None else self.inner.start(row)
-        return FreeTurn(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
+        return FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
 
     def form(self, row: Row) -> FeedbackForm:
         """Return the form of feedback: a message of the chat, or for a plain prompt lines after which it is repeated,
@@ -251,32 +252,6 @@ class TurnsState:
     def _settle(self) -> None:
         if self.question is not None:
             self.resume(self._constraint.answers([self.question])[0])
-
-
-class FreeTurn:
-    """A turn of free text."""
-
-    __slots__ = ("_eos", "_mask", "finished")
-
-    origin = "free"
-
-    def __init__(self, mask: np.ndarray, eos: int, finished: bool = False):
-        self._mask, self._eos, self.finished = mask, eos, finished
-
-    def fork(self) -> FreeTurn:
-        return FreeTurn(self._mask, self._eos, self.finished)
-
-    def mask(self) -> np.ndarray:
-        return np.zeros_like(self._mask) if self.finished else self._mask
-
-    def accept(self, token: int) -> None:
-        is_allowed = 0 <= token < 32 * len(self._mask) and self._mask[token // 32] >> token % 32 & 1
-        if self.finished or not is_allowed:
-            raise ValueError(f"token {token} is not allowed here")
-        self.finished = token == self._eos
-
-    def forced(self) -> list[int]:
-        return []
 
 
 def chat_feedback(tokenizer: Any, before: str = "", after: str = "") -> tuple[str, str]:

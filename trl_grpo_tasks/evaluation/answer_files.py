@@ -20,16 +20,14 @@ def check_top(top: int) -> None:
         raise ValueError(f"--top {top} must be at least 1")
 
 
-def write_files(
-    task: Task, answers: Sequence[Answer], folder: str | Path, text_name: str = "sample.txt", first: int = 1
-) -> list[str]:
+def write_files(task: Task, answers: Sequence[Answer], folder: str | Path, first: int = 1) -> list[str]:
     """Write for each answer its text and the files that the task exports, with the number of the answer in each name:
     sample.txt becomes sample_1.txt. `first` is the first number. Return a line for each answer whose files the task
     could not make. An answer that has a list "files" gets their names in it."""
     problems = []
     Path(folder).mkdir(parents=True, exist_ok=True)
     for number, answer in enumerate(answers, first):
-        files: dict[str, str | bytes] = {text_name: answer["completion"]}
+        files: dict[str, str | bytes] = {"sample.txt": answer["completion"]}
         try:
             files |= task.exports(answer["row"], answer["completion"])
         except Exception as error:  # noqa: BLE001 - the row may be one that the task never made
@@ -55,8 +53,8 @@ def remove_earlier(folder: str | Path) -> None:
                 (table.parent / name).unlink()
 
 
-def write_table(answers: Sequence[Answer], folder: str | Path, number_name: str = "number") -> None:
-    """Write answers.jsonl, which `trl-grpo-tasks score` and `export` read: one numbered answer per line."""
-    lines = [json.dumps({number_name: number, **answer}) for number, answer in enumerate(answers, 1)]
+def write_table(answers: Sequence[Answer], folder: str | Path) -> None:
+    """Write answers.jsonl, which `export` and the tool `score` read: one numbered answer per line."""
+    lines = [json.dumps({"number": number, **answer}) for number, answer in enumerate(answers, 1)]
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_atomically(Path(folder) / "answers.jsonl", "".join(f"{line}\n" for line in lines))

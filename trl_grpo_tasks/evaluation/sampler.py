@@ -14,14 +14,14 @@ from trl.chat_template_utils import parse_response
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
-from ..constraints.sampling import RecordingProcessor, generating_with
+from ..constraints.recording import RecordingProcessor, generating_with
 from ..constraints.sharding import is_sharded, output_size
 from ..constraints.table import MaskTable
 from ..constraints.turns import TurnsConstraint
 from ..constraints.vocabulary import check_outputs
 from ..models.masked_policy import MaskedPolicy, is_masked_lm
 from ..models.quantised import check_output_head
-from ..rewards.judge import text_of
+from ..rewards.classifier import text_of
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
 from ..rollout.support import unsupported_length, without_adapter
 from ..task import EditorError, Row

@@ -29,7 +29,7 @@ from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
 from ..rewards.executor import RewardExecutor
 from ..task import Row, Task, check_editor, checked_row
-from ..training.options.ranges import check_ranges
+from ..training.ranges import check_ranges
 from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids

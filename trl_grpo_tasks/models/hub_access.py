@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..failures import first_line
 
 SECONDS = 10.0  # for an answer of the Hub
@@ -18,7 +16,7 @@ def is_unreachable(error: Exception) -> bool:
     return no_answer or isinstance(error, ConnectionError)  # the latter with HF_HUB_OFFLINE
 
 
-def use_cache_if_unreachable(say: Any = print) -> None:
+def use_cache_if_unreachable() -> None:
     """Set the client to its offline mode for this process, and say so, if the Hub does not answer."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -30,5 +28,5 @@ def use_cache_if_unreachable(say: Any = print) -> None:
     except Exception as error:
         if not is_unreachable(error):
             raise
-        say(f"{constants.ENDPOINT} cannot be reached ({first_line(error)}); only models in the cache can be used")
+        print(f"{constants.ENDPOINT} cannot be reached ({first_line(error)}); only models in the cache can be used")
         constants.HF_HUB_OFFLINE = True

@@ -52,13 +52,13 @@ class Panel:
     """The components that show the answer of one model."""
 
     column: Any
-    strip: Any
-    position: Any
-    table: Any
     verdict: Any
     scene: Any
     picture: Any
     files: Any
+    strip: Any
+    position: Any
+    table: Any
     steps: Any  # the steps of the answer, by which `position` finds what to show
     scene_file: Any  # what `scene` is to show
 
@@ -70,10 +70,20 @@ class Panel:
 class Player:
     """Answers the requests of a page. Each method yields changes: component -> new value."""
 
-    def __init__(self, gradio: Any, models: Models, status: Any, panels: Mapping[str, Panel]):
+    def __init__(self, gradio: Any, models: Models, request: Any, status: Any, panels: Mapping[str, Panel]):
         self._gradio, self._models, self._status, self._panels = gradio, models, status, panels
         self._lock = threading.Lock()
         self._folders: deque[tempfile.TemporaryDirectory[str]] = deque()
+        text = example(models.task, 0)
+        self._opening: dict[Any, Any] = {request: text}
+        for changes in self.ask(text, AFTER, models.solver(AFTER).seed):
+            self._opening |= changes
+        self._opening_folders = list(self._folders)  # they are kept as long as the page
+        self._folders.clear()
+
+    def opening(self) -> dict[Any, Any]:
+        """The page when it is opened: an example with its answer, which was sampled once, for all visitors."""
+        return self._opening
 
     def ask(self, text: str, which: str, seed: float | None) -> Iterator[dict[Any, Any]]:
         """Sample one answer of each chosen model, and show its tokens as they are drawn."""
@@ -99,7 +109,8 @@ class Player:
         solver.seed = seed
         yield {self._status: shown.message("sampling ...")}
         solution = self._alone(solver, request, samples)
-        yield {panel.strip: shown.plain_text(solution.answers[0].completion), **self._judged(panel, solution)}
+        strip = shown.plain_text(solution.answers[0].completion, self._models.task.thought_markers)
+        yield {panel.strip: strip, **self._judged(panel, solution)}
 
     def _ask_one(self, name: str, request: str | Row, seed: int) -> Iterator[dict[Any, Any]]:
         solver, panel = self._models.solver(name), self._panels[name]
@@ -128,7 +139,8 @@ class Player:
             return function(*words)
 
     def _tokens(self, panel: Panel, steps: list[Step]) -> dict[Any, Any]:
-        return {panel.strip: shown.token_strip(steps), panel.table: shown.alternatives(steps, len(steps))}
+        strip = shown.token_strip(steps, self._models.task.thought_markers)
+        return {panel.strip: strip, panel.table: shown.alternatives(steps, len(steps))}
 
     def _judged(self, panel: Panel, solution: Solution) -> dict[Any, Any]:
         """The verdict on the best answer, its picture and its files."""
@@ -185,9 +197,11 @@ def request_of(text: str) -> str | Row:
         raise ValueError(f"a request that begins with {{ is a row in JSON, but this is none: {error}") from error
 
 
-def example(task: Task) -> str:
-    """Return a request that means a held-out row: a text if the task reads one as this row, otherwise the row."""
-    row = random.choice(task.dataset("test", EXAMPLES, 0))
+def example(task: Task, number: int | None = None) -> str:
+    """Return a request that means a held-out row, a random one or that of this number: a text if the task reads one as
+    this row, otherwise the row."""
+    rows = task.dataset("test", EXAMPLES, 0)
+    row = random.choice(rows) if number is None else rows[number]
     prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
     for text in (prompt, *(value for value in row.values() if isinstance(value, str))):
         try:
@@ -225,7 +239,7 @@ def make_page(models: Models) -> Any:
         status = gradio.HTML(elem_id="status")
         with gradio.Row():
             panels = {name: _panel(gradio, name, can_compare) for name in reversed(models.choices)}
-        player = Player(gradio, models, status, panels)
+        player = Player(gradio, models, request, status, panels)
         outputs = [status, *(component for panel in panels.values() for component in panel.components)]
         # One request at a time: they share the model.
         shared = {"outputs": outputs, "concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private",
@@ -233,7 +247,8 @@ def make_page(models: Models) -> Any:
         asked = gradio.on([ask.click, request.submit], player.ask, [request, which, seed], **shared)
         searched = best.click(player.best, [request, which, seed, samples], **shared)
         scenes = [[getattr(panel, name) for panel in panels.values()] for name in ("scene_file", "scene")]
-        for answered in (asked, searched):
+        opened = page.load(player.opening, None, [request, *outputs], api_visibility="private", show_progress="hidden")
+        for answered in (opened, asked, searched):
             answered.then(player.show_scenes, *scenes, api_visibility="private", show_progress="hidden")
         stop.click(None, None, None, cancels=[asked, searched], api_visibility="private")
         other.click(lambda: example(task), None, request, api_visibility="private")
@@ -246,25 +261,25 @@ def make_page(models: Models) -> Any:
 
 
 def _panel(gradio: Any, name: str, can_compare: bool) -> Panel:
-    """Tokens and the verdict side by side where there is room; a narrow page shows one below the other."""
+    """The verdict and the picture side by side where there is room, and the tokens below them."""
     key = name.split()[0]
     with gradio.Column(visible=name == AFTER, min_width=320, elem_id=f"panel-{key}") as column:
         gradio.HTML(f"<h3>{name.capitalize()}</h3>", visible=can_compare)
         with gradio.Row():
             with gradio.Column(min_width=320):
-                strip = gradio.HTML(elem_id=f"tokens-{key}")
-                position = gradio.Slider(1, 2, 1, step=1, label="Token", visible=False, elem_id=f"position-{key}")
-                table = gradio.HTML(elem_id=f"table-{key}")
-            with gradio.Column(min_width=320):
                 verdict = gradio.HTML(elem_id=f"verdict-{key}")
+            with gradio.Column(min_width=320):
                 scene = gradio.Model3D(
                     label="Drag to rotate", visible=HIDDEN, height=360, interactive=False, elem_id=f"scene-{key}",
                     camera_position=CAMERA,
                 )  # fmt: skip
                 picture = gradio.HTML(elem_id=f"picture-{key}")
                 files = gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}")
+        strip = gradio.HTML(elem_id=f"tokens-{key}")
+        position = gradio.Slider(1, 2, 1, step=1, label="Token", visible=False, elem_id=f"position-{key}")
+        table = gradio.HTML(elem_id=f"table-{key}")
     states = {"steps": gradio.State([]), "scene_file": gradio.State(None)}
-    return Panel(column, strip, position, table, verdict, scene, picture, files, **states)
+    return Panel(column, verdict, scene, picture, files, strip, position, table, **states)
 
 
 class RequestLimit:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ..constraints.think import split_thought
 from ..evaluation.solution import Answer, Solution
+from ..task import fold_thought, folded
 from .stream import Step
 
 TOKENS_SHOWN = 1500  # the last ones of a longer completion
@@ -43,10 +46,21 @@ background:#fff}
 """
 
 
-def token_strip(steps: Sequence[Step]) -> str:
-    """Return the tokens of a completion, each coloured by its probability; forced tokens are grey."""
+def token_strip(steps: Sequence[Step], thought_markers: Sequence[str] = ()) -> str:
+    """Return the tokens of a completion, each coloured by its probability; forced tokens are grey. A thought is folded
+    away when a marker has ended it."""
+    last = steps[-TOKENS_SHOWN:]
+    answers = [split_thought(step.written, thought_markers)[1] for step in last]
+    thought = sum(not answer for answer in answers) if answers and answers[-1] is not None else 0
+    left = len(steps) - TOKENS_SHOWN
+    note = f"<i>{left} earlier tokens are not shown</i>\n" if left > 0 else ""
+    above = folded(_coloured(last[:thought])) if thought else ""
+    return f'<div class="tokens">{note}{above}{_coloured(last[thought:])}</div>'
+
+
+def _coloured(steps: Sequence[Step]) -> str:
     parts, forced = [], ""
-    for step in steps[-TOKENS_SHOWN:]:
+    for step in steps:
         if step.is_forced:
             forced += step.token
             continue
@@ -56,10 +70,7 @@ def token_strip(steps: Sequence[Step]) -> str:
         # From red (unlikely) to green (likely), translucent on light and dark pages.
         colour = f"hsl({120 * step.probability:.0f} 70% 45% / .28)"
         parts.append(f'<span style="background:{colour}" title="{told}">{_text(step.token)}</span>')
-    parts += [_forced(forced)] * bool(forced)
-    left = len(steps) - TOKENS_SHOWN
-    note = f"<i>{left} earlier tokens are not shown</i>\n" if left > 0 else ""
-    return f'<div class="tokens">{note}{"".join(parts)}</div>'
+    return "".join([*parts, _forced(forced)] if forced else parts)
 
 
 def alternatives(steps: Sequence[Step], number: int) -> str:
@@ -82,9 +93,10 @@ def alternatives(steps: Sequence[Step], number: int) -> str:
     return f'<div class="play">{told}{_table(("token", "probability"), rows)}{note}</div>'
 
 
-def plain_text(text: str) -> str:
+def plain_text(text: str, thought_markers: Sequence[str] = ()) -> str:
     """Return a completion in the form of `token_strip`, without probabilities."""
-    return f'<div class="tokens">{_text(text, LONGEST_TEXT)}</div>'
+    thought, answer = fold_thought(text, thought_markers, partial(_text, longest=LONGEST_TEXT))
+    return f'<div class="tokens">{thought}{_text(answer, LONGEST_TEXT)}</div>'
 
 
 def verdict(solution: Solution, weights: Mapping[str, float]) -> str:

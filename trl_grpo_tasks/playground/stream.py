@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..constraints.base import only_token
-from ..constraints.sampling import DeviceMasks
+from ..constraints.recording import DeviceMasks
 from ..constraints.sharding import output_size
 from ..constraints.table import MaskTable
 from ..evaluation.sampler import CompletionSampler, prompt_ids

@@ -10,7 +10,7 @@ from typing import Any
 from .gallery import Pictures, Sample
 from .plots import chart
 from .run_folder import RunFolder, is_number
-from .sections import sample_grid
+from .sections import shown_sample
 
 ARCHIVE_FILE = "archive.jsonl"  # one answer per line, the best first
 ANSWERS_SHOWN = 8  # in the report
@@ -52,25 +52,17 @@ def as_sample(answer: dict[str, Any]) -> Sample:
     }
 
 
-def archive_section(run: RunFolder, pictures: Pictures) -> str:
-    """Return charts of the number of distinct successes, and pictures of the best ones."""
+def archive_section(run: RunFolder, pictures: Pictures) -> dict[str, Any]:
+    """Return charts of the number of distinct successes, and the best ones with their pictures."""
     points = {name: run.curve(name) for name in CURVES}
     if not points["archive/distinct"]:  # an archive of an earlier run in the same folder is not shown
-        return ""
-    drawn = [chart(title, {title: points[name]}, name=name) for name, title in CURVES.items() if len(points[name]) > 1]
-    distinct = int(points["archive/distinct"][-1][1])
-    best = read_answers(run.path, ANSWERS_SHOWN)
-    shown = ""
+        return {}
     pictures.start_section(MOST_BYTES)
-    if best:
-        shown = (
-            f"<p>The {len(best)} best by the task's score, then by the time of discovery. <code>trl-grpo-tasks archive"
-            f"</code> exports them.</p>{sample_grid([as_sample(answer) for answer in best], pictures)}"
-        )
-    return (
-        f"<section><h2>Discoveries</h2><p>Training rollouts contained <b>{distinct:,}</b> distinct successful answers "
-        f"(counted per prompt).</p><div class=charts>{''.join(drawn)}</div>{shown}</section>"
-    )
+    return {
+        "distinct": int(points["archive/distinct"][-1][1]),
+        "charts": [chart(title, {title: points[n]}, name=n) for n, title in CURVES.items() if len(points[n]) > 1],
+        "best": [shown_sample(as_sample(answer), pictures) for answer in read_answers(run.path, ANSWERS_SHOWN)],
+    }
 
 
 def _problem(answer: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 from ..files import write_atomically
 from ..models.loading import MERGED_FOLDER, TINY
 from ..task import Task
-from .gallery import ROWS_SHOWN, Pictures, choose, pairs, prompt_of, requests_of, spread, typical_samples
+from .gallery import ROWS_SHOWN, Pictures, Sample, choose, pairs, prompt_of, requests_of, spread, typical_samples
 from .run_folder import RunFolder, duration, is_number, shown_metrics
-from .usage import Published, changed_options, usage
+from .templating import code, in_table, render
+from .usage import changed_options, usage
 
 CARD_FILE = "README.md"
 PICTURE_FILE = "samples.png"
@@ -52,26 +52,29 @@ def write_card(
     adapter = _adapter_base(run.path) or (model.get("name") if model.get("use_peft") else None)
     base = model.get("name") if merged and model.get("name") == TINY else adapter or model.get("name")
     adapter = None if merged else adapter
-    has_merged = folder is None and (run.path / MERGED_FOLDER).is_dir()
     out = run.path if folder is None else Path(folder)
-    picture = _write_picture(run, Pictures(task) if pictures is None else pictures, out / PICTURE_FILE)
+    has_picture = _write_picture(run, Pictures(task) if pictures is None else pictures, out / PICTURE_FILE)
     latest = _latest(run)
     prompt = latest["samples"][0]["row"]["prompt"] if latest and latest["samples"] else None
-    parts = [
-        f"---\n{_header(run, task, name, base, adapter is not None).to_yaml()}\n---\n",
-        f"# {name.split('/')[-1]}\n",
-        f"{_kind(base, adapter is not None)}, trained with GRPO on the task **{task.name}** (version {task.version}): "
-        f"{task.description.rstrip('.')}. It was made with trl_grpo_tasks, which builds on "
-        "[TRL](https://github.com/huggingface/trl). The file `report.html` in this repository shows training curves "
-        "and more samples.\n",
-        _results(run),
-        _samples(run, picture),
-        usage(Published(name, run, task, adapter, is_on_hub(adapter), has_merged, prompt)),
-        _training(run, task),
-        _licence(base),
-        _CITATION,
-    ]
-    card = ModelCard("\n".join(part for part in parts if part))
+    text = render(
+        "card.md",
+        name=name,
+        run=run,
+        task=task,
+        base=base,
+        adapter_of=adapter,
+        is_base_on_hub=is_on_hub(base),
+        merged_folder=MERGED_FOLDER if folder is None and (run.path / MERGED_FOLDER).is_dir() else None,
+        header=_header(run, task, name, base, adapter is not None).to_yaml(),
+        metrics=_shown_metrics(run.evaluations[-1]["metrics"]) if run.evaluations else {},
+        made=len(run.evaluations[-1]["samples"]) if run.evaluations else 0,
+        requests=len(requests_of(run.evaluations[-1])) if run.evaluations else 0,
+        picture=PICTURE_FILE if has_picture else None,
+        typical=[] if has_picture or latest is None else [_as_text(one) for one in typical_samples(latest, 3)],
+        training=_training(run, task),
+        **usage(name, run, task, adapter, prompt),
+    )
+    card = ModelCard(text)
     path = out / CARD_FILE
     write_atomically(path, card.content, errors="replace")
     return path
@@ -103,79 +106,16 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
     )
 
 
-def _kind(base: str | None, is_adapter: bool) -> str:
-    if base == "tiny":
-        return "A tiny Llama model, created from scratch for this task"
-    shown = f"[{base}](https://huggingface.co/{base})" if is_on_hub(base) else "a local model"
-    return f"An adapter for {shown}" if is_adapter else f"A model fine-tuned from {shown}"
+def _as_text(sample: Sample) -> dict[str, str]:
+    reason = sample.get("reason") or ""
+    verdict = code(reason[:400]) if reason.strip() else "*no success*"
+    if (sample["score"] or {}).get("success"):
+        verdict = "*success*"
+    return {"prompt": prompt_of(sample, 400), "completion": sample["completion"][:1500], "verdict": verdict}
 
 
-def _results(run: RunFolder) -> str:
-    if not run.evaluations:
-        return ""
-    names = list(_shown_metrics(run.evaluations[-1]["metrics"]))
-    titles = " | ".join(_in_table(one["name"]) for one in run.evaluations)
-    lines = [f"| | {titles} |", "|---" * (1 + len(run.evaluations)) + "|"]
-    for name in names:
-        values = (_cell(one["metrics"].get(name), one.get("intervals", {}).get(name)) for one in run.evaluations)
-        lines.append(f"| {name} | {' | '.join(values)} |")
-    latest = run.evaluations[-1]
-    requests, made = len(requests_of(latest)), len(latest["samples"])
-    constrained = run.settings.get("training", {}).get("constrain")
-    how = "under the task's constraint" if constrained else "without a constraint"
-    if editor := run.settings.get("run", {}).get("editor"):
-        how += f", with `--editor {editor}`"
-    columns = f" Columns: {run.evaluation_names}." if run.evaluation_names else ""
-    return (
-        f"## Results\n\n{made} samples of {requests} held-out prompts, sampled {how}; results of one training run. "
-        f"Brackets: 95% confidence intervals (bootstrap over prompts).{columns}\n\n" + "\n".join(lines) + "\n"
-    )
-
-
-def _fenced(text: str, language: str = "text") -> str:
-    """Format text as a code block whose fence is longer than any run of tildes in `text`, which thus cannot end it."""
-    fence = "~" * max([4, *(len(tildes) + 1 for tildes in re.findall("~+", text))])
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
-def _code(text: str) -> str:
-    """Format text as a code span in one line; Markdown and HTML in it have no effect, and it cannot end the span."""
-    text = " ".join(text.split())
-    ticks = "`" * max([1, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
-    space = " " if "`" in text else ""
-    return f"{ticks}{space}{text}{space}{ticks}"
-
-
-def _in_table(text: str) -> str:
-    return _code(text).replace("|", "\\|")
-
-
-def _cell(value: Any, interval: Any) -> str:
-    if not is_number(value):
-        return ""
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
-
-
-def _samples(run: RunFolder, has_picture: bool) -> str:
-    latest = _latest(run)
-    if has_picture:
-        both = all(run.before_and_after)
-        what = "The same held-out prompts before (top) and after training (bottom)" if both else "Held-out prompts"
-        return f"## Samples\n\n![{what}]({PICTURE_FILE})\n\n{what}. For each prompt, the median sample by reward.\n"
-    if latest is None or not latest["samples"]:
-        return ""
-    shown = []
-    for sample in typical_samples(latest, 3):
-        reason = sample.get("reason") or ""
-        verdict = _code(reason[:400]) if reason.strip() else "*no success*"
-        if (sample["score"] or {}).get("success"):
-            verdict = "*success*"
-        completion = _fenced(sample["completion"][:1500])
-        shown.append(f"Prompt:\n\n{_fenced(prompt_of(sample, 400))}\n\nAnswer:\n\n{completion}\n\n{verdict}\n")
-    return "## Samples\n\nThe median samples by reward of some held-out prompts.\n\n" + "\n".join(shown)
-
-
-def _training(run: RunFolder, task: Task) -> str:
+def _training(run: RunFolder, task: Task) -> dict[str, Any]:
+    """Return the lines of the table about the training."""
     settings = run.settings
     training = settings.get("training", {})
     lines = {
@@ -184,31 +124,16 @@ def _training(run: RunFolder, task: Task) -> str:
         "final model": run.final_model,
         "training time": duration(run.seconds) if run.seconds is not None else None,
         "hardware": settings.get("machine"),
-        **{f"`{name}`": _in_table(json.dumps(training[name])) for name in SETTINGS if _is_set(training, name)},
-        **{f"`{name}`": _in_table(json.dumps(value)) for name, value in changed_options(run, task).items()},
+        **{f"`{name}`": in_table(json.dumps(training[name])) for name in SETTINGS if _is_set(training, name)},
+        **{f"`{name}`": in_table(json.dumps(value)) for name, value in changed_options(run, task).items()},
         "versions": ", ".join(f"{name} {number}" for name, number in settings.get("versions", {}).items()) or None,
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value is not None)
-    command = f"\n{_fenced(settings['command'], 'bash')}\n" if settings.get("command") else ""
-    return f"## Training\n\n| | |\n|---|---|\n{table}\n{command}" if table or command else ""
+    return {name: value for name, value in lines.items() if value is not None}
 
 
 def _is_set(training: Mapping[str, Any], name: str) -> bool:
     """Whether an option is worth a line: 0, false and null mean "off", except for numbers that are always used."""
     return bool(training.get(name)) or (name in training and name in ("beta", "temperature", "seed"))
-
-
-def _licence(base: str | None) -> str:
-    if base == "tiny":
-        text = "The weights were trained from scratch on the task's own data, so no other model's licence applies."
-    elif is_on_hub(base):
-        text = f"The weights are derived from [{base}](https://huggingface.co/{base}) and under its licence."
-    else:
-        text = "The weights are under the licence of the model from which they were derived."
-    return (
-        f"## Licence\n\n{text} The training code, trl_grpo_tasks, is under Apache-2.0. Training data of your own is "
-        "under its own terms.\n"
-    )
 
 
 def _write_picture(run: RunFolder, pictures: Pictures, path: Path) -> bool:
@@ -263,25 +188,3 @@ def is_on_hub(model: str | None) -> bool:
     if not model or model == "tiny" or model.endswith(".gguf") or Path(model).exists():
         return False
     return model.count("/") <= 1 and not model.startswith(("/", ".", "~"))
-
-
-_CITATION = """## Citation
-
-```bibtex
-@article{shao2024deepseekmath,
-    title  = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
-    author = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and Y. K. Li
-              and Y. Wu and Daya Guo},
-    year   = 2024,
-    eprint = {arXiv:2402.03300},
-}
-@software{vonwerra2020trl,
-    title   = {{TRL: Transformers Reinforcement Learning}},
-    author  = {von Werra, Leandro and Belkada, Younes and Tunstall, Lewis and Beeching, Edward and Thrush, Tristan and
-               Lambert, Nathan and Huang, Shengyi and Rasul, Kashif and Gallouédec, Quentin},
-    license = {Apache-2.0},
-    url     = {https://github.com/huggingface/trl},
-    year    = {2020}
-}
-```
-"""

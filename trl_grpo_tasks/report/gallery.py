@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 import math
 import re
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..task import Task
+from .templating import render
 
 ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single sample
 MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page; the archive has its own
@@ -39,6 +38,11 @@ class Pair:
         # By success rate, then by reward, because most rows of a hard task have no success at all.
         change = (self.successes[1] - self.successes[0]) or (self.rewards[1] - self.rewards[0])
         return "better" if change > 1e-9 else "worse" if change < -1e-9 else "same"
+
+    @property
+    def different_samples(self) -> list[Sample]:
+        """Return the samples before and after, or one if they are identical."""
+        return list({key_of(sample): sample for sample in (self.before, self.after)}.values())
 
 
 def pairs(before: dict[str, Any], after: dict[str, Any]) -> list[Pair]:
@@ -106,17 +110,13 @@ def prompt_of(sample: Sample, longest: int = 160) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
 
 
-def exported_files(folder: Path) -> str:
-    """Return links to the files that `trl-grpo-tasks export` wrote into this folder of the run, by answer."""
+def exported_files(folder: Path) -> list[tuple[int, list[str]]]:
+    """Return the files that `trl-grpo-tasks export` wrote into this folder of the run, by number of the answer."""
     found: dict[int, list[str]] = {}
-    for file in folder.glob("*_*.*"):
+    for file in sorted(folder.glob("*_*.*")):
         if match := re.fullmatch(r".+_([0-9]{1,6})", file.stem):
             found.setdefault(int(match[1]), []).append(file.name)
-    lines = []
-    for number, names in sorted(found.items())[:MOST_LINKED]:
-        links = [f"<a href='{quote(f'{folder.name}/{name}')}'>{html.escape(name)}</a>" for name in sorted(names)]
-        lines.append(f"<li value={number}>{', '.join(links)}</li>")
-    return f"<ol>{''.join(lines)}</ol>" if lines else ""
+    return sorted(found.items())[:MOST_LINKED]
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -191,15 +191,13 @@ class Pictures:
 
 def _as_html(picture: str | bytes | Note, alt: str = "") -> str:
     if isinstance(picture, Note):
-        text = f"<pre>{html.escape(picture.text[:2000])}</pre>" if picture.text else ""
-        return f"<p class=note>{html.escape(picture.reason[:300])}</p>{text}"
+        return render("picture.html", reason=picture.reason, text=picture.text)
     if isinstance(picture, str):
-        return f"<div class=paper>{picture}</div>"
+        return render("picture.html", reason="", drawn=picture)
     # A PNG file holds its width and height at these offsets. Wide pictures are not placed side by side.
     width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
-    kind = " class=wide" if width > 1.7 * height else ""
-    code = base64.b64encode(picture).decode()
-    return f"<img{kind} loading=lazy alt='{html.escape(alt)}' src='data:image/png;base64,{code}'>"
+    png = base64.b64encode(picture).decode()
+    return render("picture.html", reason="", drawn="", alt=alt, is_wide=width > 1.7 * height, png=png)
 
 
 def _typical(samples: Sequence[Sample]) -> Sample:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,9 @@ from ..registry import find_task_class, get_task, is_safe_by_name
 from ..task import Task, printable
 from .archive import archive_section
 from .gallery import Pictures, exported_files
-from .run_folder import EXPORTS_FOLDER, SETTINGS_FILE, RunFolder
-from .sections import best_of_k, curves, evaluation_table, glossary, headline, reproduce, samples, times
-from .style import SCRIPT, page
+from .run_folder import EXPORTS_FOLDER, SETTINGS_FILE, RunFolder, shown_metrics
+from .sections import best_of_k, curves, glossary, headline, sample_counts, samples, tiles, times
+from .templating import render
 
 REPORT_FILE = "report.html"
 # Limits on the time for drawing pictures. Training waits while the report is written, so the limit is lower then; the
@@ -35,23 +34,27 @@ def write_report(
     run = RunFolder.read(run_dir)
     pictures = Pictures(task) if pictures is None else pictures
     pictures.start_page(SECONDS if running_to is None else SECONDS_WHILE_RUNNING)
-    body = [
-        headline(run, task, running_to),
-        section(
-            "Evaluation on held-out prompts",
-            f"<div class=beside><div>{evaluation_table(run)}</div><div>{best_of_k(run)}</div></div>{glossary(run)}",
-        ),
-        samples(run, pictures),
-        archive_section(run, pictures),
-        section("Exported files", exported_files(run.path / EXPORTS_FOLDER)),
-        curves(run),
-        section("Time", times(run)),
-        section("Command and versions", reproduce(run)),
-        _settings(run.settings),
-        "<dialog id=large><button autofocus>close</button><div></div></dialog>",
-    ]
+    names = shown_metrics([one["metrics"] for one in run.evaluations])
+    text = render(
+        "report.html",
+        run=run,
+        task=task,
+        reloads=running_to is not None,
+        headline=headline(run, task, running_to),
+        tiles=tiles(run, task),
+        names=names,
+        counts=sample_counts(run),
+        best_of_k=best_of_k(run),
+        glossary=glossary(names),
+        samples=samples(run, pictures),
+        archive=archive_section(run, pictures),
+        exports=exported_files(run.path / EXPORTS_FOLDER),
+        exports_folder=EXPORTS_FOLDER,
+        curves=curves(run),
+        times=times(run),
+        settings=json.dumps(run.settings, indent=1, ensure_ascii=False),
+    )
     path = run.path / REPORT_FILE
-    text = page(f"{task.name}: report", "".join(body), script=SCRIPT, reloads=running_to is not None)
     write_atomically(path, text, errors="replace")
     return path
 
@@ -101,15 +104,3 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
         elif value is not None:
             words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     return words
-
-
-def section(title: str, content: str) -> str:
-    """Return a section of a page, "" if it has no content."""
-    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    if not settings:
-        return ""
-    text = html.escape(json.dumps(settings, indent=1, ensure_ascii=False))
-    return f"<details><summary>All settings</summary><pre class=block>{text}</pre></details>"

@@ -170,7 +170,7 @@ def _to_wandb(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequenc
 
     logged: dict[str, Any] = {"completions": wandb.Table(columns=[*COLUMNS], data=lines)} if lines else {}
     logged |= {f"samples/{n}": wandb.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
-    logged |= {f"histograms/{name}": wandb.Histogram(v) for name, v in trainer.latest_distributions().items()}
+    logged |= {f"histograms/{name}": wandb.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
     wandb.log(logged | {"train/global_step": step})
 
 
@@ -181,7 +181,7 @@ def _to_trackio(trainer: Any, step: int, lines: list[list[Any]], pictures: Seque
     logged: dict[str, Any] = {
         f"samples/{n}": trackio.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)
     }
-    logged |= {f"histograms/{name}": trackio.Histogram(v) for name, v in trainer.latest_distributions().items()}
+    logged |= {f"histograms/{name}": trackio.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
     if lines:
         logged["completions"] = trackio.Table(dataframe=pandas.DataFrame(lines, columns=[*COLUMNS]))
     trackio.log(logged | {"train/global_step": step})
@@ -193,7 +193,7 @@ def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: S
     (writer,) = (c.tb_writer for c in trainer.callback_handler.callbacks if isinstance(c, TensorBoardCallback))
     for n, (image, _) in enumerate(pictures, 1):
         writer.add_image(f"samples/{n}", np.asarray(image), step, dataformats="HWC")
-    for name, values in trainer.latest_distributions().items():
+    for name, values in trainer.rewarding.distributions().items():
         writer.add_histogram(f"histograms/{name}", np.asarray(values), step)
     if lines:
         cells = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines]

@@ -11,8 +11,8 @@ import torch
 
 from ..constraints.workers import usable_cores
 from ..task import Score, Task
+from .classifier import FrozenClassifier
 from .executor import Outcome, Pending, RewardExecutor
-from .judge import FrozenJudge
 from .worker import LARGEST_COMPONENT
 
 # Flags of every score. They are logged like components and can be weighted; their default weight is 0.
@@ -37,7 +37,7 @@ class TaskRewards:
             timeout=args.reward_timeout,
             memory_mb=args.reward_memory_mb,
             backend=args.reward_backend,
-            with_prefixes=args.step_credit > 0,
+            with_prefixes=args.needs_prefix_scores,
             weights=self._weights,
         )
         self._pending: Pending | None = None
@@ -53,7 +53,7 @@ class TaskRewards:
 
     def functions(self) -> list[Any]:
         """Return the reward functions for TRL in the order of `names`. TRL itself evaluates judges that are models."""
-        models = {name: judge for name, judge in self._judges.items() if not isinstance(judge, FrozenJudge)}
+        models = {name: judge for name, judge in self._judges.items() if not isinstance(judge, FrozenClassifier)}
         return [models.get(name) or _component(name, self) for name in self.names]
 
     def begin(self, rows: Sequence[str], completions: Sequence[str]) -> None:

@@ -25,13 +25,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task, weighted_total
-from .pool import LATE, InlinePool, Job, ProcessPool, RewardWorkerError
+from .pool import LATE, InlinePool, Job, Pool, ProcessPool, RewardWorkerError
 from .worker import PrefixScores, Reply, TaskRecipe
 
 if TYPE_CHECKING:
-    from .api_judge import Opinion
-    from .judge import FrozenJudge
-    from .ray_backend import RayPool
+    from .classifier import FrozenClassifier
+    from .llm_judge import Opinion
 
 __all__ = ["BACKENDS", "Outcome", "Pending", "RewardExecutor", "RewardStats", "RewardWorkerError"]
 
@@ -71,19 +70,17 @@ class RewardStats:
 
 
 class Pending:
-    """The outcomes of one batch, some of which may still be computed."""
+    """The outcomes of one batch, some of which may still be computed. A part is an outcome, and whether it is that of
+    an equal completion."""
 
     def __init__(
         self,
-        parts: Sequence[Outcome | Future[Outcome] | _Duplicate],
+        parts: Sequence[tuple[Future[Outcome], bool]],
         drain: Callable[[], None],
-        discard: Callable[[], None] = lambda: None,
-        finish: Callable[[list[Outcome]], list[Outcome]] = list,
+        discard: Callable[[], None],
+        finish: Callable[[list[Outcome]], list[Outcome]],
     ):
-        self._parts = parts
-        self._drain = drain
-        self._discard = discard
-        self._finish = finish
+        self._parts, self._drain, self._discard, self._finish = parts, drain, discard, finish
 
     def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
@@ -95,16 +92,17 @@ class Pending:
         every completion would get None.
         """
         self._drain()
-        if deadline is None:
-            return self._finish([part if isinstance(part, Outcome) else part.result() for part in self._parts])
-        waited = [part.future if isinstance(part, _Duplicate) else part for part in self._parts]
-        futures = {part for part in waited if isinstance(part, Future)}
-        if wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
+        futures = {future for future, _ in self._parts}
+        if deadline is not None and wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
             self._discard()
-        late = Outcome(None, LATE, 0.0, cached=False)
-        return self._finish(
-            [part if isinstance(part, Outcome) else part.result() if part.done() else late for part in self._parts]
-        )
+        outcomes = []
+        for future, is_shared in self._parts:
+            if deadline is not None and not future.done():
+                outcomes.append(Outcome(None, LATE, 0.0, cached=False))
+            else:
+                outcome = future.result()
+                outcomes.append(replace(outcome, seconds=0.0, cached=True) if is_shared else outcome)
+        return self._finish(outcomes)
 
 
 class RewardExecutor:
@@ -117,7 +115,7 @@ class RewardExecutor:
 
     With `with_prefixes`, outcomes also have the task's prefix scores, which count towards the same time limit.
 
-    If the task has an `api_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
+    If the task has an `llm_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
     it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own. The task's frozen judges
     score in this process, in batches, when the result is requested.
 
@@ -149,10 +147,10 @@ class RewardExecutor:
             raise ValueError(f"the reward memory limit must be more than 0 MB or None, got {memory_mb}")
         self.task, self.workers, self.weights = task, workers, task.weights if weights is None else weights
         self._reweights = weights is not None
-        self.judge = task.api_judge()
-        self.frozen_judges: dict[str, FrozenJudge] = {}
+        self.judge = task.llm_judge()
+        self.frozen_judges: dict[str, FrozenClassifier] = {}
         if judges := task.judges():
-            from .judge import frozen_of  # which needs torch
+            from .classifier import frozen_of  # which needs torch
 
             self.frozen_judges = frozen_of(judges)
         self.stats = RewardStats()
@@ -161,7 +159,7 @@ class RewardExecutor:
         self._cache_size = cache_size
         self._in_progress: dict[bytes, Future[Outcome]] = {}
         self._identity = repr((task.name, task.version, task.options))
-        self._pool: InlinePool | ProcessPool | RayPool
+        self._pool: Pool
         if workers == 0:
             self._pool = InlinePool(task, with_prefixes)
         elif backend == "process":
@@ -211,26 +209,23 @@ class RewardExecutor:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _submit_one(self, row: str, completion: str) -> Outcome | Future[Outcome] | _Duplicate:
+    def _submit_one(self, row: str, completion: str) -> tuple[Future[Outcome], bool]:
         key = self._key(row, completion)
+        future: Future[Outcome] = Future()
         with self._lock:
             known = self._cache.get(key)
             if known is not None:
                 self._cache.move_to_end(key)
-                self.stats.hits += 1
                 score, reason, prefix_scores = pickle.loads(known)
-                return Outcome(score, reason, 0.0, cached=True, prefix_scores=prefix_scores)
+                future.set_result(Outcome(score, reason, 0.0, cached=True, prefix_scores=prefix_scores))
             original = self._in_progress.get(key)
-            if original is not None:
+            if known is not None or original is not None:
                 self.stats.hits += 1
-            else:
-                self.stats.misses += 1
-                future: Future[Outcome] = Future()
-                self._in_progress[key] = future
-        if original is not None:
-            return _Duplicate(original)
+                return original or future, True
+            self.stats.misses += 1
+            self._in_progress[key] = future
         self._pool.submit(Job(row, completion, lambda reply: self._finish(key, future, reply)))
-        return future
+        return future, False
 
     def _completed(
         self, pairs: Sequence[tuple[str, str]], opinions: Sequence[Opinion | None], outcomes: list[Outcome]
@@ -286,16 +281,3 @@ class RewardExecutor:
             text = part.encode("utf-8", "surrogatepass")
             digest.update(len(text).to_bytes(8, "big") + text)
         return digest.digest()
-
-
-class _Duplicate:
-    """The outcome of a completion that equals another one which is still being scored."""
-
-    def __init__(self, original: Future[Outcome]):
-        self.future = original
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def result(self) -> Outcome:
-        return replace(self.future.result(), seconds=0.0, cached=True)

@@ -42,68 +42,36 @@ class Job:
     lost_on: str | None = None  # the Ray node on which its first worker was lost
 
 
-class InlinePool:
-    """A pool without workers: jobs are scored in the thread that requests a result."""
+class Pool:
+    """A queue of jobs, which a thread of the pool gives to its workers, and what happens if no worker can start.
 
-    def __init__(self, task: Task, with_prefixes: bool = False):
-        self._task, self._with_prefixes = task, with_prefixes
+    Only this thread touches workers: Linux kills a process when the *thread* that started it ends.
+    """
+
+    _workers: list[Any]  # each has a `job` and a `deadline`, which may be None
+
+    def __init__(self, thread_name: str | None = None):
+        self._workers = []
         self._queue: deque[Job] = deque()
-
-    def submit(self, job: Job) -> None:
-        self._queue.append(job)
-
-    def drain(self) -> None:
-        while self._queue:
-            job = self._queue.popleft()
-            job.done(score_one(self._task, job.row, job.completion, self._with_prefixes))
-
-    def wait_until_started(self) -> None:
-        """Do nothing: there are no workers."""
-
-    def discard(self) -> None:
-        """Do nothing: `drain` has scored all jobs."""
-
-    def close(self) -> None:
-        while self._queue:
-            self._queue.popleft().done(RewardWorkerError(CLOSED))
-
-
-class ProcessPool:
-    """Scores jobs in `workers` processes. Only the pool's thread touches workers; other threads queue jobs for it."""
-
-    def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
-        self._setup = frame((recipe, memory_mb))
-        self._timeout = timeout
-        self._size = workers
-        self._workers: list[_Worker] = []
-        self._queue: deque[Job] = deque()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._closing = False
         self._broken: RewardWorkerError | None = None
         self._failed_starts = 0
         self._started = threading.Event()  # a worker has loaded the task, or the pool is broken
         self._owner = os.getpid()
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        # Only this thread may start workers: Linux kills them when the *thread* that started them ends.
-        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
     def submit(self, job: Job) -> None:
-        with self._lock:
+        with self._changed:
             broken = RewardWorkerError(CLOSED) if self._closing else self._broken
             if broken is None:
                 self._queue.append(job)
+                self._wake()
         if broken is not None:
             job.done(broken)
-        else:
-            self._wake()
 
     def drain(self) -> None:
-        """Do nothing: the workers score jobs without being asked."""
+        """Score the jobs that are left to this thread: none, if there are workers."""
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, or none can."""
@@ -111,21 +79,82 @@ class ProcessPool:
 
     def discard(self) -> None:
         """Give up the jobs that no worker has begun."""
-        with self._lock:
-            abandoned = list(self._queue)
-            self._queue.clear()
-        for job in abandoned:
+        for job in self._take_all():
             job.done(Reply(None, LATE, 0.0))
 
     def close(self) -> None:
-        """Kill every worker and wait for it; unfinished jobs get an error. Safe to call twice or after a fork."""
+        """End every worker and wait for it; unfinished jobs get an error. Safe to call twice or after a fork."""
         if self._owner != os.getpid():
             return
-        with self._lock:
+        with self._changed:
             self._closing = True
-        self._wake()
+            self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _wake(self) -> None:
+        """Tell the thread that the queue has changed."""
+        self._changed.notify()
+
+    def _run(self) -> None:
+        """Run the thread until `_closing` is set."""
+
+    def _take_all(self) -> list[Job]:
+        with self._changed:
+            taken = list(self._queue)
+            self._queue.clear()
+        return taken
+
+    def _fail_start(self, reason: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= START_ATTEMPTS:
+            self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
+
+    def _fail_all(self, error: RewardWorkerError) -> None:
+        """Mark the pool as broken and give `error` to every unfinished job."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._started.set()
+            abandoned = self._take_all()
+        for worker in self._workers:
+            if worker.job is not None:
+                abandoned.append(worker.job)
+            worker.job = worker.deadline = None
+        for job in abandoned:
+            job.done(error)
+
+
+class InlinePool(Pool):
+    """A pool without workers: jobs are scored in the thread that requests a result."""
+
+    def __init__(self, task: Task, with_prefixes: bool = False):
+        super().__init__()
+        self._task, self._with_prefixes = task, with_prefixes
+        self._started.set()
+
+    def drain(self) -> None:
+        while self._queue:
+            job = self._queue.popleft()
+            job.done(score_one(self._task, job.row, job.completion, self._with_prefixes))
+
+    def close(self) -> None:
+        self._fail_all(RewardWorkerError(CLOSED))
+
+
+class ProcessPool(Pool):
+    """Scores jobs in `workers` processes."""
+
+    def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
+        super().__init__("reward-pool")
+        self._setup = frame((recipe, memory_mb))
+        self._timeout = timeout
+        self._size = workers
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread.start()
 
     # All methods below except _wake run in the pool's thread.
 
@@ -170,7 +199,7 @@ class ProcessPool:
     def _feed(self) -> None:
         for worker in self._workers:
             if worker.ready and worker.job is None:
-                with self._lock:
+                with self._changed:
                     if not self._queue:
                         return
                     job = self._queue.popleft()
@@ -178,7 +207,7 @@ class ProcessPool:
                     worker.number += 1
                     worker.send(frame((worker.number, job.row, job.completion)))
                 except BrokenPipeError:  # died while idle; the job never began, so another worker takes it
-                    with self._lock:
+                    with self._changed:
                         self._queue.appendleft(job)
                     worker.ready = False
                     continue
@@ -222,9 +251,7 @@ class ProcessPool:
         if worker.job is not None:
             self._finish(worker, Reply(None, reason, time.monotonic() - worker.since))
         if not worker.loaded:
-            self._failed_starts += 1
-            if self._failed_starts >= START_ATTEMPTS:
-                self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
+            self._fail_start(reason)
         if self._broken is None:
             self._workers.append(self._start_worker())
 
@@ -232,19 +259,6 @@ class ProcessPool:
         job, worker.job, worker.deadline = worker.job, None, None
         if job is not None:
             job.done(reply)
-
-    def _fail_all(self, error: RewardWorkerError) -> None:
-        """Mark the pool as broken and give `error` to every unfinished job."""
-        with self._lock:
-            self._broken = self._broken or error
-            self._started.set()
-            abandoned = list(self._queue)
-            self._queue.clear()
-        abandoned += [worker.job for worker in self._workers if worker.job is not None]
-        for worker in self._workers:
-            worker.job, worker.ready, worker.deadline = None, False, None
-        for job in abandoned:
-            job.done(error)
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]

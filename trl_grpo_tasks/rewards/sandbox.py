@@ -19,9 +19,9 @@ What the sandbox does not protect against:
 - Information about the machine: kernel version, CPU, time, the contents of the system's library folders.
 - What a missing layer is for. Without any layer, the program can read and write all files of the user (including this
   package and the interpreter, so that it could change later verdicts), reach the network, and signal the user's
-  processes. It still cannot open the descriptors or the memory of this process, the launcher or the judge, through
-  which tests and verdicts pass: these processes cannot be traced, and each verdict carries a secret key. For some
-  milliseconds, however, it can open those of a sandbox that another process is just starting.
+  processes. It still cannot open the descriptors or the memory of this process, the launcher or the test runner,
+  through which tests and verdicts pass: these processes cannot be traced, and each verdict carries a secret key. For
+  some milliseconds, however, it can open those of a sandbox that another process is just starting.
 - With `landlock` but without `files`: it can check whether a file exists, and change the permissions and times of the
   user's files.
 - As root without `uid` (the container forbids changing the user id): the program runs as root without capabilities.
@@ -66,6 +66,8 @@ logger = logging.getLogger(__name__)
 
 NOT_NEEDED = "not needed"
 FILE_MB = 16  # size limit of a file that the program writes
+MAX_OUTPUT = 64_000  # bytes of stdout, and of stderr
+PROCESSES = 8  # processes and threads
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def run_python(
     stdin: str = "",
     timeout: float = 5,
     memory_mb: int = 512,
-    max_output: int = 64_000,
-    processes: int = 8,
+    max_output: int = MAX_OUTPUT,
+    processes: int = PROCESSES,
 ) -> SandboxResult:
     """Run `code` as a program. Nothing that the code does makes this raise.
 
@@ -109,8 +111,6 @@ def run_tests(
     setup: str = "",
     timeout: float = 5,
     memory_mb: int = 512,
-    max_output: int = 64_000,
-    processes: int = 8,
 ) -> TestsResult:
     """Run `code` and then each test (such as `assert add(1, 2) == 3`) in one sandbox. A test that raises has failed.
 
@@ -140,10 +140,10 @@ def run_tests(
     >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
     1
     """
-    order = _order({**_judge_files(), "solution.py": code}, timeout, memory_mb, processes + 1)
+    order = _order({**_runner_files(), "solution.py": code}, timeout, memory_mb, PROCESSES + 1)
     key = secrets.token_hex(16)
     job = json.dumps({"setup": setup, "tests": list(tests), "key": key})
-    result, verdicts = run_launcher(order, sandbox_layers(), job, max_output, with_results=True)
+    result, verdicts = run_launcher(order, sandbox_layers(), job, MAX_OUTPUT, with_results=True)
     missing = result.killed_reason or "not reached: the code ended the interpreter"
     reasons = _read_verdicts(verdicts, key, len(tests), missing)
     failures = [f"{test}: {reason}" for test, reason in zip(tests, reasons, strict=True) if reason]
@@ -170,11 +170,11 @@ def _read_verdicts(written: bytes, key: str, count: int, missing: str) -> list[s
 
 
 @functools.lru_cache(maxsize=1)
-def _judge_files() -> dict[str, bytes]:
-    """Return the files of the judge, compiled once here, because the sandbox would compile them for every program."""
-    start = b"import sys\nsys.path.insert(0, '')\nfrom jail.judge import main\ndel sys.path[0]\nmain()\n"
+def _runner_files() -> dict[str, bytes]:
+    """Return the files of the test runner, compiled once: the sandbox would compile them for every program."""
+    start = b"import sys\nsys.path.insert(0, '')\nfrom jail.runner import main\ndel sys.path[0]\nmain()\n"
     files = {"main.py": start}
-    for name in ("__init__", "judge", "channel", "remote", "values"):
+    for name in ("__init__", "runner", "channel", "remote", "values"):
         source = (Path(__file__).parent / "jail" / f"{name}.py").read_text()
         code = compile(source, f"jail/{name}.py", "exec", dont_inherit=True)
         files[f"jail/{name}.pyc"] = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)

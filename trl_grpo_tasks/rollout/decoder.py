@@ -21,8 +21,8 @@ from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
 from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, free_memory, pages_of_largest
 from .compiled import CompiledLayers, can_compile, has_kernels, kernels_fit
 from .graphs import PADDING, STEPS, TOKEN_BUCKETS, Graphs
+from .next_token import copy_to_cpu_async
 from .rotary import constant_frequencies
-from .sampling import copy_to_cpu_async
 from .support import EXPERT_FAMILIES, text_backbone, without_adapter
 from .weights import RolloutWeights, is_freed_between_rollouts
 

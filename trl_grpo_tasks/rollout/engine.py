@@ -23,7 +23,7 @@ import torch
 
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
-from ..constraints.sampling import DeviceMasks
+from ..constraints.recording import DeviceMasks
 from ..constraints.shared import SharedStates
 from ..constraints.table import MaskTable
 from ..constraints.workers import WorkerStates, states_for
@@ -31,7 +31,7 @@ from .batch import Batch, Editor, Rollout
 from .decoder import Decoder
 from .graphs import TOKEN_BUCKETS
 from .groups import FreeGroup, SteppedGroup
-from .sampling import TokenSampler
+from .next_token import TokenSampler
 
 NO_FILTERS = SamplingFilters()
 SPLIT_ROWS = 256  # constrained batches of at least this many rows are split into two groups

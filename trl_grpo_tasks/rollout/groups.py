@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ..constraints.sampling import DeviceMasks
+from ..constraints.recording import DeviceMasks
 from .batch import Batch
 from .graphs import STEPS
-from .sampling import Sampled, TokenSampler
+from .next_token import Sampled, TokenSampler
 
 REFILL_SHARE = 1 / 8  # waiting rows start when this part of a group's places is free
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..constraints.base import FREE, Constraint
-from ..constraints.replayed import ReplayedStates
-from ..constraints.sampling import DeviceMasks
+from ..constraints.rebuilt import ReplayedStates
+from ..constraints.recording import DeviceMasks
 from ..constraints.shared import SharedStates
 from ..constraints.table import MaskTable
 from ..constraints.workers import states_for

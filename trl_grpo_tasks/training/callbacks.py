@@ -21,7 +21,7 @@ from ..report.gallery import Pictures
 from ..report.page import write_report
 from ..report.run_folder import METRICS_FILE, OUTCOME_FILE, PERFORMANCE_FILE, duration
 from ..task import Task
-from .control.diversity import collapse
+from .collapse import collapse
 
 # Wall-clock and cache figures differ from run to run; the metrics file holds only what a resumed run repeats exactly.
 PERFORMANCE_KEYS = ("perf/", "step_time", "train_", "runtime", "samples_per_second", "steps_per_second")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from datasets import Dataset
 
 from ..models.loading import building, is_made_from, load_for_training, load_tokenizer, origin_of
 from ..models.quantised import adapter_weights, restore_adapter
+from ..models.shared_prompts import SharedPrompts
 from ..rollout.attention import disable_cudnn_attention
+from ..rollout.support import without_adapter
 from ..task import Row, Task
 from .repair import RepairTask
 
@@ -85,10 +88,14 @@ def cold_start(
             loaded, args=args, train_dataset=golds, processing_class=tokenizer, peft_config=peft_config
         )
     restore_adapter(trainer.model, given)
+    packing = SharedPrompts()
+    if task.policy != "masked":
+        packing.add_to(without_adapter(trainer.model))  # models that it does not support train on padded batches
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(Console("cold start", ("loss", "mean_token_accuracy")))
-    trainer.train()
+    with packing.open(sys.maxsize):
+        trainer.train()
     is_main = trainer.accelerator.is_main_process
     with building(folder, origin) if is_main else nullcontext():
         trainer.save_model(str(folder))  # by all processes, since weights may be sharded over them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -28,6 +29,18 @@ def task_dataset(task: Task, split: str, size: int | None, seed: int, rows: Any 
             "index": list(range(len(rows))),
         }
     )
+
+
+def task_datasets(task: Task, args: Any, train_rows: Any, eval_rows: Any) -> tuple[Dataset, Any]:
+    """The data sets for training and evaluation, from rows that were given or from the task's own. The second is a
+    dictionary of them where several were given, and None where nothing is evaluated."""
+    train = task_dataset(task, "train", args.train_rows, args.seed, train_rows)
+    test = partial(task_dataset, task, "test", args.eval_rows, args.seed)
+    if eval_rows is None and args.load_best_model_at_end:
+        _, eval_rows = split_held_out(task, args.eval_rows, args.seed)
+    if isinstance(eval_rows, Mapping):
+        return train, {name: test(rows) for name, rows in eval_rows.items()}
+    return train, test(eval_rows) if eval_rows is not None or args.eval_strategy != "no" else None
 
 
 def split_held_out(

@@ -33,11 +33,17 @@ class RolloutRecord:
 
     # Scoring
     logps_B_T: torch.Tensor | None = None  # the latest log-probs that were computed for these completions
+    entropies_B_T: torch.Tensor | None = None  # those that came with them, where TRL asked for them
 
     # Rewards and advantages
     outcomes: list[Outcome] = field(default_factory=list)  # the task's verdicts, one per completion
     rewards_N_F: torch.Tensor | None = None
     without_signal_P: torch.Tensor | None = None  # True for groups whose advantages are all 0
+
+    def keep(self, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor | None) -> None:
+        """Keep what was computed for the completions, without its graph."""
+        self.logps_B_T = logps_B_T.detach()
+        self.entropies_B_T = None if entropies_B_T is None else entropies_B_T.detach()
 
     @property
     def rows(self) -> list[dict[str, Any]]:

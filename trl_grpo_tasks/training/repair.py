@@ -48,7 +48,7 @@ def check_repair(args: Any) -> None:
     if args.rollout == "trl":
         raise ValueError(f"{asked} needs our rollouts, because TRL's generation ends a completion with its first "
                          "turn; set rollout='fast'")  # fmt: skip
-    if args.relabel:
+    if getattr(args, "relabel", False):
         raise ValueError(f"{asked} does not work with relabel: feedback belongs to one row; set relabel=False")
 
 
@@ -142,7 +142,7 @@ class RepairTask(Task):
                 f"repair_turns={turns} does not work with task {inner.name!r}: a masked language model fills all gaps "
                 "at once, so that there is no second turn; leave it at 1"
             )
-        if inner.judges() or inner.api_judge() is not None:
+        if inner.judges() or inner.llm_judge() is not None:
             raise ValueError(
                 f"repair_turns={turns} does not work with task {inner.name!r}: its judges would rate the text of "
                 "several turns; leave it at 1"

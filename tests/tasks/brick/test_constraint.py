@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.brick_structures import overlaps
 from tests.support.paths import DATA
 from tests.support.tokenizer_makes import MAKES
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, replay, unpack
@@ -160,12 +161,14 @@ def cut_at_random(text, vocabulary, chance):
 # Masks
 
 
-@every_vocabulary
 @pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])
 @pytest.mark.parametrize("attach", [True, False], ids=["attached", "loose"])
 @pytest.mark.parametrize("form", ["absolute", "pivot"])
-def test_masks_equal_brute_force(form, attach, canonical, vocabulary):
-    for world, max_bricks, max_offset in [(3, 5, 5), (4, 3, 1), (2, 40, 1)]:
+def test_masks_equal_brute_force(form, attach, canonical):
+    # Every vocabulary with every world and every rule, though not with all rules at once.
+    turn = 2 * attach + canonical + (form == "pivot")
+    for n, (world, max_bricks, max_offset) in enumerate([(3, 5, 5), (4, 3, 1), (2, 40, 1)]):
+        vocabulary = list(VOCABULARIES.values())[(turn + n) % 3]
         rules = {"world": world, "max_bricks": max_bricks, "form": form, "attach": attach, "canonical": canonical}
         constraint = brick_constraint(vocabulary, **rules, max_offset=max_offset)
         oracle = Oracle(**rules, max_offset=max_offset)
@@ -273,7 +276,7 @@ def attached_in_this_order(structure):
     """Return the structure without bricks that are unattached when placed."""
     kept = []
     for brick in structure.bricks:
-        if brick.z == 0 or any(abs(brick.z - other.z) == 1 and brick.overlap(other) for other in kept):
+        if brick.z == 0 or any(abs(brick.z - other.z) == 1 and overlaps(brick, other) for other in kept):
             kept.append(brick)
     return Structure(tuple(kept), structure.world)
 

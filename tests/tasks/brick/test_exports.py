@@ -1,18 +1,13 @@
-"""Files of brick structures for other programs: glTF by the rules of the format, parts lists, building steps."""
+"""glTF files of brick structures, by the rules of the format."""
 
-import csv
-import io
 import json
-import re
 import struct
 
 import numpy as np
 import pytest
 
 from tests.support.brick_structures import random_structure
-from tests.tasks.brick.test_task import task_and_rows
-from trl_grpo_tasks.tasks.brick.gltf import to_glb
-from trl_grpo_tasks.tasks.brick.instructions import parts_csv, steps_markdown
+from trl_grpo_tasks.tasks.brick.drawing.gltf import to_glb
 from trl_grpo_tasks.tasks.brick.structure import Brick, Structure
 
 PITCH, HEIGHT, STUD, GAP = 8.0, 9.6, 1.8, 0.1  # in mm
@@ -98,71 +93,3 @@ def test_gltf(structure):
 def test_gltf_without_bricks_is_an_empty_scene():
     content, arrays = read_glb(to_glb(Structure(()), "nothing"))
     assert content["scenes"] == [{"name": "nothing"}] and not arrays and "nodes" not in content
-
-
-def test_parts_list():
-    task, rows = task_and_rows("small")
-    for row in rows:
-        table = list(csv.DictReader(io.StringIO(task.exports(row, row["gold"])["parts.csv"])))
-        wanted = {}
-        for h, w in re.findall(r"^(\d)x(\d) ", row["gold"], re.MULTILINE):
-            size = "x".join(sorted((h, w)))
-            wanted[size] = wanted.get(size, 0) + 1
-        assert {line["size"]: int(line["count"]) for line in table} == wanted
-        numbers = re.findall(r" (\d+)\.dat", task.exports(row, row["gold"])["sample.ldr"])
-        assert {line["ldraw_part"]: int(line["count"]) for line in table} == {n: numbers.count(n) for n in numbers}
-    assert parts_csv(Structure(())) == "size,count,ldraw_part\n"
-
-
-def steps_of(text):
-    """(h, w, x, y, layer) of each step, and what the step says that the brick holds on to."""
-    layer, steps = None, []
-    for line in text.splitlines():
-        if heading := re.fullmatch(r"## Layer (\d+)", line):
-            layer = int(heading[1]) - 1
-        if step := re.fullmatch(r"(\d+)\. (\d)x(\d) at \((\d+), (\d+)\), (.+)", line):
-            assert int(step[1]) == len(steps) + 1
-            steps.append(((*(int(step[n]) for n in (2, 3, 4, 5)), layer), step[6]))
-    return steps
-
-
-def cells(h, w, x, y, z):
-    return {(x + i, y + j, z) for i in range(h) for j in range(w)}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_each_step_holds_on_to_earlier_ones(seed):
-    structure = random_structure(18, seed)
-    placed = []
-    for brick, said in steps_of(steps_markdown(structure, "x")):
-        mine = cells(*brick)
-        under = [n for n, other in enumerate(placed, 1) if {(x, y, z + 1) for x, y, z in cells(*other)} & mine]
-        over = [n for n, other in enumerate(placed, 1) if {(x, y, z - 1) for x, y, z in cells(*other)} & mine]
-        assert brick[4] == 0 or under or over
-        assert ("on the ground" in said) == (brick[4] == 0)
-        assert [int(n) for n in re.findall(r"\d+", "".join(re.findall(r"on top of bricks? ([\d, ]+)", said)))] == under
-        assert [int(n) for n in re.findall(r"\d+", "".join(re.findall(r"under bricks? ([\d, ]+)", said)))] == over
-        placed.append(brick)
-    buildable = len(structure) - len({*structure.floating, *structure.outside, *(b for _, b in structure.collisions)})
-    assert len(placed) == len(set(placed)) == buildable
-
-
-def test_a_hanging_brick_comes_after_what_it_hangs_from():
-    assert steps_markdown(TABLE, "a *table*\n# with a lamp").splitlines() == [
-        "# a *table* # with a lamp", "",
-        "6 bricks. Positions are (x, y) in studs from the left front corner.", "",
-        "## Layer 1", "", "1. 1x1 at (5, 0), on the ground", "2. 1x1 at (0, 0), on the ground", "",
-        "## Layer 2", "", "3. 1x1 at (5, 0), on top of brick 1", "4. 1x1 at (0, 0), on top of brick 2", "",
-        "## Layer 3", "", "5. 6x1 at (0, 0), on top of bricks 3, 4", "",
-        "## Layer 2", "", "6. 1x2 at (3, 0), under brick 5",
-    ]  # fmt: skip
-
-
-def test_what_cannot_be_built_is_listed():
-    bricks = (Brick(2, 2, 0, 0, 0), Brick(2, 2, 1, 1, 0), Brick(1, 1, 7, 7, 5), Brick(8, 1, 30, 0, 0))
-    lines = steps_markdown(Structure(bricks, 20), "x").partition("## What cannot be built\n\n")[2].splitlines()
-    assert lines == [
-        "- brick 4, 8x1 (30,0,0), is outside the world of 20",
-        "- brick 2, 2x2 (1,1,0), collides with brick 1",
-        "- brick 3, 1x1 (7,7,5), floats",
-    ]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.captions import caption, choices
-from trl_grpo_tasks.tasks.brick.catalogue import CATEGORIES
-from trl_grpo_tasks.tasks.brick.interpret import SYNONYMS, nearest_requests, unused_words
+from trl_grpo_tasks.tasks.brick.data.captions import caption, choices
+from trl_grpo_tasks.tasks.brick.data.catalogue import CATEGORIES
+from trl_grpo_tasks.tasks.brick.data.interpret import SYNONYMS, nearest_requests, unused_words
 
 SMALL = ["stack", "small", "carry"]
 

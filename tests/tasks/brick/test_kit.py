@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.support.brick_structures import random_structure
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.kit import KIT, Kit
-from trl_grpo_tasks.tasks.brick.solvers import SolverError, Solving
-from trl_grpo_tasks.tasks.brick.stability import analyse, prefix_stability
+from trl_grpo_tasks.tasks.brick.kit import Kit
+from trl_grpo_tasks.tasks.brick.physics.solvers import SolverError, Solving
+from trl_grpo_tasks.tasks.brick.physics.stability import analyse
 from trl_grpo_tasks.tasks.brick.structure import Structure, structure_of
 
 CANTILEVER = "1x1 (5,5,0)\n1x8 (5,5,1)\n"  # the friction at the 1x1 stud is 3.25 times the weight of the 1x8
@@ -39,13 +39,11 @@ def test_more_gravity_is_the_same_as_weaker_studs(bricks, seed, times):
     heavy, weak = Kit(gravity=9.8 * times), Kit(stud_strength_N=0.98 / times)
     for kit in (heavy, weak):
         changed = Structure(structure.bricks, structure.world, kit)
-        found = analyse(changed, explain=True)
+        found = analyse(changed)
         if expected is None:
             assert found.load_factor is None
             continue
         assert found.load_factor == close(expected * times, rel=1e-5, abs=1e-7)
-        assert max(found.loads) == close(found.load_factor, rel=1e-4, abs=1e-6)
-        assert prefix_stability(changed)[-1] == close(found.load_factor, rel=1e-5, abs=1e-7)
 
 
 def test_published_scores_scale_too():
@@ -62,8 +60,6 @@ def test_the_time_limit_stops_a_solver_and_the_next_is_tried(backend):
     )
     with pytest.raises(SolverError, match=r"highs: ended with .*; gurobi: |clarabel: ended with .*"):
         analyse(structure, backend=Solving(backend, 1e-9))
-    factors = prefix_stability(structure.first(20), solving=Solving(time_limit_s=60))
-    assert factors == prefix_stability(structure.first(20))
 
 
 def test_an_answer_without_time_has_no_score():
@@ -102,10 +98,17 @@ def test_options_reach_scores_prefix_scores_editors_and_pictures():
 
 def test_scores_are_not_shared_by_different_physics():
     keys = set()
-    for options in ({}, {"gravity": 1.62}, {"stud_strength": 2.0}, {"solver_time_limit": 9.0}):
+    library = '{"bricks": [{"size": "2x4", "mass_g": 9}]}'
+    for options in (
+        {},
+        {"gravity": 1.62},
+        {"stud_strength": 2.0},
+        {"solver_time_limit": 9.0},
+        {"brick_library": library},
+    ):
         with RewardExecutor(BrickTask(BrickOptions(**options))) as executor:
             keys.add(executor._key("{}", CANTILEVER))
-    assert len(keys) == 4
+    assert len(keys) == 5
 
 
 @pytest.mark.parametrize(("gravity", "strength"), [(1.62, 0.98), (24.8, 0.98), (9.8, 0.4)])
@@ -143,7 +146,3 @@ def test_full_prompts_name_the_physics():
 def test_invalid_physics_is_reported(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         BrickOptions(**options)
-
-
-def test_the_default_kit_is_that_of_the_papers():
-    assert (KIT.gravity, KIT.stud_strength_N) == (9.8, 0.98) and len(KIT.sizes) == 14

@@ -211,7 +211,7 @@ def test_a_file_is_scored_in_one_command(tmp_path, capsys):
     (tmp_path / "clash.ldr").write_text("\n".join([*lines, lines[0]]))
     (tmp_path / "air.ldr").write_text("\n".join([lines[0], line_of(bar._replace(z=3), (0, 1, 1), (-50, 3, 7))]))
     files = [str(tmp_path / name) for name in ("crane.MPD", "clash.ldr", "air.ldr")]
-    assert cli.main(["task", "brick", "metrics", *files]) == 0
+    assert cli.main(["tool", "brick", "metrics", *files]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:3] == [
         f"{files[0]}: 2 bricks: stable, at 10% of the load its studs can bear",
@@ -220,7 +220,7 @@ def test_a_file_is_scored_in_one_command(tmp_path, capsys):
     ]
     assert [line.split()[-1] for line in out[3:6]] == ["3", "66.7%", "33.3%"]
     (tmp_path / "plate.ldr").write_text(f"1 4 0 0 0 {IDENTITY} 3024.dat")
-    assert cli.main(["task", "brick", "metrics", str(tmp_path / "plate.ldr")]) == 2
+    assert cli.main(["tool", "brick", "metrics", str(tmp_path / "plate.ldr")]) == 2
     assert "plate.ldr cannot be read: it has 1 kinds of parts that are not read: 3024.dat" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.tasks.brick import metrics
-from trl_grpo_tasks.tasks.brick.stability import SolverError
+from trl_grpo_tasks.tasks.brick.physics.stability import SolverError
 
 STANDS = "2x4 (0,0,0)\n"  # needs no friction: 1 for its brick
 CANTILEVER = "1x1 (5,5,0)\n1x8 (5,5,1)\n"
@@ -68,12 +68,12 @@ def test_any_text_has_metrics(texts):
 
 
 def test_the_command_prints_a_table(tmp_path, capsys):
-    assert cli.main(["task", "brick", "metrics", "tests/data/stabletext2brick.jsonl"]) == 0
+    assert cli.main(["tool", "brick", "metrics", "tests/data/stabletext2brick.jsonl"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["structures", "12"] and out[1].split() == ["valid", "100.0%"]
     assert out[2].split() == ["stable", "100.0%"] and len(out) == 6
     (tmp_path / "own.json").write_text(json.dumps([{"bricks": COLLIDES}, {"bricks": STANDS, "captions": ["a"]}]))
-    assert cli.main(["task", "brick", "metrics", str(tmp_path / "own.json")]) == 0
+    assert cli.main(["tool", "brick", "metrics", str(tmp_path / "own.json")]) == 0
     assert "valid                    50.0%" in capsys.readouterr().out
 
 
@@ -89,7 +89,7 @@ def test_the_command_prints_a_table(tmp_path, capsys):
 )
 def test_files_in_another_format_are_errors(tmp_path, capsys, name, content, message):
     (tmp_path / name).write_text(content)
-    assert cli.main(["task", "brick", "metrics", str(tmp_path / name)]) == 2
+    assert cli.main(["tool", "brick", "metrics", str(tmp_path / name)]) == 2
     assert message in capsys.readouterr().err
-    assert cli.main(["task", "brick", "metrics", str(tmp_path / "none.jsonl")]) == 2
+    assert cli.main(["tool", "brick", "metrics", str(tmp_path / "none.jsonl")]) == 2
     assert "does not exist" in capsys.readouterr().err

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, palette_indices
-from trl_grpo_tasks.tasks.brick.render import DRAWN_LIMIT, before_after, picture, png, sheet
-from trl_grpo_tasks.tasks.brick.scene import (
+from trl_grpo_tasks.tasks.brick.drawing.render import DRAWN_LIMIT, picture, png
+from trl_grpo_tasks.tasks.brick.drawing.scene import (
     EMPTY,
     HEIGHT,
     PLATE,
@@ -23,7 +22,8 @@ from trl_grpo_tasks.tasks.brick.scene import (
     Scene,
     index_buffer,
 )
-from trl_grpo_tasks.tasks.brick.shading import light_on_faces
+from trl_grpo_tasks.tasks.brick.drawing.shading import light_on_faces
+from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, palette_indices
 from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, structure_of
 
 SMALL = (160, 160)
@@ -115,16 +115,10 @@ def test_every_face_with_a_free_line_of_sight_has_its_pixel(seed):
 
 
 def test_a_brick_inside_others_has_no_pixel():
-    loads = [0.2] * 27
-    before = picture(CUBE_OF_ONES, colours="load", loads=loads, size=SMALL)
-    enclosed = [b[2:] for b in CUBE_OF_ONES.bricks].index((1, 1, 1))
-    assert png(before) == png(picture(CUBE_OF_ONES, colours="load", loads=with_load(loads, enclosed), size=SMALL))
-    on_top = [b[2:] for b in CUBE_OF_ONES.bricks].index((1, 1, 2))
-    assert png(before) != png(picture(CUBE_OF_ONES, colours="load", loads=with_load(loads, on_top), size=SMALL))
-
-
-def with_load(loads: list[float], index: int) -> list[float]:
-    return [*loads[:index], 1.0, *loads[index + 1 :]]
+    sound = picture(CUBE_OF_ONES, failing=[0], size=SMALL)
+    enclosed, on_top = ([b[2:] for b in CUBE_OF_ONES.bricks].index(cell) for cell in ((1, 1, 1), (1, 1, 2)))
+    assert png(sound) == png(picture(CUBE_OF_ONES, failing=[0, enclosed], size=SMALL))
+    assert png(sound) != png(picture(CUBE_OF_ONES, failing=[0, on_top], size=SMALL))
 
 
 def test_studs_stand_on_exposed_tops_only():
@@ -162,41 +156,16 @@ def red_pixels(image: Image.Image) -> int:
     return int(((r > 120) & (g < 0.2 * r) & (b < 0.2 * r)).sum())
 
 
-@pytest.mark.parametrize("colours", ["brick", "load"])
-def test_failing_bricks_are_red(colours):
+def test_failing_bricks_are_red():
     structure = structure_of("2x4 (0,0,0)\n2x4 (2,0,0)\n2x4 (1,0,1)\n")
-    sound = picture(structure, colours=colours, loads=[0.1, 0.5, 0.9], size=SMALL)
-    failed = picture(structure, colours=colours, loads=[0.1, 0.5, 0.9], failing=[2], size=SMALL)
     # The palette has a red of its own, for the first brick; it is pale beside failing ones.
-    assert red_pixels(failed) > 1_500
-    if colours == "load":
-        assert red_pixels(sound) == 0
-
-
-def test_a_load_colours_from_green_to_red():
-    def colour(load: float) -> np.ndarray:
-        below_the_legend = np.asarray(picture("2x2 (0,0,0)", colours="load", loads=[load], size=SMALL))[40:]
-        pixels = below_the_legend.reshape(-1, 3).astype(int)
-        return pixels[np.ptp(pixels, axis=1).argmax()]
-
-    light, half, full = colour(0.0), colour(0.5), colour(1.0)
-    assert light[1] > 1.5 * light[0] and min(half[:2]) > 2 * half[2] and full[0] > 1.5 * full[1]
-    assert (colour(float("inf")) == full).all() and (colour(float("nan")) == full).all()
+    assert red_pixels(picture(structure, failing=[2], size=SMALL)) > 1_500
 
 
 def test_a_weight_is_dark_and_labelled():
     plain, loaded = (picture("2x4 (0,0,0)", weights=w, size=(320, 320)) for w in ((), [(1, 1, 0, 0.2)]))
     dark = [(np.asarray(image).max(-1) < 75).sum() for image in (plain, loaded)]
     assert dark[0] < 50 and dark[1] > 1_000
-
-
-def test_invalid_arguments_are_reported():
-    with pytest.raises(ValueError, match="unknown colours 'lod'; choose one of: brick, load"):
-        picture("1x1 (0,0,0)", colours="lod")
-    with pytest.raises(ValueError, match="needs one load per brick: 1 bricks, but none given"):
-        picture("1x1 (0,0,0)", colours="load")
-    with pytest.raises(ValueError, match="at least one column"):
-        sheet([], columns=0)
 
 
 def test_problems_are_visible_in_the_picture():
@@ -219,23 +188,6 @@ def test_any_bricks_give_a_picture(bricks, weights, caption):
 @given(st.text(max_size=60) | st.from_regex(r"([1-8]x[1-8] \(-?[0-9]{1,3},[0-9]{1,2},[0-9]\)\n){0,4}", fullmatch=True))
 def test_any_text_gives_a_picture(text):
     assert picture(text, size=(96, 80)).size == (96, 80)
-
-
-def test_sheets_hold_their_pictures():
-    tiles = [Image.new("RGB", (60, 50), colour) for colour in ("red", "lime", "blue")]
-    page = sheet(
-        [(tile, caption) for tile, caption in zip(tiles, ("one", "a long caption " * 20, ""), strict=True)], 2
-    )
-    pixels = np.asarray(page).reshape(-1, 3)
-    for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255)):
-        assert (pixels == colour).all(1).sum() == 60 * 50
-    assert 120 < page.width < 150 and page.height > 100
-    assert sheet([]).size
-    pair = before_after(tiles[0], tiles[2], ("weak", "mended"))
-    reds, blues = (
-        np.flatnonzero((np.asarray(pair) == colour).all(-1).any(0)) for colour in ((255, 0, 0), (0, 0, 255))
-    )
-    assert reds.max() < blues.min()
 
 
 def test_colours_differ_between_neighbours_and_stay_as_bricks_are_added():

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import rows_of
-from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, balance, reward
-from trl_grpo_tasks.tasks.brick.data import ALL
-from trl_grpo_tasks.tasks.brick.designs import encode_voxels
-from trl_grpo_tasks.tasks.brick.stability import SolverError
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, reward
+from trl_grpo_tasks.tasks.brick.data.designs import encode_voxels
+from trl_grpo_tasks.tasks.brick.data.rows import ALL
+from trl_grpo_tasks.tasks.brick.physics import balance
+from trl_grpo_tasks.tasks.brick.physics.stability import SolverError
 from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
 
 PUBLISHED = "tests/data/stabletext2brick.jsonl"
@@ -32,18 +34,21 @@ def task_and_rows(level, size=6, **options):
 # ---- the contract
 
 
+CONTRACT_OPTIONS = [
+    {},
+    {"text_form": "pivot"},
+    {"text_form": "pivot", "max_offset_distance": 3, "canonical": False},
+    {"world_dim": 24},
+    {"brick_levels": ["carry"], "attach": False},
+    {"brick_levels": ["stack", "small"], "prompt_style": "full"},
+    {"brick_data": PUBLISHED},
+    {"brick_data": PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
+]
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"text_form": "pivot"},
-        {"text_form": "pivot", "max_offset_distance": 3, "canonical": False},
-        {"world_dim": 24},
-        {"brick_levels": ["carry"], "attach": False},
-        {"brick_levels": ["stack", "small"], "prompt_style": "full"},
-        {"brick_data": PUBLISHED},
-        {"brick_data": PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
-    ],
+    exhaustive_but([{"text_form": "pivot"}], CONTRACT_OPTIONS),
     ids=lambda options: json.dumps(options) if options else "defaults",
 )
 def test_it_keeps_the_contract(options, monkeypatch):
@@ -95,6 +100,7 @@ def test_a_caption_for_published_structures_is_taken_as_it_is():
 def test_without_a_target_only_physics_is_scored_without_success():
     task = BrickTask(BrickOptions(brick_data=PUBLISHED))
     row = task.row_of("a red dragon")
+    assert "no target shape" in task.unverifiable(row) and not task.unverifiable(task_and_rows("small")[1][0])
     stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
     assert stands.valid and not stands.success and not falls.success
     assert stands.reason == "the shape cannot be judged: this caption has no target" and stands.info["stable"]
@@ -118,7 +124,7 @@ def test_a_users_caption_that_a_level_generates_gives_that_row(level):
 def test_exported_files():
     task, rows = task_and_rows("small")
     files = task.exports(rows[0], task.gold(rows[0]))
-    assert set(files) == {"sample.png", "sample.ldr", "sample.glb", "parts.csv", "steps.md"}
+    assert set(files) == {"sample.png", "sample.ldr", "sample.glb"}
     assert files["sample.png"].startswith(b"\x89PNG")
     assert files["sample.ldr"].count(".dat\n") == rows[0]["gold"].count("\n")
     assert set(task.exports(rows[0], "nonsense")) == set(files)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.pt_file import CHARACTERS, judge_score, write_pt
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -22,11 +23,10 @@ from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.rewards.classifier import FrozenClassifier, check_judge
 from trl_grpo_tasks.rewards.components import component_weights
-from trl_grpo_tasks.rewards.judge import FrozenJudge, check_judge
-from trl_grpo_tasks.tasks.infill import data, fills, judges, masking
+from trl_grpo_tasks.tasks.infill import classifiers, data, fills, masking
 from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
-from trl_grpo_tasks.tasks.infill.show import main as show
 from trl_grpo_tasks.tasks.infill.task import JUDGE_SEED
 
 SMALL = {"text_length": 16, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2, "judge_width": 16}
@@ -52,8 +52,8 @@ def judged(corpus, tmp_path_factory):
         for name in ("corpus", "judge_steps", "text_length", "judge_width")
         for word in (f"--{name}", str(options[name]))
     ]
-    assert command(["task", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
-    assert command(["task", "infill", "prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
+    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
+    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
     return get_task("infill", options | {"judge": str(folder / "a"), "held_out_judge": str(folder / "b")})
 
 
@@ -184,42 +184,6 @@ def test_a_users_text_needs_a_gap():
         task.row_of("")
 
 
-# ---- gaps of tokens
-
-
-def test_gaps_can_be_tokens_of_a_model(tmp_path):
-    from transformers import BertTokenizer
-
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "cat",
-        "cats",
-        "##s",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "##ting",
-    ]
-    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)}, model_max_length=32)
-    tokenizer.save_pretrained(tmp_path / "bert")
-    (tmp_path / "text.txt").write_text("the cat sat on a mat\n\nthe cats sat on a matting the cats")
-    task = get_task("infill", {"corpus": str(tmp_path / "text.txt"), "tokens_of": str(tmp_path / "bert")})
-    check_task(task)
-    assert task.tiny() is None
-    row = task._with_prompt(
-        {"pieces": ["the", "mat", "##ting", "sat"], "places": [1, 2], "level": "0.1", "schedule": "x"}
-    )
-    assert row["prompt"] == "the [MASK] [MASK] sat" and task.gold(row) == "mat ##ting"
-    assert task.filled(row, "cat ##s") == "the cats sat" and task.score(row, "mat ##s").components["agreement"] == 0.5
-    assert len(tokenizer(row["prompt"])["input_ids"]) == 6
-
-
 # ---- the causal policy
 
 
@@ -252,14 +216,14 @@ def test_the_constraint_gives_each_gap_its_length(slack):
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="abcd e", min_size=1, max_size=40).map(data.clean).filter(bool), seed=st.integers(0, 99))
 def test_corruption_changes_a_text_and_keeps_its_length(text, seed):
-    spoiled = judges.Corruption(["abcd abcd dcba", "aabb ccdd e"]).spoil(text, random.Random(seed))
+    spoiled = classifiers.Corruption(["abcd abcd dcba", "aabb ccdd e"]).spoil(text, random.Random(seed))
     assert spoiled != text and len(spoiled) == len(text)
 
 
 def test_a_judge_distinguishes_real_from_corrupted_text_and_stays_frozen(judged, capsys):
     judge = judged.judges()["judge"]
     texts = [passage[: SMALL["text_length"]] for passage in CORPUS.split("\n\n")]
-    corruption, rng = judges.Corruption(texts), random.Random(0)
+    corruption, rng = classifiers.Corruption(texts), random.Random(0)
     assert fmean(judge.judge(texts)) > 0.5 > fmean(judge.judge([corruption.spoil(text, rng) for text in texts]))
     [real] = judge.judge(texts[:1])
     model = judge._model
@@ -276,7 +240,7 @@ def test_an_evaluation_loads_each_judge_once(judged, tmp_path, monkeypatch):
     from trl_grpo_tasks.evaluation.evaluate import evaluate
     from trl_grpo_tasks.models.loading import load_model, load_tokenizer
     from trl_grpo_tasks.models.tiny import save_tiny
-    from trl_grpo_tasks.rewards import judge
+    from trl_grpo_tasks.rewards import classifier as judge
     from trl_grpo_tasks.rewards.executor import RewardExecutor
 
     loaded, load_judge = [], judge.load_judge
@@ -301,10 +265,10 @@ def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path,
 def test_a_judge_no_better_than_chance_is_not_saved(tmp_path, capsys, monkeypatch):
     # One passage to train on and one to test on, which is not corrupted: the judge says the same of all tested texts.
     (tmp_path / "corpus.txt").write_text("the cat sat down\n\nthe dog got away")
-    monkeypatch.setattr(judges.Corruption, "spoil", lambda self, text, rng: text)
+    monkeypatch.setattr(classifiers.Corruption, "spoil", lambda self, text, rng: text)
     flags = ["--corpus", str(tmp_path / "corpus.txt"), "--text_length", "16"]
     flags += ["--judge_steps", "5", "--judge_width", "16"]
-    assert command(["task", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
+    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
     said = capsys.readouterr()
     assert "judge: 50.0% of 1024 held-out texts" in said.out and "it was not saved" in said.err
     assert not (tmp_path / "judge" / "config.json").exists()
@@ -312,20 +276,8 @@ def test_a_judge_no_better_than_chance_is_not_saved(tmp_path, capsys, monkeypatc
 
 def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsys):
     def prepare(folder, *flags):
-        code = command(
-            [
-                "task",
-                "infill",
-                "prepare-judge",
-                "--output_dir",
-                str(folder),
-                "--corpus",
-                corpus,
-                "--text_length",
-                "16",
-                *flags,
-            ]
-        )
+        words = ["--output_dir", str(folder), "--corpus", corpus, "--text_length", "16", *flags]
+        code = command(["tool", "infill", "prepare-judge", *words])
         return code, capsys.readouterr().err
 
     made = Path(judged.options.judge)
@@ -339,6 +291,7 @@ def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsy
     assert (tmp_path / "diary.txt").read_text() == "dear diary"
 
 
+@pytest.mark.exhaustive
 def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
     task = get_task(
         "infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(tmp_path / "judges")}
@@ -351,6 +304,7 @@ def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
     assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
 
 
+@pytest.mark.exhaustive
 def test_two_runs_may_train_the_same_judge_at_the_same_time(judged, corpus, tmp_path):
     """The run that ends second keeps the judge of the first; a folder that is no such judge is left alone."""
     made, same, other = Path(judged.options.judge), tmp_path / "same", tmp_path / "other"
@@ -368,7 +322,7 @@ def test_two_runs_may_train_the_same_judge_at_the_same_time(judged, corpus, tmp_
 def test_missing_and_unsuitable_judges_are_reported(judged, bert_path, tmp_path):
     given = judged.options.judge
     for source, words in (
-        (str(tmp_path / "none"), "the folder contains no model; create one with trl-grpo-tasks task infill"),
+        (str(tmp_path / "none"), "the folder contains no model; create one with trl-grpo-tasks tool infill"),
         (bert_path, "BertForMaskedLM, which does not classify text"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -392,11 +346,6 @@ def test_fills_are_coloured_by_the_judge(judged):
     assert "&lt;&amp;&gt;" in shown and "title='judge 0." in shown
     files = judged.exports(row, "edh")
     assert files["sample.png"].startswith(b"\x89PNG") and files["sample.html"] == shown
-    title, text, _, _, first, second = [line for line in files["sample.md"].splitlines() if line]
-    assert title.startswith("judge 0") and text == r"the r<mark>ed</mark> cat \<\&\> t<mark>h</mark>e"
-    assert first.startswith(r"| 1 | ed | \_\_ | 0.") and second.startswith(r"| 2 | h | \_ | 0.")
-    assert judged.exports(row, "e|d")["sample.md"].splitlines()[2].startswith(r"the r<mark>e\|</mark> cat")
-    assert "| 1 |" not in judged.exports(row, "ed")["sample.md"]
     assert colour(0.0)[0] > colour(0.0)[1] and colour(1.0)[1] > colour(1.0)[0] and colour(UNJUDGED) == (110, 110, 110)
     assert "2 fills for 3 masks" in judged.render(row, "ed")
     assert len(picture([("long", [("x" * 300, None)])])) > len(picture([("short", [("x", None)])]))
@@ -419,10 +368,11 @@ def encoder_path(judged, tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.exhaustive
 def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path, tmp_path):
     options = {"max_steps": 40, "num_generations": 32, "per_device_train_batch_size": 256, "learning_rate": 1e-2}
     trainer = infill_trainer(judged, encoder_path, tmp_path, **options)
-    judge = trainer._rewards.executor.frozen_judges["judge"]
+    judge = trainer.rewarding.rewards.executor.frozen_judges["judge"]
     judge.judge(["to load it"])
     before = {name: p.clone() for name, p in judge._model.named_parameters()}
     trainer.train()
@@ -492,12 +442,14 @@ def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp
     assert (tmp_path / "training_metrics.jsonl").read_text() == metrics
 
 
-RUN = {"train_rows": 64, "eval_rows": 4, "num_samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
+RUN = {"train_rows": 64, "eval_rows": 4, "samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
        "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2, "reward_workers": 0,
        "logging_steps": 1, "use_cpu": "true", "report_to": "none"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("policy", "lora"), [("masked", False), ("masked", True), ("causal", False)])
+@pytest.mark.parametrize(
+    ("policy", "lora"), exhaustive_but([("masked", True)], [("masked", False), ("masked", True), ("causal", False)])
+)
 def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
     options = judged.options
     flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
@@ -518,19 +470,14 @@ def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
         assert cold.keys() == end.keys() and any(not end[name].equal(value) for name, value in cold.items())
     report = (tmp_path / "run" / "report.html").read_text()
     assert "title='judge" in report
-    capsys.readouterr()
-    for name, begins in (("shown.png", b"\x89PNG"), ("shown.html", b"<div>")):
-        assert show([str(tmp_path / "run"), "--rows", "2", "--output", str(tmp_path / name)]) == 0
-        assert (tmp_path / name).read_bytes().startswith(begins)
-    assert "held_out of the originals: 0." in capsys.readouterr().out
     chosen = ["--corpus", options.corpus, "--judge", options.judge, "--held_out_judge", options.held_out_judge]
     chosen += ["--text_length", "16", "--policy", policy]
-    asked = ["--text", "the r__ cat", "--num_samples", "2", "--output_dir", str(tmp_path / "made")]
+    asked = ["--text", "the r__ cat", "--samples", "2", "--all", "--out", str(tmp_path / "made")]
     model = str(tmp_path / "run")
-    assert command(["generate", "--task", "infill", "--model_name_or_path", model, *asked, *chosen]) == 0
+    assert command(["solve", model, "--task", "infill", *asked, *chosen]) == 0
     assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-    asked = ["--text", "the r__ cat", "--samples", "9", "--output_dir", str(tmp_path / "solved")]
+    asked = ["--text", "the r__ cat", "--samples", "9", "--out", str(tmp_path / "solved")]
     status = command(["solve", model, "--task", "infill", *asked, *chosen])
     lines = (tmp_path / "solved" / "answers.jsonl").read_text().splitlines()
     answers = [json.loads(line) for line in lines]
@@ -582,4 +529,4 @@ def test_a_judge_with_one_output_uses_its_sigmoid(judged, tmp_path):
     text = "the red cat"
     inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
     oracle = model.eval()(**inputs).logits[0, 0].sigmoid().item()
-    assert FrozenJudge("one", str(tmp_path), judged.filled).judge([text]) == [pytest.approx(oracle, abs=1e-6)]
+    assert FrozenClassifier("one", str(tmp_path), judged.filled).judge([text]) == [pytest.approx(oracle, abs=1e-6)]

@@ -46,6 +46,8 @@ def test_the_xml_simulates_the_same(trial):
     task, row, files = files_and_row(trial)
     result = simulate(task.gold(row), trial)
     path = run_alone(files["machine.xml"], result.seconds)
+    masses = mujoco.MjModel.from_xml_string(files["machine.xml"]).body_mass
+    assert sum(masses) == pytest.approx(sum(b.type.mass for b in ConstructionTree.parse(task.gold(row)).blocks))
     assert path.shape == result.path.shape and np.array_equal(path, result.path)
     if trial != "catapult":
         assert np.ptp(path[:, 1]) > 5, "it drives"

@@ -276,6 +276,7 @@ def test_machines_break_where_they_are_weak(monkeypatch):
     assert result.valid and "broke off" in result.broken and result.distance < 5
 
 
+@pytest.mark.exhaustive
 def test_two_thousand_random_machines(tmp_path, monkeypatch):
     """No exception, no hang, no file, and no memory left behind."""
     monkeypatch.chdir(tmp_path)

@@ -112,6 +112,7 @@ def test_frames_are_rotations_and_every_face_is_on_its_box():
         assert np.linalg.det(frame) == pytest.approx(1)
         np.testing.assert_array_equal(frame.T @ frame, np.eye(3))
     for block in BLOCKS.values():
+        assert block.is_wheel == ("wheel" in block.name)
         half = np.array(block.size) / 2
         for face in block.faces:
             offset = np.array(face.position) - ([0, 0, 0] if block.id == "0" else [0, 0, half[2]])

@@ -9,6 +9,7 @@ from string import Template
 import jsonschema
 import pytest
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.prompt_files import from_rows, make, only_row
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import get_task
@@ -199,7 +200,7 @@ def generated(kind, split="train", size=200, seed=3):
     return list(generators.generate(kind, generators.levels_of(kind), split, size, seed, 0.1))
 
 
-@pytest.mark.parametrize("kind", [*generators.GENERATORS, "mixed"])
+@pytest.mark.parametrize("kind", exhaustive_but(["schema", "mixed"], [*generators.GENERATORS, "mixed"]))
 def test_splits_share_no_problem_whatever_the_seeds(kind):
     train = {row["prompt"] for seed in (0, 1) for row in generated(kind, "train", 400, seed)}
     test = {row["prompt"] for seed in (0, 2) for row in generated(kind, "test", 60, seed)}
@@ -319,6 +320,7 @@ def test_generators_keep_the_contract(kind):
     check_task(get_task("prompts", {"generator": kind}), size=12)
 
 
+@pytest.mark.exhaustive
 def test_code_and_mixed_keep_the_contract():
     pytest.importorskip("trl_grpo_tasks.rewards.sandbox")
     check_task(get_task("prompts", {"generator": "mixed", "allow_code_execution": True}), size=4)

@@ -119,13 +119,13 @@ def test_rows_from_elsewhere_are_judged_too(tmp_path, capsys):
     file = write(tmp_path, "in.jsonl", "\n".join(map(json.dumps, lines)))
     with ChatServer(grades(a=10, b=10)) as server:
         judge = ["--judge_url", server.url, "--judge_model", "m", "--judge_cache", str(tmp_path / "c")]
-        assert cli.main(["score", "prompts", "--input", file, *judge]) == 0
+        assert cli.main(["tool", "prompts", "score", "--input", file, *judge]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["components"], first["total"]) == ({"judge": 1.0}, 1.0)
     assert second["total"] is None and "column 'rubric' must be text" in second["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_training_run_with_a_judge(tmp_path, monkeypatch, capsys):
     """The judge likes answers with an x. Totals are in metrics and report; the key is in no file of the run."""
     monkeypatch.setenv("MY_JUDGE", KEY)
@@ -141,9 +141,7 @@ def test_a_training_run_with_a_judge(tmp_path, monkeypatch, capsys):
         words = ["prompts", "--prompts_file", file, "--rewards", "judge", "--judge_rubric", "an x?"]
         words += ["--judge_url", server.url, "--judge_model", "m", "--judge_key_variable", "MY_JUDGE"]
         words += ["--judge_price_in", "1", "--judge_price_out", "10", "--judge_cache", str(tmp_path / "cache.jsonl")]
-        small = (
-            "--use_cpu true --bf16 false --max_steps 2 --num_generations 4 --num_samples 1 --eval_rows 1 --report_to"
-        )
+        small = "--use_cpu true --bf16 false --max_steps 2 --num_generations 4 --samples 1 --eval_rows 1 --report_to"
         small += " none --per_device_train_batch_size 4 --max_completion_length 8 --logging_steps 1"
         words += small.split()
         assert train.main([*words, "--output_dir", str(run)]) == 0
@@ -159,7 +157,7 @@ def test_a_training_run_with_a_judge(tmp_path, monkeypatch, capsys):
     assert all(line["reward_failures"] == 0 for line in metrics if "reward_failures" in line)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10 and not [path for path in files if KEY.encode() in path.read_bytes()]
-    assert get_task("prompts").api_judge() is None
+    assert get_task("prompts").llm_judge() is None
 
 
 def test_a_row_in_the_form_of_the_data_set_cannot_name_a_file_as_its_rubric(tmp_path):

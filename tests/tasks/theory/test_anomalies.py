@@ -17,7 +17,7 @@ from trl_grpo_tasks.tasks.theory.data import STARTS, extension
 from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.reward import anomaly_reward
 from trl_grpo_tasks.tasks.theory.survey import random_walk
-from trl_grpo_tasks.tasks.theory.theory import Theory, from_dict, to_dict
+from trl_grpo_tasks.tasks.theory.theory import Theory, from_dict
 
 REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
 BY_ID = {case["id"]: case for case in REFERENCE}
@@ -116,12 +116,10 @@ def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
 
 @settings(max_examples=40, deadline=None)
 @given(case=CASES, seed=st.integers(0, 99))
-def test_order_and_dictionary_form_do_not_matter(case, seed):
+def test_order_does_not_matter(case, seed):
     before = anomalies(case)
     random.Random(seed).shuffle(case["fermions"])
-    theory = from_dict(case)
-    assert anomalies(theory) == before
-    assert from_dict(json.loads(json.dumps(to_dict(theory)))) == theory
+    assert anomalies(from_dict(case)) == before
 
 
 def test_a_left_out_group_means_a_singlet():

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from tests.support.sarah_files import read_theory
 from tests.tasks.theory.test_task import make, prompt_of
 from trl_grpo_tasks.tasks.theory import examples, sarah
 from trl_grpo_tasks.tasks.theory.latex import write_latex
@@ -78,7 +79,7 @@ def test_latex_of_a_theory_with_anomalies():
 def test_files_of_a_theory_without_conditions(name, fund):
     prompt, completion = prompt_of(name, 0)
     files = make().exports({"prompt": prompt}, completion)
-    assert set(files) == {"sample.png", "sarah.txt", "pyrate.model", "theory.tex"}
+    assert set(files) == {"sample.png", "sarah.txt", "theory.tex"}
     assert "not for" in files["sarah.txt"] and "There are none" in files["theory.tex"]
     check_latex(files["theory.tex"])
     (_, *fields), *rest = tables(files["theory.tex"])
@@ -88,11 +89,10 @@ def test_files_of_a_theory_without_conditions(name, fund):
 def test_files_of_an_answer():
     prompt, completion = prompt_of("seesaw_1", 2)
     files = make().exports({"prompt": prompt}, completion)
-    assert set(files) == {"sample.png", "sarah.m", "pyrate.model", "theory.tex"}
+    assert set(files) == {"sample.png", "sarah.m", "theory.tex"}
     check_latex(files["theory.tex"])
-    fields = [f.name for f in sarah.read_sarah(files["sarah.m"]).fermions]
+    fields = [f.name for f in read_theory(files["sarah.m"]).fermions]
     assert len(fields) == len(examples.named("seesaw_1").fermions)
     in_latex = [sarah.symbol(line[0].replace("\\_", "_")) for line in tables(files["theory.tex"])[0][1:]]
     assert in_latex[-len(fields) :] == fields
-    assert all(f"    {name}: {{Gen:" in files["pyrate.model"] for name in fields)
     assert set(make().exports({"prompt": prompt}, "nonsense")) == {"sample.html"}

@@ -81,7 +81,7 @@ def test_su_n_against_traces_of_matrices(n):
 )
 def test_textbook_dimensions_and_indices(group, rep, dimension, index):
     found = groups.irrep(group, rep)
-    assert (found.dimension, found.index_t) == (dimension, index)
+    assert (found.dimension, Fraction(found.dynkin_index, 2)) == (dimension, index)
 
 
 def test_so6_is_su4():

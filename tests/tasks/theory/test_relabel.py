@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+from tests.support.exhaustive import exhaustive_but
 from tests.tasks.theory.test_task import make
 from trl_grpo_tasks.commands.check import GARBAGE
 from trl_grpo_tasks.tasks.theory import examples
@@ -30,7 +31,7 @@ def spoiled(seed, new, given):
     return theory, *cut(with_all_terms(replace(theory, fermions=tuple(fermions))), given)
 
 
-@pytest.mark.parametrize(("start", "given"), [("standard_model", 5), ("groups", 0)])
+@pytest.mark.parametrize(("start", "given"), exhaustive_but([("groups", 0)], [("standard_model", 5), ("groups", 0)]))
 def test_what_is_left_without_the_spoiling_field_answers_another_training_prompt(start, given):
     task = make(start=start)
     train = {row["prompt"] for row in task.dataset("train", 1500, 0)}

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tasks.theory.test_task import make, prompt_of
-from trl_grpo_tasks.tasks.theory import examples
 from trl_grpo_tasks.tasks.theory.constraint import check_prompt
-from trl_grpo_tasks.tasks.theory.requests import _BY_NAME, _COUNTS, _FILLERS, _NOUNS
+from trl_grpo_tasks.tasks.theory.in_words import _BY_NAME, _COUNTS, _FILLERS, _NOUNS
 
 # A request, the theory that solves it, how many of its fermions the prompt gives, and words of the next one.
 SOLVED = [
@@ -120,7 +119,3 @@ def test_any_text_is_a_prompt_or_a_clear_error(text):
     else:
         check_prompt(row["prompt"])
         assert row == make().row_of(text)
-
-
-def test_named_theories_are_known():
-    assert set(_BY_NAME.values()) <= set(examples.NAMES)

@@ -5,6 +5,6 @@
 
 from .attention import PREFILL_TILE, paged_attention
 from .linear import adapted_linear
-from .sampling import new_seeds, sample
+from .next_token import new_seeds, sample
 
 __all__ = ["PREFILL_TILE", "adapted_linear", "new_seeds", "paged_attention", "sample"]

@@ -1,4 +1,4 @@
-"""Editors of brick structures, which delete generated text in evaluations and `generate`.
+"""Editors of brick structures, which delete generated text in evaluations and `solve`.
 
 "rejection": a line that is not a brick, leaves the world, collides, or is one brick too many is sampled again; after
 too many attempts the last one is kept. The choice tree (--constrain) never allows such a line, so the two do not go
@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from ...task import Row
-from .designs import loads_on
+from .data.designs import loads_on
 from .kit import KIT, Kit
-from .solvers import SOLVING, Solving
-from .stability import Analysis, Load, SolverError, analyse
+from .physics.solvers import SOLVING, Solving
+from .physics.stability import Analysis, Load, SolverError, analyse
 from .structure import LONGEST_LINE, MAX_OFFSET, Reading, Structure, lines_of, parse
 
 ANALYSES_KEPT = 4096

@@ -4,8 +4,8 @@
       - {size: 2x3, mass_g: 1.6, ldraw: 3002}
       - {size: 1x10, mass_g: 3.8, name: long beam}
 
-`size` and `mass_g` are required. `ldraw` is the number of the part in LDraw's library, and `name` appears in parts
-lists. Bricks are one layer high, so `height`, if it is given, must be 1.
+`size` and `mass_g` are required. `ldraw` is the number of the part in LDraw's library; a part without one is written
+into LDraw files as a box with its `name`. Bricks are one layer high, so `height`, if it is given, must be 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Print BrickGPT's metrics of structures in LDraw files or in files of StableText2Brick's format.
 
-trl-grpo-tasks task brick metrics chair.ldr
-trl-grpo-tasks task brick metrics structures.jsonl more_structures.parquet
+trl-grpo-tasks tool brick metrics chair.ldr
+trl-grpo-tasks tool brick metrics structures.jsonl more_structures.parquet
 
 An LDraw file (.ldr, .mpd) is one structure, from any program: it may hold the eight bricks of the
 task, in quarter turns, and submodels. Other parts are an error, because a structure without them
@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import fmean
 
 from ...files import check_local_path
-from .hub import FILES, read_entries
+from .data.hub import FILES, read_entries
 from .ldraw import from_ldr
+from .physics.stability import SolverError, analyse
 from .reward import published_facts, verdict
-from .stability import SolverError, analyse
 from .structure import WORLD, Reading, Structure, parse
 
 LDRAW_FILES = (".ldr", ".mpd")
@@ -48,7 +48,7 @@ class Metrics:
 def main(arguments: Sequence[str]) -> int:
     """Print BrickGPT's metrics of LDraw files and of files in StableText2Brick's format."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks task brick metrics",
+        "trl-grpo-tasks tool brick metrics",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...task import option
-from . import hub
-from .data import ALL
+from .data import hub
+from .data.rows import ALL
 from .editor import MAX_BRICK_REJECTIONS, MAX_ROLLBACKS
 from .kit import GRAVITY, STUD_STRENGTH_N
 from .library import library_text
+from .physics.solvers import BACKENDS
 from .prompts import PROMPT_STYLES
-from .solvers import BACKENDS
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT
 
 LARGEST_WORLD = 40  # the largest edge length that --world_dim accepts, in cells

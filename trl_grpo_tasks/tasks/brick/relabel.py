@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...task import Row
-from .captions import choices
-from .catalogue import CATEGORIES, Request
-from .data import make_row
-from .designs import NoDesignError, design
+from .data.captions import choices
+from .data.catalogue import CATEGORIES, Request
+from .data.designs import NoDesignError, design
+from .data.levels import LEVELS
+from .data.rows import make_row
 from .kit import KIT, Kit
-from .levels import LEVELS
 from .structure import Structure
 
 

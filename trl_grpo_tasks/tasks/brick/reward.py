@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .designs import decode_voxels, loads_on
+from .data.designs import decode_voxels, loads_on
 from .kit import KIT, Kit
-from .solvers import SOLVING, Solving
-from .stability import Analysis, SolverError, analyse
+from .physics.solvers import SOLVING, Solving
+from .physics.stability import Analysis, SolverError, analyse
 from .structure import MAX_OFFSET, Structure, parse
 
 
@@ -58,8 +58,8 @@ def judge(
     problems = reading.problems + structure.problems(max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
-    has_no_target = ignore_target or iou is None
-    factor = 1.0 if iou is None or ignore_target else iou  # on the physics components
+    target_iou = None if ignore_target else iou
+    factor = 1.0 if target_iou is None else target_iou  # on the physics components
     analysis = published = None
     reasons = problems
     steadiness = 0.0
@@ -82,7 +82,7 @@ def judge(
         elif not reasons and iou is not None and iou < success_iou:
             reasons = [f"the shape has an IoU of {iou:.2f} with the target; success needs {success_iou}"]
     bricks = len(structure)
-    asked = max_bricks if has_no_target or not row.get("gold") else max(row["gold"].count("\n"), 1)
+    asked = max_bricks if target_iou is None or not row.get("gold") else max(row["gold"].count("\n"), 1)
     spoilt = {*structure.outside, *(later for _, later in structure.collisions)}
     components = {
         "stability": steadiness * factor,

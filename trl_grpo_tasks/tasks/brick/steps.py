@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from .designs import decode_voxels, loads_on
-from .forces import ROWS
+from .data.designs import decode_voxels, loads_on
 from .kit import KIT, Kit
-from .solvers import SOLVING, Solving, order_of
-from .stability import analyse, prefix_stability
-from .structure import MAX_OFFSET, READ_LIMIT, Structure, parse
+from .physics.solvers import SOLVING, Solving
+from .physics.stability import analyse
+from .structure import MAX_OFFSET, READ_LIMIT, Brick, Structure, parse
 
 
 def prefix_scores(
@@ -64,18 +64,20 @@ def _line_ends(text: str) -> list[int]:
 
 def _margins(structure: Structure, row: Mapping[str, Any], solving: Solving) -> list[float]:
     """The stability margin of the first 0, 1, 2, ... bricks: 1 minus the load factor, 0 where they are not stable."""
-    loads = row.get("loads") or ()
-    if not loads and order_of(solving.backend, ROWS * len(structure)):
-        factors = prefix_stability(structure, solving=solving)
-        return [0.0, *(0.0 if factor is None else max(1.0 - factor, 0.0) for factor in factors)]
+    weights = tuple((load["grams"], *load["at"]) for load in row.get("loads") or ())
+    bricks, world, kit = structure.bricks, structure.world, structure.kit
+    return [0.0, *(_margin(bricks[:count], world, kit, weights, solving) for count in range(1, len(bricks) + 1))]
+
+
+@lru_cache(4096)  # answers to one request often begin with the same bricks
+def _margin(
+    bricks: tuple[Brick, ...], world: int, kit: Kit, weights: tuple[tuple[Any, ...], ...], solving: Solving
+) -> float:
+    prefix = Structure(bricks, world, kit)
     # A weight rests on the highest brick below it, which changes with the prefix.
-    margins = [0.0]
-    for bricks in range(1, len(structure) + 1):
-        prefix = structure.first(bricks)
-        resting = loads_on(prefix, loads)
-        found = None if isinstance(resting, str) else analyse(prefix, backend=solving, loads=resting)
-        margins.append(1.0 - (found.load_factor or 0.0) if found is not None and found.stable else 0.0)
-    return margins
+    resting = loads_on(prefix, [{"grams": grams, "at": (x, y)} for grams, x, y in weights])
+    found = None if isinstance(resting, str) else analyse(prefix, backend=solving, loads=resting)
+    return 1.0 - (found.load_factor or 0.0) if found is not None and found.stable else 0.0
 
 
 def _shapes(structure: Structure, target: np.ndarray) -> list[float]:

@@ -44,12 +44,6 @@ class Brick(NamedTuple):
     def is_inside(self, world: int) -> bool:
         return min(self.x, self.y, self.z) >= 0 and max(self.x + self.h, self.y + self.w) <= world and self.z < world
 
-    def overlap(self, other: Brick) -> int:
-        """Return the number of cells that the two bricks share when seen from above."""
-        along_x = min(self.x + self.h, other.x + other.h) - max(self.x, other.x)
-        along_y = min(self.y + self.w, other.y + other.w) - max(self.y, other.y)
-        return max(along_x, 0) * max(along_y, 0)
-
 
 @dataclass(frozen=True)
 class Structure:

@@ -1,10 +1,9 @@
-"""HTML and PNG pictures of filled texts, with fills coloured from red to green by the judge's score, and Markdown."""
+"""HTML and PNG pictures of filled texts, with fills coloured from red to green by the judge's score."""
 
 from __future__ import annotations
 
 import html
 import io
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -38,23 +37,6 @@ def to_html(lines: Sequence[tuple[str, Sequence[Part]]]) -> str:
             f"white-space:pre-wrap;font-family:monospace'>{text}</p>"
         )
     return f"<div>{''.join(shown)}</div>"
-
-
-def to_markdown(title: str, parts: Sequence[Part], originals: Sequence[str]) -> str:
-    """Return a filled text with its fills marked, and a table of the fills, as Markdown with everything escaped.
-
-    `originals` has the original text of each gap; it is empty if the fills could not be read.
-    """
-    text = "".join(_plain(part) if score is None else f"<mark>{_plain(part)}</mark>" for part, score in parts)
-    lines = [_plain(title), "", text, ""]
-    if originals:
-        lines += ["| gap | fill | original | judge |", "|---|---|---|---|"]
-        found = [(part, score) for part, score in parts if score is not None]
-        for number, ((fill, score), original) in enumerate(zip(found, originals, strict=True), 1):
-            judged = "" if score == UNJUDGED else f"{score:.2f}"
-            lines.append(f"| {number} | {_plain(fill)} | {_plain(original)} | {judged} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def picture(lines: Sequence[tuple[str, Sequence[Part]]]) -> bytes:
@@ -103,11 +85,6 @@ def _span(part: str, score: float | None) -> str:
 def _pale(rgb: tuple[int, int, int]) -> tuple[int, int, int]:
     red, green, blue = (255 - (255 - value) // 6 for value in rgb)
     return red, green, blue
-
-
-def _plain(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown or HTML."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~&$-])", r"\\\1", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _escaped(text: str) -> str:

@@ -109,13 +109,12 @@ class InfillTask(Task):
         "cold_start_batch_size": 64,
         "learning_rate": 3e-4,
         "per_device_train_batch_size": 256,
-        "max_steps": 60,
+        "max_steps": 20,
         "reward_workers": 0,
     }
     Options: ClassVar[type] = InfillOptions
     tools: ClassVar[Mapping[str, Any]] = {
-        "show": "trl_grpo_tasks.tasks.infill.show:main",
-        "prepare-judge": "trl_grpo_tasks.tasks.infill.prepare_judge:main",
+        "prepare-judge": "trl_grpo_tasks.tasks.infill.prepare_classifier:main",
     }
 
     def __init__(self, options: Any = None):
@@ -234,7 +233,7 @@ class InfillTask(Task):
 
     def prepare(self, seed: int, say: Any = print) -> None:
         """Check the judges that were given, and train the others unless they have been trained before."""
-        from ...rewards.judge import check_judge
+        from ...rewards.classifier import check_judge
 
         given = [self.options.judge, self.options.held_out_judge]
         if given[0] is not None and given[0] == given[1]:
@@ -263,7 +262,7 @@ class InfillTask(Task):
 
     def train_judge(self, folder: str | Path, held_out: bool, seed: int, say: Any = print) -> None:
         """Train a judge into `folder`, on one half of the training passages, or on the other half if `held_out`."""
-        from .judges import train_judge
+        from .classifiers import train_judge
 
         options = self.options
         train = self._passages["train"][int(held_out) :: 2]
@@ -279,11 +278,12 @@ class InfillTask(Task):
         train_judge(folder, train, self._passages["test"], spec=spec, origin=origin, say=say, **settings)
 
     def judges(self) -> dict[str, Any]:
-        from ...rewards.judge import FrozenJudge
+        from ...rewards.classifier import FrozenClassifier
 
         decides = {"judge": REAL_FROM}
         return {
-            name: FrozenJudge(name, source, self.filled, decides.get(name)) for name, source in self._sources.items()
+            name: FrozenClassifier(name, source, self.filled, decides.get(name))
+            for name, source in self._sources.items()
         }
 
     @cached_property
@@ -349,17 +349,11 @@ class InfillTask(Task):
         return to_html(self.coloured(row, completion))
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the coloured text as HTML and PNG, and as Markdown with a table of the fills."""
-        from .render import picture, to_html, to_markdown
+        """Return the coloured text as HTML and PNG."""
+        from .render import picture, to_html
 
         lines = self.coloured(row, completion)
-        ((title, parts),) = lines
-        originals = [] if fills.read(row, completion)[1] else fills.gold_fills(row)
-        return {
-            "sample.html": to_html(lines),
-            "sample.png": picture(lines),
-            "sample.md": to_markdown(title, parts, originals),
-        }
+        return {"sample.html": to_html(lines), "sample.png": picture(lines)}
 
     def coloured(self, row: Row, completion: str) -> list[tuple[str, list[tuple[str, float | None]]]]:
         """Return a title and the filled text in parts, each fill with the judge's score.

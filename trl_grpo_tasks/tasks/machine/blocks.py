@@ -87,11 +87,7 @@ def _bar(length: int) -> tuple[Face, ...]:
     return (_front(float(length)), *_sides(*(k + 0.5 for k in range(length))))
 
 
-_START_FACES = (
-    _front(0.5),
-    Face("Back", (0.0, 0.0, -0.5)),
-    *_sides(0.0),
-)
+_START_FACES = (_front(0.5), Face("Back", (0.0, 0.0, -0.5)), *_sides(0.0))
 _LARGE_WHEEL_FACES = (
     _front(1.0),
     *(Face("Front", (x, y, 1.0)) for x, y in ((-1.5, 0.0), (1.5, 0.0), (0.0, 1.5), (0.0, -1.5))),
@@ -101,62 +97,38 @@ _LARGE_WHEEL_FACES = (
     Face("Down", (0.0, -1.5, 0.5)),
 )
 _CUBE, _BAR, _WHEEL, _LARGE_WHEEL = (1.0, 1.0, 1.0), (1.0, 1.0, 2.0), (2.0, 2.0, 0.5), (3.0, 3.0, 1.0)
-_NO_SIZE = (0.0, 0.0, 0.0)
+_NO_SIZE, _CAP = (0.0, 0.0, 0.0), (_front(1.0),)
 
-BLOCKS: dict[str, BlockType] = {
-    block.id: block
-    for block in (
-        BlockType("0", "start", _CUBE, 0.25, _START_FACES, "the root of every machine, once"),
-        BlockType("15", "small block", _CUBE, 0.3, _bar(1), "rigid"),
-        BlockType("35", "ballast", _CUBE, 3.0, _bar(1), "rigid and heavy"),
-        BlockType("1", "wood", _BAR, 0.5, _bar(2), "rigid, two long"),
-        BlockType("41", "rod", _BAR, 0.5, _bar(2), "rigid, two long, breaks easily"),
-        BlockType("63", "log", (1.0, 1.0, 3.0), 1.0, _bar(3), "rigid, three long"),
-        BlockType(
-            "2", "powered wheel", _WHEEL, 1.0, (_front(0.5),), "drives; on the left or right, forward", "spin", "wheel"
-        ),
-        BlockType("40", "free wheel", _WHEEL, 1.0, (_front(0.5),), "rolls", "spin"),
-        BlockType(
-            "46", "large powered wheel", _LARGE_WHEEL, 1.0, _LARGE_WHEEL_FACES, "drives, 3 high", "spin", "wheel"
-        ),
-        BlockType("60", "large free wheel", _LARGE_WHEEL, 1.0, _LARGE_WHEEL_FACES, "rolls, 3 high", "spin"),
-        BlockType(
-            "22",
-            "rotating block",
-            _CUBE,
-            1.0,
-            _bar(1),
-            "a motor: turns all it carries about its front",
-            "spin",
-            "motor",
-        ),
-        BlockType("5", "hinge", _CUBE, 0.5, _bar(1), "swings freely up and down by 90 degrees", "bend"),
-        BlockType("19", "swivel", _CUBE, 0.5, _bar(1), "turns freely about its front", "spin"),
-        BlockType("44", "ball joint", _CUBE, 0.5, _bar(1), "swings freely every way", "ball"),
-        BlockType(
-            "28",
-            "steering hinge",
-            _CUBE,
-            1.0,
-            (_front(1.0),),
-            "left and right by 90 degrees; held straight",
-            "turn",
-            "servo",
-        ),
-        BlockType(
-            "13", "steering block", _CUBE, 1.0, _bar(1), "turns about its front; held straight", "spin", "servo"
-        ),
-        BlockType("76", "axle", _CUBE, 0.3, (_front(1.0),), "swings and turns freely every way", "ball"),
-        BlockType("27", "grabber", _CUBE, 0.5, (_front(1.0),), "holds a boulder until the trigger is pulled"),
-        BlockType(
-            "16", "suspension", _BAR, 0.5, (_front(2.0), *_sides(1.5)), "gives way along its length, damped", "slide"
-        ),
-        BlockType("30", "container", (2.4, 3.0, 2.8), 0.5, (_front(1.0),), "a bowl, open at its front"),
-        BlockType("36", "boulder", (1.9, 1.9, 1.9), 5.0, (), "loose: what a catapult throws"),
-        BlockType("9", "spring", _NO_SIZE, 0.4, (), "pulls its two ends together when triggered", two_ended=True),
-        BlockType("7", "brace", _NO_SIZE, 0.5, (), "holds its two ends as they are", two_ended=True),
-        BlockType("45", "winch", _NO_SIZE, 0.4, (), "a rope: its two ends come no farther apart", two_ended=True),
-    )
-}
+_TYPES = (
+    BlockType("0", "start", _CUBE, 0.25, _START_FACES, "the root of every machine, once"),
+    BlockType("15", "small block", _CUBE, 0.3, _bar(1), "rigid"),
+    BlockType("35", "ballast", _CUBE, 3.0, _bar(1), "rigid and heavy"),
+    BlockType("1", "wood", _BAR, 0.5, _bar(2), "rigid, two long"),
+    BlockType("41", "rod", _BAR, 0.5, _bar(2), "rigid, two long, breaks easily"),
+    BlockType("63", "log", (1.0, 1.0, 3.0), 1.0, _bar(3), "rigid, three long"),
+    BlockType("2", "powered wheel", _WHEEL, 1.0, (_front(0.5),), "drives; on the left or right, forward",
+              "spin", "wheel"),
+    BlockType("40", "free wheel", _WHEEL, 1.0, (_front(0.5),), "rolls", "spin"),
+    BlockType("46", "large powered wheel", _LARGE_WHEEL, 1.0, _LARGE_WHEEL_FACES, "drives, 3 high", "spin", "wheel"),
+    BlockType("60", "large free wheel", _LARGE_WHEEL, 1.0, _LARGE_WHEEL_FACES, "rolls, 3 high", "spin"),
+    BlockType("22", "rotating block", _CUBE, 1.0, _bar(1), "a motor: turns all it carries about its front",
+              "spin", "motor"),
+    BlockType("5", "hinge", _CUBE, 0.5, _bar(1), "swings freely up and down by 90 degrees", "bend"),
+    BlockType("19", "swivel", _CUBE, 0.5, _bar(1), "turns freely about its front", "spin"),
+    BlockType("44", "ball joint", _CUBE, 0.5, _bar(1), "swings freely every way", "ball"),
+    BlockType("28", "steering hinge", _CUBE, 1.0, _CAP, "left and right by 90 degrees; held straight",
+              "turn", "servo"),
+    BlockType("13", "steering block", _CUBE, 1.0, _bar(1), "turns about its front; held straight", "spin", "servo"),
+    BlockType("76", "axle", _CUBE, 0.3, _CAP, "swings and turns freely every way", "ball"),
+    BlockType("27", "grabber", _CUBE, 0.5, _CAP, "holds a boulder until the trigger is pulled"),
+    BlockType("16", "suspension", _BAR, 0.5, (_front(2.0), *_sides(1.5)), "gives way along its length, damped",
+              "slide"),
+    BlockType("30", "container", (2.4, 3.0, 2.8), 0.5, _CAP, "a bowl, open at its front"),
+    BlockType("36", "boulder", (1.9, 1.9, 1.9), 5.0, (), "loose: what a catapult throws"),
+    BlockType("9", "spring", _NO_SIZE, 0.4, (), "pulls its two ends together when triggered", two_ended=True),
+    BlockType("7", "brace", _NO_SIZE, 0.5, (), "holds its two ends as they are", two_ended=True),
+    BlockType("45", "winch", _NO_SIZE, 0.4, (), "a rope: its two ends come no farther apart", two_ended=True),
+)  # fmt: skip
+BLOCKS = {block.id: block for block in _TYPES}
 # The blocks listed in the prompt of the published training.
 PROMPT_BLOCKS = ("0", "15", "35", "1", "41", "63", "2", "22", "16", "30", "36", "9")

@@ -18,14 +18,12 @@ _GROWTHS_KEPT = 4096  # cache size
 _OPENING = "[" + block_json(0, ROOT)
 
 
-def machine_constraint(
-    tokenizer: Any, kinds: Sequence[str], max_blocks: int, wheels_on_wheels: bool = True
-) -> ChoiceTreeConstraint:
+def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> ChoiceTreeConstraint:
     """Make a constraint to valid machines with 2 to `max_blocks` blocks, as `ConstructionTree.to_json` writes them.
 
     A row's `blocks` and `max_blocks` override the arguments.
     """
-    tree = MachineTree(kinds, max_blocks, wheels_on_wheels)
+    tree = MachineTree(kinds, max_blocks)
     return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
 
 
@@ -82,8 +80,7 @@ class MachineTree:
     numbers and tuples, because the engine keeps many thousands of them.
     """
 
-    def __init__(self, kinds: Sequence[str], max_blocks: int, wheels_on_wheels: bool = True):
-        self.wheels_on_wheels = wheels_on_wheels
+    def __init__(self, kinds: Sequence[str], max_blocks: int):
         self._defaults = (max_blocks, tuple(kinds))
         self.growths: dict[str, Growth] = {_OPENING: Growth.start()}
         self.root({})  # report invalid options now, not at the first row
@@ -110,13 +107,13 @@ class MachineTree:
         if not chosen:
             max_blocks, kinds = rules
             literals: list[tuple[str, Any]] = [] if index == 1 else [("]", None)]
-            for kind in growth.kinds(kinds, self.wheels_on_wheels) if index < max_blocks else ():
+            for kind in growth.kinds(kinds) if index < max_blocks else ():
                 end = "_a" if BLOCKS[kind].two_ended else ""
                 literals.append((f',{{"id":"{kind}","order_id":{index},"parent{end}":', (rules, text, kind)))
             return literals
         kind, *ends = chosen
         two_ended = BLOCKS[kind].two_ended
-        places = growth.faces if two_ended else growth.places(kind, self.wheels_on_wheels)
+        places = growth.faces if two_ended else growth.places(kind)
         if len(ends) >= 2:
             places = [place for place in places if place != (ends[0], ends[1])]  # both ends on one face is invalid
         letter = ("_a" if len(ends) < 2 else "_b") if two_ended else ""

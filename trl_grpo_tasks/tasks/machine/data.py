@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +29,6 @@ GOLD_FILE = Path(__file__).with_name("gold.json")
 MARGIN = 1.1  # gold machines exceed the demanded score by this factor, so that rounding differences do not matter
 LEAST_BLOCKS = 6  # no request allows fewer
 _ENOUGH, _TRIED = 10, 30  # machines for each level of a trial of the user; built-in machines that are tried for it
-_TESTED = 100  # machines of a trial that are tried with a further test, which simulates them
 _WOOD_OR_ROD = re.compile(r"(?<!\S)(?:1|41)/")
 _NEAR = 3  # a request gets a gold machine with at most so many blocks fewer than allowed, if there is one
 
@@ -140,32 +139,23 @@ def rows(
     with_manual: bool = False,
     reasoning: bool = False,
     unbroken: bool = False,
-    wheels_on_wheels: bool = True,
-    passes: Callable[[Trial, str, float], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Return rows that alternate between levels and trials; no phrasing is in both splits.
 
     There is one row per request. If `size` is larger than their number, training rows with the machines that no row
     has yet follow. A machine is in two rows only if there is no other for a request. Requests that no known machine
-    satisfies are left out. `unbroken` excludes machines that are not known to hold when breakage is simulated, and
-    `passes` is a further test, for which only some machines are tried. A trial of the user without known machines has
-    rows without gold.
+    satisfies are left out. `unbroken` excludes machines that are not known to hold when breakage is simulated. A trial
+    of the user without known machines has rows without gold.
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
     rng = random.Random(f"{seed}-{split}")
-    system = [{"role": "system", "content": manual(kinds, wheels_on_wheels, reasoning)}] if with_manual else []
+    system = [{"role": "system", "content": manual(kinds, reasoning)}] if with_manual else []
     queues: list[list[tuple[_Demand, int]]] = []
     for trial in trials:
-        golds = [
-            gold
-            for gold in known_machines(trial)
-            if (gold.holds or not unbroken)
-            and gold.kinds <= set(kinds)
-            and (wheels_on_wheels or not gold.tree.carried_wheels())
-        ]
+        golds = [gold for gold in known_machines(trial) if (gold.holds or not unbroken) and gold.kinds <= set(kinds)]
         rng.shuffle(golds)
-        shared = _Shared(trial, golds[: _TESTED if passes else None], passes)
+        shared = _Shared(trial, golds)
         for level in LEVELS:
             sizes = [blocks for blocks in range(LEAST_BLOCKS, LEVELS[level][1] + 1) if level_of(blocks) == level]
             demands = [_Demand(shared, *demand) for demand in itertools.product(sizes, trial.goals)]
@@ -191,13 +181,11 @@ def rows(
 
     def answered() -> Iterator[dict[str, Any]]:
         first: dict[tuple[_Demand, int], GoldMachine | None] = {}
-        if passes is None:  # requests with few machines choose before those that can take others
-            for demand, variant in sorted(order, key=lambda request: len(request[0].fitting)):
-                first[demand, variant] = demand.unused() or demand.any()
+        # Requests with few machines choose before those that can take others.
+        for demand, variant in sorted(order, key=lambda request: len(request[0].fitting)):
+            first[demand, variant] = demand.unused() or demand.any()
         for demand, variant in order:
-            gold = first[demand, variant] if first else demand.unused() or demand.any()
-            if gold or not demand.fitting:
-                yield row(demand, variant, gold)
+            yield row(demand, variant, first[demand, variant])
         more = split == "train" and size is not None
         while more:
             more = False
@@ -218,8 +206,8 @@ def rows(
 class _Shared:
     """The gold machines of a trial, and which of them a row has already."""
 
-    def __init__(self, trial: Trial, golds: Sequence[GoldMachine], passes: Callable[[Trial, str, float], bool] | None):
-        self.trial, self.golds, self.passes = trial, golds, passes
+    def __init__(self, trial: Trial, golds: Sequence[GoldMachine]):
+        self.trial, self.golds = trial, golds
         self.sizes, self.scores = np.array([gold.size for gold in golds]), np.array([gold.score for gold in golds])
         self.used: set[int] = set()
 
@@ -237,7 +225,7 @@ class _Demand:
 
     def unused(self) -> GoldMachine | None:
         """Return a machine that no row has yet, None if there is none."""
-        found = next((n for n in self._unused if n not in self.shared.used and self._passes(n)), None)
+        found = next((n for n in self._unused if n not in self.shared.used), None)
         if found is None:
             return None
         self.shared.used.add(found)
@@ -246,9 +234,4 @@ class _Demand:
     def any(self) -> GoldMachine | None:
         """Return the next machine in turn, None if there is none."""
         self._given += 1
-        turn = itertools.islice(itertools.cycle(self.fitting), self._given, self._given + len(self.fitting))
-        return next((self.shared.golds[n] for n in turn if self._passes(n)), None)
-
-    def _passes(self, number: int) -> bool:
-        passes = self.shared.passes
-        return passes is None or passes(self.shared.trial, self.shared.golds[number].machine, self.goal)
+        return self.shared.golds[self.fitting[self._given % len(self.fitting)]] if self.fitting else None

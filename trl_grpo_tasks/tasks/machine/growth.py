@@ -28,9 +28,6 @@ class Growth:
         self._positions = np.concatenate([positions for _, positions, _ in parts])
         self._facings = np.concatenate([facings for _, _, facings in parts])
         self._open: dict[tuple[float, float, float], list[tuple[int, int]]] = {}
-        self._on_wheels: tuple[bool, ...] = ()  # whether each block is a wheel or sits on one
-        for block in tree.blocks:
-            self._on_wheels += (self._turns(block),)
 
     @staticmethod
     def start() -> Growth:
@@ -40,7 +37,6 @@ class Growth:
         grown = copy.copy(self)
         grown.blocks = (*self.blocks, block)
         grown._open = {}
-        grown._on_wheels = (*self._on_wheels, self._turns(block))
         placement: Placement | None = None
         if not block.type.two_ended:
             parent = self._placements[block.parent]
@@ -56,25 +52,17 @@ class Growth:
         grown._placements = (*self._placements, placement)
         return grown
 
-    def _turns(self, block: Block) -> bool:
-        is_carried = block.parent >= 0 and not block.type.two_ended and self._on_wheels[block.parent]
-        return block.type.is_wheel or is_carried
-
-    def places(self, kind: str, wheels_on_wheels: bool = True) -> list[tuple[int, int]]:
+    def places(self, kind: str) -> list[tuple[int, int]]:
         """Return the (parent, face) pairs on which a block with one parent fits."""
-        if not wheels_on_wheels and BLOCKS[kind].is_wheel:
-            return [place for place in self.places(kind) if not self._on_wheels[place[0]]]
         size = BLOCKS[kind].size
         if size not in self._open:
             fits = self._fits(size)
             self._open[size] = [place for place, is_open in zip(self.faces, fits, strict=True) if is_open]
         return self._open[size]
 
-    def kinds(self, wanted: Iterable[str], wheels_on_wheels: bool = True) -> list[str]:
+    def kinds(self, wanted: Iterable[str]) -> list[str]:
         """Return those of the wanted kinds that fit somewhere; two-ended ones always do."""
-        return [
-            kind for kind in wanted if kind != "0" and (BLOCKS[kind].two_ended or self.places(kind, wheels_on_wheels))
-        ]
+        return [kind for kind in wanted if kind != "0" and (BLOCKS[kind].two_ended or self.places(kind))]
 
     def _fits(self, size: tuple[float, float, float]) -> np.ndarray:
         half = _halves(size)[self._facings]

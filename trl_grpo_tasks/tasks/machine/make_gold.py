@@ -1,9 +1,9 @@
 """Make gold machines of every trial and level, and write them to gold.json.
 
-It takes about ten minutes on one core. The same command resumes a run that was stopped. Machines of
-trials that are not named stay as they are.
+The same command resumes a run that was stopped. Machines of trials that are not named stay as they
+are.
 
-trl-grpo-tasks task machine make-gold --trials car catapult
+trl-grpo-tasks tool machine make-gold --trials car catapult
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOLDING = 10  # so many designs of a part are also simulated with breakage, whi
 def main(arguments: Sequence[str]) -> None:
     """Make gold machines of every trial and level, and write them to a file."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks task machine make-gold",
+        "trl-grpo-tasks tool machine make-gold",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

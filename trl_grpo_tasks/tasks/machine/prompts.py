@@ -31,7 +31,7 @@ def question(trial: Trial, variant: int, max_blocks: int, goal: float, reasoning
     return f"{trial.requests[variant]} {demand}{EXPLAIN if reasoning else ''}"
 
 
-def manual(kinds: Sequence[str], wheels_on_wheels: bool = True, reasoning: bool = False) -> str:
+def manual(kinds: Sequence[str], reasoning: bool = False) -> str:
     """Return the text of the system message: the format, the blocks, and what makes a machine invalid."""
     answer = "First say what the blocks do. Then give" if reasoning else "Answer with"
     where = "in a ```json code block" if reasoning else "and nothing else"
@@ -44,7 +44,6 @@ def manual(kinds: Sequence[str], wheels_on_wheels: bool = True, reasoning: bool 
         "Faces of a block of length n: 0 is its front; then n on the left, n on the right, n above, n below, each "
         "from the near end to the far end. The start block has front, back, left, right, up, down.",
         f"No two blocks may overlap. At most {LIMITS[0]:g} wide, {LIMITS[2]:g} long, {LIMITS[1]:g} high.",
-        *(() if wheels_on_wheels else ("No wheel may sit on a wheel, directly or through other blocks.",)),
         "Blocks:",
     ]
     for kind in dict.fromkeys(["0", *kinds]):

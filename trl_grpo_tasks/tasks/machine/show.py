@@ -1,6 +1,6 @@
 """Simulate one machine, print its scores or why it is not valid, and write it in other formats.
 
-trl-grpo-tasks task machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
+trl-grpo-tasks tool machine show my_machine.txt --trial catapult --gif throw.gif --xml machine.xml
 
 The file holds what a model wrote, or is a machine that Besiege saved (.bsg). "-" reads standard
 input, "gold" takes the best known machine, and the output folder of a run the best machine of its
@@ -29,7 +29,7 @@ from .trials import SCORINGS, TRIALS, load_trials, task_score
 def main(arguments: Sequence[str]) -> int:
     """Simulate one machine; print its scores, and write pictures or other formats."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks task machine show",
+        "trl-grpo-tasks tool machine show",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

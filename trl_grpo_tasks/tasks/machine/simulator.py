@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,14 +12,12 @@ import numpy as np
 
 from .results import Frames, Result, Throw
 from .scene import MOTOR_SPEED, WHEEL_SPEED, to_xml
-from .starts import UNPERTURBED, Start
 from .tree import ConstructionTree
 from .trials import Trial, get_trial
 
 logger = logging.getLogger(__name__)
 
 DT = 0.005
-PERTURBED_DT = 0.01  # coarser, so that four perturbed runs cost at most twice as much as one ordinary run
 SAMPLE_S, SAMPLE_STEPS = 0.02, 4  # positions are recorded at this interval, and at most every so many steps
 TRIGGER_S = 0.2  # springs contract and grabbers release from this time on
 FASTEST = 100.0  # m/s: machines of these parts cannot be this fast, so higher speeds are numerical errors
@@ -42,7 +39,6 @@ def simulate(
     to_the_end: bool = False,
     record: bool = False,
     limit_s: float = TIME_LIMIT_S,
-    start: Start = UNPERTURBED,
 ) -> Result:
     """Run a machine. Machines that cannot be built, and runs with numerical errors, are invalid, with a reason.
 
@@ -50,50 +46,21 @@ def simulate(
     on a joint exceeds its strength. `limit_s` is a wall-clock limit.
     """
     tree = ConstructionTree.parse(tree) if isinstance(tree, str) else tree
-    return next(simulate_each(tree, trial, [start], dt, breakage, to_the_end, record, limit_s))
-
-
-def simulate_each(
-    tree: ConstructionTree,
-    trial: Trial | str,
-    starts: Sequence[Start],
-    dt: float = DT,
-    breakage: bool = False,
-    to_the_end: bool = False,
-    record: bool = False,
-    limit_s: float = TIME_LIMIT_S,
-) -> Iterator[Result]:
-    """Run a machine from several starts as `simulate` does; its model is built once. A machine that cannot be built
-    has one result."""
     trial = get_trial(trial)
-    problems = tree.validate()
-    if problems:
-        yield Result(False, "; ".join(problems))
-        return
+    if problems := tree.validate():
+        return Result(False, "; ".join(problems))
     mujoco = _mujoco()
     try:
         model = mujoco.MjModel.from_xml_string(to_xml(tree, trial.scene, dt=dt, loads=breakage))
     except ValueError as error:
-        yield Result(False, f"MuJoCo cannot build the machine: {error}")
-        return
-    for start in starts:
-        yield _Run(mujoco, model, tree, trial, to_the_end, record, start).until_done(limit_s)
+        return Result(False, f"MuJoCo cannot build the machine: {error}")
+    return _Run(mujoco, model, tree, trial, to_the_end, record).until_done(limit_s)
 
 
 class _Run:
-    def __init__(
-        self,
-        mujoco: Any,
-        model: Any,
-        tree: ConstructionTree,
-        trial: Trial,
-        to_the_end: bool,
-        record: bool,
-        start: Start,
-    ):
+    def __init__(self, mujoco: Any, model: Any, tree: ConstructionTree, trial: Trial, to_the_end: bool, record: bool):
         self.mujoco, self.model, self.tree, self.trial = mujoco, model, tree, trial
         self.data = mujoco.MjData(model)
-        start.apply(mujoco, model, self.data)
         self.to_the_end, self.record = to_the_end, record
         self.boulders = [model.body(f"b{i}").id for i, block in enumerate(tree.blocks) if block.kind == "36"]
         self.root = model.body("b0").id

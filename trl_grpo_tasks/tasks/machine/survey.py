@@ -1,6 +1,6 @@
 """Print the mean and the best score of the machines of one or more runs, by evaluation and trial.
 
-trl-grpo-tasks task machine survey outputs/machine_grpo outputs/machine_maxk
+trl-grpo-tasks tool machine survey outputs/machine_grpo outputs/machine_maxk
 
 The samples are those of results.json: held-out prompts, before and after training.
 """
@@ -17,7 +17,7 @@ from typing import Any
 def main(arguments: Sequence[str]) -> None:
     """Print the mean and the best score of the machines of runs, by evaluation and trial."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks task machine survey",
+        "trl-grpo-tasks tool machine survey",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -136,17 +136,6 @@ class ConstructionTree:
         found = [(int(indices[i]), int(indices[j])) for i, j in pairs]
         return [(i, j) for i, j in found if not (self.blocks[j].parent == i and self.blocks[i].kind == "30")]
 
-    def carried_wheels(self) -> list[tuple[int, int]]:
-        """Return each wheel that sits on another wheel, directly or through other blocks, with the nearest one."""
-        carrier: list[int | None] = []  # the wheel that the children of each block sit on
-        found = []
-        for index, block in enumerate(self.blocks):
-            below = carrier[block.parent] if 0 <= block.parent < index and not block.type.two_ended else None
-            if block.type.is_wheel and below is not None:
-                found.append((index, below))
-            carrier.append(index if block.type.is_wheel else below)
-        return found
-
     def extent(self) -> tuple[float, float, float]:
         """The size of the whole machine along x, y and z."""
         _, low, high = self.boxes

@@ -1,9 +1,9 @@
-"""Constraint for rows with a format: their JSON schema, or the pattern of their regex reward."""
+"""Constraint for rows with a format: a JSON schema, the pattern of a regex reward, or a number after a thought."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...constraints.grammar import Grammar, GrammarConstraint
@@ -25,10 +25,20 @@ def row_grammar(row: Row) -> Grammar | None:
     return None
 
 
-def format_constraint(tokenizer: Any, rows: Sequence[Row]) -> GrammarConstraint:
+def answer_grammar(row: Row) -> Grammar | None:
+    """Return the grammar of a row's answer after a thought: as `row_grammar`, and a number for numeric answers."""
+    grammar = row_grammar(row)
+    if grammar is None and row["rewards"].get("numeric") is not None:
+        return Grammar.regex(r" ?-?[0-9]{1,30}(\.[0-9]{1,20})?")
+    return grammar
+
+
+def format_constraint(
+    tokenizer: Any, rows: Sequence[Row], grammar_of: Callable[[Row], Grammar | None] = row_grammar
+) -> GrammarConstraint:
     """Make the constraint. Grammars are compiled on first use, but those of `rows` are parsed now to report errors."""
     unenforced: dict[str, str] = {}
-    for grammar in {row_grammar(row) for row in rows}:
+    for grammar in {grammar_of(row) for row in rows}:
         if grammar is not None:
             grammar.parse()
             unenforced |= grammar.unenforced()
@@ -39,4 +49,4 @@ def format_constraint(tokenizer: Any, rows: Sequence[Row]) -> GrammarConstraint:
             "reward notices: %s",
             printable(named),
         )
-    return GrammarConstraint(tokenizer, row_grammar)
+    return GrammarConstraint(tokenizer, grammar_of)

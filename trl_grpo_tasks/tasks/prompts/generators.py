@@ -11,9 +11,13 @@ import json
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from ...files import read_table
+
+_TABLES: dict[str, list[Any]] = read_table(Path(__file__).with_suffix(".yaml"))
 ATTEMPTS = 300  # draws without a new problem after which a level counts as exhausted
 ROWS = {"train": 2000, "test": 200}  # default number of rows
 
@@ -105,30 +109,9 @@ def draw_arithmetic(rng: random.Random, level: int) -> Problem:
     return Problem(question, question, {"answer": str(value), "gold": str(value)})
 
 
-# ---- word problems: a and b are up to 99, c and d up to 9; r is the result of the step before
+# ---- word problems
 
-WORD_PROBLEMS: tuple[tuple[int, str, str], ...] = (
-    (1, "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", "a + b"),
-    (1, "There were {a} {things} on a shelf and {name} took {b} of them. How many are left?", "a - b"),
-    (1, "{name} counted {a} {things} in one room and {b} in the next. How many is that in all?", "a + b"),
-    (1, "{name} wants {a} {things} and has {b}. How many {things} are still missing?", "a - b"),
-    (1, "A box held {a} {things}; {name} lost {c} of them. How many {things} are in the box?", "a - c"),
-    (2, "{name} fills {c} bags with {a} {things} each. How many {things} is that?", "c * a"),
-    (2, "{name} shares {a} {things} equally among {c} friends. How many does each friend get?", "a / c"),
-    (2, "One of the {things} costs {c} coins. What do {a} of them cost, in coins?", "a * c"),
-    (2, "{name} packs {a} {things} in boxes of {c}. How many full boxes are there, with none left over?", "a / c"),
-    (2, "Each of {c} tables seats {d} people. How many people can sit down?", "c * d"),
-    (3, "{name} buys {c} packs of {d} {things} and gives {b} away. How many are left?", "c * d; r - b"),
-    (
-        3,
-        "{name} had {a} {things}, found {b} more and split them equally over {c} days. How many a day?",
-        "a + b; r / c",
-    ),
-    (3, "A train has {c} cars with {a} seats each; {b} seats are taken. How many are free?", "c * a; r - b"),
-    (3, "{name} earns {a} coins a day for {c} days and spends {b}. How many coins are left?", "a * c; r - b"),
-    (3, "{name} reads {c} pages a day for {d} days; the book has {a} pages. How many are left?", "c * d; a - r"),
-    (3, "{a} red and {b} blue {things} are put in {c} equal rows. How many are in a row?", "a + b; r / c"),
-)
+WORD_PROBLEMS: list[tuple[int, str, str]] = _TABLES["word_problems"]
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Eli", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kemi", "Luz")
 THINGS = ("apples", "marbles", "books", "coins", "pencils", "shells", "stamps", "tickets", "buttons", "cards")
 _STEPS: dict[str, Callable[[int, int], int]] = {
@@ -168,9 +151,13 @@ class Exercise(NamedTuple):
     level: int
     name: str
     argument: str
+    parameters: Mapping[str, Any]  # the least and the greatest number, or letters
     task: str
     body: str
-    parameters: Mapping[str, Sequence[Any]]
+
+
+EXERCISES = [Exercise(**entry) for entry in _TABLES["exercises"]]
+CODE_TESTS = 6
 
 
 def _argument(rng: random.Random, kind: str) -> Any:
@@ -181,73 +168,16 @@ def _argument(rng: random.Random, kind: str) -> Any:
     return " ".join("".join(rng.choices("aabbcdelot", k=rng.randint(1, 8))) for _ in range(rng.randint(1, 5)))
 
 
-_K = {"k": range(2, 41)}
-_SMALL = {"k": range(2, 10)}
-EXERCISES: tuple[Exercise, ...] = (
-    Exercise(1, "shift", "n", "returns n plus $k", "return n + $k", _K),
-    Exercise(1, "scale", "xs", "returns xs with each number multiplied by $k", "return [x * $k for x in xs]", _K),
-    Exercise(1, "keep_above", "xs", "keeps the numbers of xs above $k", "return [x for x in xs if x > $k]", _K),
-    Exercise(1, "is_multiple", "n", "tells (True or False) whether $k divides n", "return n % $k == 0", _K),
-    Exercise(1, "remainder", "n", "returns the remainder of n divided by $k", "return n % $k", _K),
-    Exercise(1, "repeat", "text", "returns text written $k times in a row", "return text * $k", _K),
-    Exercise(1, "distance", "n", "returns how far n is from $k, never negative", "return abs(n - $k)", _K),
-    Exercise(1, "at_least", "n", "returns n, or $k if n is smaller", "return max(n, $k)", _K),
-    Exercise(1, "has_length", "text", "tells whether text is longer than $k characters", "return len(text) > $k", _K),
-    Exercise(1, "count_above", "xs", "counts the numbers of xs above $k", "return sum(x > $k for x in xs)", _K),
-    Exercise(2, "sum_multiples", "n", "adds the multiples of $k from 1 to n", "return sum(range($k, n + 1, $k))", _K),
-    Exercise(2, "count_long", "text", "counts the words of text with more than $k letters",
-             "return sum(len(word) > $k for word in text.split())", _SMALL),
-    Exercise(2, "rotate", "xs", "returns xs with its first $k items moved to the end, one by one",
-             "for _ in range($k):\n    xs = xs[1:] + xs[:1]\nreturn xs", _K),
-    Exercise(2, "chunks", "xs", "cuts xs into lists of $k items; the last may be shorter",
-             "return [xs[i : i + $k] for i in range(0, len(xs), $k)]", {"k": range(2, 7)}),
-    Exercise(2, "caesar", "text", "moves each letter of text $k places on in the alphabet, from z back to a, but "
-             "no space", 'return "".join(c if c == " " else chr((ord(c) - 97 + $k) % 26 + 97) for c in text)',
-             {"k": range(1, 26)}),
-    Exercise(2, "in_base", "n", "returns n written in base $k, as text",
-             'digits = ""\nwhile n >= $k:\n    digits = str(n % $k) + digits\n    n //= $k\nreturn str(n) + digits',
-             _SMALL),
-    Exercise(2, "closest", "xs", "returns the number of xs closest to $k (the first such), or None if xs is empty",
-             "return min(xs, key=lambda x: abs(x - $k), default=None)", _K),
-    Exercise(2, "count_letter", "text", "counts how often the letter '$c' occurs in text",
-             "return text.count('$c')", {"c": "abcdelot"}),
-    Exercise(2, "fizz", "n", "returns 'fizz' if $k divides n, else 'buzz' if $m divides n, else n as text",
-             "return 'fizz' if n % $k == 0 else 'buzz' if n % $m == 0 else str(n)",
-             {"k": range(2, 12), "m": range(2, 12)}),
-    Exercise(2, "limit", "xs", "returns xs with numbers below $k raised to $k and numbers above $m lowered to $m",
-             "return [min(max(x, $k), $m) for x in xs]", {"k": range(0, 12), "m": range(15, 30)}),
-    Exercise(2, "nth_smallest", "xs", "returns the number at place $k (from 1) of xs in rising order, or None",
-             "return sorted(xs)[$k - 1] if len(xs) >= $k else None", _SMALL),
-    Exercise(3, "count_pairs", "xs", "counts the pairs of different places in xs whose numbers add up to $k",
-             "return sum(xs[i] + xs[j] == $k for j in range(len(xs)) for i in range(j))", _K),
-    Exercise(3, "longest_run", "xs", "returns how long the longest run of neighbouring numbers above $k in xs is",
-             "best = run = 0\nfor x in xs:\n    run = run + 1 if x > $k else 0\n    best = max(best, run)\n"
-             "return best", _K),
-    Exercise(3, "sequence", "n", "returns item n (from 0) of the sequence that starts $k, $m and goes on with the sum "
-             "of the last two", "a, b = $k, $m\nfor _ in range(n):\n    a, b = b, a + b\nreturn a",
-             {"k": range(0, 10), "m": range(1, 10)}),
-    Exercise(3, "best_window", "xs", "returns the largest sum of $k neighbours in xs, or None if xs is shorter",
-             "sums = [sum(xs[i : i + $k]) for i in range(len(xs) - $k + 1)]\nreturn max(sums, default=None)", _SMALL),
-    Exercise(3, "ways_to_pay", "n", "counts the ways to pay n with any number of coins worth $k and $m (order aside)",
-             "return sum((n - i) % $m == 0 for i in range(0, n + 1, $k))", {"k": range(2, 6), "m": range(6, 15)}),
-    Exercise(3, "squeeze", "text", "shortens every run of the same character in text to at most $k of them",
-             'out = ""\nfor c in text:\n    if not out.endswith(c * $k):\n        out += c\nreturn out',
-             {"k": range(1, 5)}),
-    Exercise(3, "last_standing", "n", "puts people numbered 1 to n + 1 in a circle, counts round and round from "
-             "person 1, takes every $k. one out, and returns the number of the last one left",
-             "last = 0\nfor size in range(2, n + 2):\n    last = (last + $k) % size\nreturn last + 1",
-             {"k": range(2, 31)}),
-)  # fmt: skip
-CODE_TESTS = 6
-
-
 def draw_code(rng: random.Random, level: int) -> Problem:
     exercise = rng.choice([entry for entry in EXERCISES if entry.level == level])
-    values = {name: rng.choice(choices) for name, choices in exercise.parameters.items()}
+    values: dict[str, Any] = {
+        name: rng.choice(drawn if isinstance(drawn, str) else range(drawn[0], drawn[1] + 1))
+        for name, drawn in exercise.parameters.items()
+    }
     body = Template(exercise.body).substitute(values).replace("\n", "\n    ")
     source = f"def {exercise.name}({exercise.argument}):\n    {body}\n"
     namespace: dict[str, Any] = {}
-    exec(source, namespace)  # trusted source from the table above; its return values are the expected ones
+    exec(source, namespace)  # trusted source from our own table; its return values are the expected ones
     cases = _discriminating_cases(rng, namespace[exercise.name], exercise.argument, values.get("k"))
     if cases is None:
         return draw_code(rng, level)

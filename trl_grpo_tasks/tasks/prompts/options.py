@@ -41,6 +41,13 @@ class PromptsOptions:
     answer_column: str = option("answer", "Column of the file with the answer.")
     system_prompt: str | None = option(None, "System message for every prompt that has none.")
     target_length: int | None = option(None, "Target of reward 'length' in words, for rows without a target_length.")
+    think: bool = option(
+        False,
+        "The answer is what follows --think_marker; the text before it is a thought, which is free with --constrain "
+        "and is never scored.",
+    )
+    think_marker: str = option("####", "With --think: the text that ends the thought.")
+    think_tokens: int | None = option(None, "With --think and --constrain: the marker ends within so many tokens.")
     reward_model: str | None = option(None, "Sequence-classification model (Hub id or folder) that scores answers.")
     test_fraction: float = option(0.1, "Fraction of the prompts held out for testing.")
     allow_code_execution: bool = option(
@@ -90,10 +97,22 @@ def check_options(options: PromptsOptions) -> None:
         check_local_path(options.reward_model, "--reward_model")
     if not 0 <= options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be at least 0 and less than 1")
-    for name, least in (("sandbox_timeout", 0.1), ("sandbox_memory_mb", 64), ("target_length", 1)):
+    for name, least in (
+        ("sandbox_timeout", 0.1),
+        ("sandbox_memory_mb", 64),
+        ("target_length", 1),
+        ("think_tokens", 1),
+    ):
         value = getattr(options, name)
         if value is not None and not value >= least:
             raise ValueError(f"--{name} {value} must be at least {least}")
+    if not options.think_marker.strip():
+        raise ValueError(f"--think_marker {options.think_marker!r} must contain a character other than white space")
+    if options.think_tokens is not None and not options.think:
+        raise ValueError(f"--think_tokens {options.think_tokens} needs --think")
+    for name in ("reward_model", "judge_url"):
+        if options.think and getattr(options, name):
+            raise ValueError(f"--think does not work with --{name}, which would read the thought; leave one out")
     _check_judge(options)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from ...task import Row, Score
+from ...task import Row, Score, fold_thought
 from .reward import read_code, read_json
 from .verdict import fenced
 from .xml_reward import read_xml
@@ -16,12 +17,14 @@ JSON_REWARDS = ("json", "schema", "fields")
 XML_REWARDS = ("xml", "xml_schema")
 
 
-def to_html(row: Row, completion: str, score: Score | None) -> str:
-    """Return one card: prompt, completion (with formatted JSON or code), result and components."""
+def to_html(row: Row, completion: str, score: Score | None, thought_markers: Sequence[str] = ()) -> str:
+    """Return one card: prompt, completion (with formatted JSON or code, thoughts folded), result and components."""
     prompt = row["prompt"]
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     parts = [f"<p><b>{_escape(message['role'])}</b>: {_escape(message['content'])}</p>" for message in chat]
-    parts.append(f"<pre style='background:#f6f8fa;padding:8px;white-space:pre-wrap'>{_answer(row, completion)}</pre>")
+    thought, answer = fold_thought(completion, thought_markers, _escape)
+    shown = f"{thought}{_answer(row, answer)}"
+    parts.append(f"<pre style='background:#f6f8fa;padding:8px;white-space:pre-wrap'>{shown}</pre>")
     if score is None:
         parts.append("<p style='color:#9a6700'>could not be scored</p>")
     else:

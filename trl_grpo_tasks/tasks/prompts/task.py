@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...adapters.row_files import check_split, cut, draw, without_prompts_of
+from ...constraints import split_thought
 from ...task import NoAnswerError, Row, Score, Task, TinySpec, printable
-from . import data, generators, requests, reward
-from .judge import check_question, make_judge
+from . import data, generators, in_words, reward
+from .llm_reward import check_question, make_judge
 from .options import PromptsOptions, check_options
 from .reward import REWARDS
 from .verdict import CannotJudgeError, Verdict
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
-    from ...rewards.api_judge import ApiJudge
+    from ...rewards.llm_judge import LLMJudge
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class PromptsTask(Task):
         "generator_levels": ["1", "2"],
         "train_rows": 2000,
         "eval_rows": 100,
-        "num_samples": 8,
+        "samples": 8,
         "cold_start_steps": 200,
         "cold_start_batch_size": 64,
         "cold_start_learning_rate": 3e-3,
@@ -60,6 +61,9 @@ class PromptsTask(Task):
             given.setdefault("reward_model", 1.0)
         elif "reward_model" in given:
             raise ValueError("reward 'reward_model' needs a model: pass --reward_model with a Hub id or a folder")
+        if self.options.think:
+            self.thought_markers = (self.options.think_marker,)
+            self.facts = ("has_thought", "thought_characters", "answer_characters")
         self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
@@ -96,7 +100,7 @@ class PromptsTask(Task):
         if not self._numbered:
             self._numbered = self._generated("test", None, 0)
         source = "the file" if self.options.prompts_file else "the held-out problems"
-        found = requests.find_row(text, self._numbered, source)
+        found = in_words.find_row(text, self._numbered, source)
         if found is not None:
             return found
         if not text.strip():
@@ -126,9 +130,20 @@ class PromptsTask(Task):
         Exceptions of user-defined rewards propagate to the caller, which reports them and skips the completion.
         """
         row = self._known_row(row)
-        weights = row["rewards"]
+        weights, info = row["rewards"], {}
+        if self.options.think:
+            thought, answer = split_thought(completion, [self.options.think_marker])
+            info = {
+                "has_thought": bool(answer is not None and thought.strip()),
+                "thought_characters": len(thought),
+                "answer_characters": len(answer or ""),
+            }
+            if answer is None:
+                reason = f"there is no answer after {self.options.think_marker!r}"
+                return self.make_score(dict.fromkeys(self._judged(weights), 0.0), False, False, reason, info)
+            completion = answer
         try:
-            verdicts = {name: self._judges[name](row, completion) for name in weights if name in self._judges}
+            verdicts = {name: self._judges[name](row, completion) for name in self._judged(weights)}
         except CannotJudgeError as error:
             logger.warning("a completion could not be scored: %s", printable(str(error)))
             return None
@@ -145,7 +160,7 @@ class PromptsTask(Task):
             valid=valid,
             success=success,
             reason="; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items()),
-            info={"raw": {name: verdict.value for name, verdict in verdicts.items()}},
+            info=info | {"raw": {name: verdict.value for name, verdict in verdicts.items()}},
         )
 
     def gold(self, row: Row) -> str:
@@ -153,13 +168,21 @@ class PromptsTask(Task):
         gold = row.get("gold") or row.get("answer")
         if gold is None:
             raise NoAnswerError("this row has no known good answer; add a column 'gold' (or 'answer')")
-        return gold
+        if not self.options.think:
+            return gold
+        # A gold answer may hold a thought, before the marker or before the `####` of the word problems.
+        thought, answer = split_thought(gold, [self.options.think_marker])
+        if answer is None:
+            thought, answer = split_thought(gold, ["####"])
+        if answer is None:
+            thought, answer = "", gold if self._has_format(row) else f" {gold}"
+        return f"{thought}{self.options.think_marker}{answer}"
 
     def feedback(self, row: Row, score: Score) -> str:
         return reward.without_expected(score.reason)
 
     def bad(self, row: Row) -> str:
-        evasion = "I do not know."
+        evasion = f"{self.options.think_marker if self.options.think else ''}I do not know."
         score = self.score(row, evasion)
         return "" if score is None or score.success else evasion  # an empty answer never succeeds
 
@@ -169,7 +192,7 @@ class PromptsTask(Task):
         """Return the novelty of each completion within its group, for rows that choose it."""
         if "novelty" not in self.weights:
             return {}
-        values = reward.novelty(completions)
+        values = reward.novelty([self._answer(completion) for completion in completions])
         weights = [row["rewards"].get("novelty") for row in rows]
         return {"novelty": [None if w is None else w * value for w, value in zip(weights, values, strict=True)]}
 
@@ -190,18 +213,24 @@ class PromptsTask(Task):
         if self._api_judge is not None:
             self._api_judge.api.check()
 
-    def api_judge(self) -> ApiJudge | None:
+    def llm_judge(self) -> LLMJudge | None:
         return self._api_judge
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
-        """The JSON schema or regular expression of each row that has one; None if no row has."""
-        from ...constraints import OneSpelling
-        from .constraint import format_constraint, row_grammar
+        """The JSON schema or regular expression of each row that has one; None if no row has.
+
+        With --think, a free thought and the marker precede the answer, and numeric answers are numbers.
+        """
+        from ...constraints import OneSpelling, ThinkThen
+        from .constraint import answer_grammar, format_constraint, row_grammar
 
         if self._rows is None:
             rows = self._generated("train", 8 * len(self.levels), 0)
         else:
             rows = [row for rows in self._rows.values() for row in rows]
+        if self.options.think:
+            answers = OneSpelling(tokenizer, format_constraint(tokenizer, rows, answer_grammar))
+            return ThinkThen(tokenizer, answers, self.options.think_marker, most_tokens=self.options.think_tokens)
         if all(row_grammar(row) is None for row in rows):
             return None
         return OneSpelling(tokenizer, format_constraint(tokenizer, rows))
@@ -209,6 +238,8 @@ class PromptsTask(Task):
     def tiny(self) -> TinySpec:
         """Return a model with the pieces of the question as tokens for arithmetic, else with single characters."""
         characters = set(self.options.system_prompt or "")
+        if self.options.think:
+            characters |= {*self.options.think_marker, " "}
         if self._rows is None and self.options.generator == "arithmetic":
             return TinySpec([*generators.ARITHMETIC_TOKENS, *sorted(characters - set("0123456789-()"))])
         characters |= {*string.printable[:-5], "\n"}
@@ -221,13 +252,30 @@ class PromptsTask(Task):
     def render(self, row: Row, completion: str) -> str:
         from .render import to_html
 
-        return to_html(row, completion, self.score(row, completion))
+        return to_html(row, completion, self.score(row, completion), self.thought_markers)
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         """Return the card, and the program or the JSON value of the answer where the row's rewards ask for one."""
         from .render import answer_files
 
-        return super().exports(row, completion) | answer_files(self._known_row(row), completion)
+        return super().exports(row, completion) | answer_files(self._known_row(row), self._answer(completion))
+
+    def canonical(self, row: Row, completion: str) -> str:
+        return self._answer(completion).strip()
+
+    def _answer(self, completion: str) -> str:
+        """Return the part of a completion that is scored: with --think, what follows the marker."""
+        return (split_thought(completion, [self.options.think_marker])[1] or "") if self.options.think else completion
+
+    def _judged(self, weights: Mapping[str, float]) -> list[str]:
+        """Return the rewards of a row that `score` computes."""
+        return [name for name in weights if name in self._judges]
+
+    @staticmethod
+    def _has_format(row: Row) -> bool:
+        from .constraint import row_grammar
+
+        return row_grammar(row) is not None
 
     # ---- building rows
 

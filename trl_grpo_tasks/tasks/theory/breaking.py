@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from .groups import U1, algebra
+from .groups import U1, algebra, null_space
 from .tensors import Root, colour_label, components, coordinates, direction, generator, opposite, positive_roots
 from .theory import GaugeGroup, Number, Theory
 
@@ -133,28 +133,3 @@ def _normalised(
     units = colourless or abelian[:1] or [step for step, _ in steps if step]
     unit = min(map(abs, units)) * (1 if units[0] > 0 else -1)
     return tuple(tuple(entry / unit for entry in entries) for entries in charge)
-
-
-def null_space(equations: Sequence[Sequence[Fraction]], unknowns: int) -> list[list[Fraction]]:
-    """Return a basis of the solutions of homogeneous linear equations, exactly."""
-    rows = [list(row) for row in equations]
-    pivots: list[int] = []
-    for column in range(unknowns):
-        place = len(pivots)
-        found = next((i for i in range(place, len(rows)) if rows[i][column]), None)
-        if found is None:
-            continue
-        rows[place], rows[found] = rows[found], rows[place]
-        rows[place] = [x / rows[place][column] for x in rows[place]]
-        for i, row in enumerate(rows):
-            if i != place and row[column]:
-                rows[i] = [x - row[column] * y for x, y in zip(row, rows[place], strict=True)]
-        pivots.append(column)
-    basis = []
-    for free in range(unknowns):
-        if free not in pivots:
-            solution = [Fraction(int(k == free)) for k in range(unknowns)]
-            for row, pivot in zip(rows, pivots, strict=False):
-                solution[pivot] = -row[free]
-            basis.append(solution)
-    return basis

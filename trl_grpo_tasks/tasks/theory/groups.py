@@ -37,11 +37,6 @@ class Irrep(NamedTuple):
     dynkin_index: int  # 2 T(R), which is always an integer
     cubic: int  # A(R); 0 for groups without a cubic invariant
 
-    @property
-    def index_t(self) -> Fraction:
-        """T(R)."""
-        return Fraction(self.dynkin_index, 2)
-
 
 @lru_cache(_CACHE)
 def algebra(group: str) -> Algebra:
@@ -59,8 +54,10 @@ def algebra(group: str) -> Algebra:
         product = -max(half[i], half[j])
         cartan[i][j], cartan[j][i] = int(product / half[j]), int(product / half[i])
     roots = _positive_roots(cartan)
-    inverse = _inverse(cartan)
-    metric = tuple(tuple(inverse[j][i] * half[i] for j in range(rank)) for i in range(rank))
+    # The columns of the inverse Cartan matrix C: the solutions (x, e_i) of C x - e_i = 0.
+    unit = [[Fraction(-int(i == j)) for j in range(rank)] for i in range(rank)]
+    inverse = null_space([[*map(Fraction, row), *e] for row, e in zip(cartan, unit, strict=True)], 2 * rank)
+    metric = tuple(tuple(inverse[i][j] * half[i] for j in range(rank)) for i in range(rank))
     return Algebra(
         series, rank, rank + 2 * len(roots), tuple(half), tuple(tuple(row) for row in cartan), roots, metric
     )
@@ -153,7 +150,7 @@ def weights(group: str, rep: Dynkin) -> dict[Dynkin, int]:
     found = {rep: 1}
     level = [rep]
     while level:
-        below = dict.fromkeys(_minus(weight, root) for weight in level for root in lie.simple_roots)
+        below = dict.fromkeys(minus(weight, root) for weight in level for root in lie.simple_roots)
         level = []
         for weight in below:
             if weight in found:
@@ -162,10 +159,10 @@ def weights(group: str, rep: Dynkin) -> dict[Dynkin, int]:
             gap = highest - inner(group, shifted, shifted)
             total = Fraction(0)
             for root in labels:
-                above = _plus(weight, root)
+                above = plus(weight, root)
                 while above in found:
                     total += found[above] * inner(group, above, root)
-                    above = _plus(above, root)
+                    above = plus(above, root)
             if total:
                 found[weight] = int(2 * total / gap)
                 level.append(weight)
@@ -177,7 +174,7 @@ def product(group: str, first: Dynkin, second: Dynkin) -> dict[Dynkin, int]:
     """Decompose the product of two representations, with multiplicities (Klimyk's formula)."""
     if irrep(group, first).dimension > irrep(group, second).dimension:
         first, second = second, first
-    return _content(group, {_plus(weight, second): n for weight, n in weights(group, first).items()})
+    return _content(group, {plus(weight, second): n for weight, n in weights(group, first).items()})
 
 
 @lru_cache(_CACHE)
@@ -267,26 +264,14 @@ def _positive_roots(cartan: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], .
     for root in roots:  # the list grows during the loop
         labels = _combine(root, cartan)
         for i, step in enumerate(simple):
-            below, length = _minus(root, step), 0
+            below, length = minus(root, step), 0
             while below in known:
-                below, length = _minus(below, step), length + 1
-            above = _plus(root, step)
+                below, length = minus(below, step), length + 1
+            above = plus(root, step)
             if length > labels[i] and above not in known:
                 roots.append(above)
                 known.add(above)
     return tuple(roots)
-
-
-def _inverse(matrix: Sequence[Sequence[int]]) -> list[list[Fraction]]:
-    size = len(matrix)
-    rows = [[Fraction(x) for x in row] + [Fraction(int(i == j)) for j in range(size)] for i, row in enumerate(matrix)]
-    for i in range(size):  # the pivots of a Cartan matrix are never zero
-        rows[i] = [x / rows[i][i] for x in rows[i]]
-        for j in range(size):
-            if j != i:
-                factor = rows[j][i]
-                rows[j] = [x - factor * y for x, y in zip(rows[j], rows[i], strict=True)]
-    return [row[size:] for row in rows]
 
 
 def _cubic(lie: Algebra, rep: Dynkin, dimension: int) -> int:
@@ -306,9 +291,34 @@ def _combine(counts: Sequence[int], vectors: Sequence[Sequence[int]]) -> Dynkin:
     return tuple(sum(map(prod, zip(counts, column, strict=True))) for column in zip(*vectors, strict=True))
 
 
-def _plus(first: Dynkin, second: Dynkin) -> Dynkin:
+def plus(first: Dynkin, second: Dynkin) -> Dynkin:
     return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
-def _minus(first: Dynkin, second: Dynkin) -> Dynkin:
+def minus(first: Dynkin, second: Dynkin) -> Dynkin:
     return tuple(a - b for a, b in zip(first, second, strict=True))
+
+
+def null_space(equations: Sequence[Sequence[Fraction]], unknowns: int) -> list[list[Fraction]]:
+    """Return a basis of the solutions of homogeneous linear equations, exactly."""
+    rows = [list(row) for row in equations]
+    pivots: list[int] = []
+    for column in range(unknowns):
+        place = len(pivots)
+        found = next((i for i in range(place, len(rows)) if rows[i][column]), None)
+        if found is None:
+            continue
+        rows[place], rows[found] = rows[found], rows[place]
+        rows[place] = [x / rows[place][column] for x in rows[place]]
+        for i, row in enumerate(rows):
+            if i != place and row[column]:
+                rows[i] = [x - row[column] * y for x, y in zip(row, rows[place], strict=True)]
+        pivots.append(column)
+    basis = []
+    for free in range(unknowns):
+        if free not in pivots:
+            solution = [Fraction(int(k == free)) for k in range(unknowns)]
+            for row, pivot in zip(rows, pivots, strict=False):
+                solution[pivot] = -row[free]
+            basis.append(solution)
+    return basis

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .groups import Dynkin, algebra, weights
+from .groups import Dynkin, algebra, minus, plus, weights
 
 SUPPORTED: dict[str, dict[str, Dynkin]] = {
     "SO(10)": {
@@ -59,16 +59,16 @@ def ladder(group: str, rep: Dynkin, root: Dynkin) -> np.ndarray:
         return np.where(np.abs(matrix) < 1e-9, 0.0, matrix)  # exact zeros instead of rounding errors
     positive = _positive(group)
     if root not in positive:
-        return ladder(group, rep, _minus(root)).T
+        return ladder(group, rep, tuple([-label for label in root])).T
     if root in simple:
         place = {weight: n for n, weight in enumerate(known)}
         matrix = np.zeros((len(known),) * 2)
         for weight, n in place.items():
-            if (above := _plus(weight, root)) in place:
+            if (above := plus(weight, root)) in place:
                 matrix[place[above], n] = 1  # all entries of a minuscule representation can be 1
         return matrix
-    step = next(one for one in simple if _plus(root, _minus(one)) in positive)
-    first, second = ladder(group, rep, step), ladder(group, rep, _plus(root, _minus(step)))
+    step = next(one for one in simple if minus(root, one) in positive)
+    first, second = ladder(group, rep, step), ladder(group, rep, minus(root, step))
     return first @ second - second @ first
 
 
@@ -100,11 +100,3 @@ def _adjoint_basis(group: str) -> tuple[np.ndarray, float]:
 @lru_cache(_CACHE)
 def _positive(group: str) -> frozenset[Dynkin]:
     return frozenset(positive_roots(group))
-
-
-def _plus(first: Dynkin, second: Dynkin) -> Dynkin:
-    return tuple([a + b for a, b in zip(first, second, strict=True)])
-
-
-def _minus(weight: Dynkin) -> Dynkin:
-    return tuple([-label for label in weight])

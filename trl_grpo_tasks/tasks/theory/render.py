@@ -111,15 +111,6 @@ def draw_spectrum(axes: Any, sectors: list[Sector], threshold: float = 100.0) ->
     axes.set_xticklabels([f"{s.kind}\n{s.colour}, Q={s.charge}" for s in sectors], fontsize=7)
 
 
-def spectrum_picture(sectors: list[Sector], threshold: float = 100.0) -> bytes:
-    """Return a PNG of the spectrum alone."""
-    figure = _figure_class()(figsize=(max(4.0, 1.1 * len(sectors)), 4), layout="constrained")
-    draw_spectrum(figure.subplots(), sectors, threshold)
-    target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=90)
-    return target.getvalue()
-
-
 def to_html(prompt: str, completion: str, reason: str) -> str:
     """Return a text that is not a theory, with the reason, as HTML."""
     shown = completion if len(completion) < 4000 else completion[:4000] + " ..."

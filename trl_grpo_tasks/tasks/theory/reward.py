@@ -30,25 +30,11 @@ _KNOWN = sum(map(len, STANDARD_MODEL.values()))
 # The minimum of each component, which a text that is not a theory gets.
 WORST = {"anomalies": -5.0, "exotics": -100.0, "standard_model": -1.0, "perturbativity": -10.0, "length": TOO_LONG}
 # The weights of each kind of total. "document" is the plain sum of the requirement document.
+_FULL = {"anomalies": 1.0, "exotics": 0.02, "standard_model": 1.0, "perturbativity": 0.2, "length": 0.01,
+         "solved": 2.0, "distinct": 1.0}  # fmt: skip
 SCORINGS: dict[str, dict[str, float]] = {
-    "full": {
-        "anomalies": 1.0,
-        "exotics": 0.02,
-        "standard_model": 1.0,
-        "perturbativity": 0.2,
-        "length": 0.01,
-        "solved": 2.0,
-        "distinct": 1.0,
-    },
-    "document": {
-        "anomalies": 1.0,
-        "exotics": 1.0,
-        "standard_model": 0.0,
-        "perturbativity": 0.0,
-        "length": 1.0,
-        "solved": 0.0,
-        "distinct": 0.0,
-    },
+    "full": _FULL,
+    "document": {name: float(name in ("anomalies", "exotics", "length")) for name in _FULL},
 }
 LOWEST_SUM = -100.0  # the minimum of "anomalies" where it is a sum
 # The curriculum: the components that count at each level, from easy to hard.

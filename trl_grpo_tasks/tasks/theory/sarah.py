@@ -1,4 +1,4 @@
-"""Export of theories to SARAH model files (Name.m), and import of files written here.
+"""Export of theories to SARAH model files (Name.m).
 
 Names lose their underscores, which are pattern syntax in Mathematica. Groups that a vev breaks are expanded: the
 components of fields under them are named (`sarah_components.py`). Model files have no place for numerical values, so
@@ -8,17 +8,15 @@ these are in comments of the form (* name = value *).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from .groups import U1, irrep, is_barred
 from .ladders import SUPPORTED as LADDERS
 from .sarah_components import component_name, component_tensor, real_components
-from .tensors import reps_of
-from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa, is_real
+from .theory import Fermion, MassTerm, Number, Scalar, Theory, is_real
 
-UNVALIDATED = "This file has not been validated by {} itself, only by a check of its structure."
+UNVALIDATED = "This file has not been validated by SARAH itself, only by a check of its structure."
 # SARAH names the indices of a group by the first three letters of its label, which must therefore differ.
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
@@ -28,14 +26,14 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
     if others := [group.group for group in theory.groups if group.group in LADDERS]:
         raise ValueError(
             f"SARAH files are written for SU(N) and U(1), not for {', '.join(others)}: how SARAH names the components "
-            "of their representations was not available to check; use pyrate.model or theory.tex"
+            "of their representations was not available to check; use theory.tex"
         )
     if len(theory.groups) > len(PLACES):
         raise ValueError(f"a model file can have {len(PLACES)} gauge groups, but the theory has {len(theory.groups)}")
     vevs = [scalar.vev for scalar in theory.scalars if scalar.vev is not None]
     broken = [any(vev.components[i] for vev in vevs) for i in range(len(theory.groups))]
     lines = [
-        f"(* {UNVALIDATED.format('SARAH')} *)",
+        f"(* {UNVALIDATED} *)",
         "Off[General::spell]",
         "",
         f'Model`Name = "{name}";',
@@ -98,28 +96,6 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_sarah(text: str) -> Theory:
-    """Parse the theory in a model file that `write_sarah` wrote. Names are as in the file."""
-    values = dict(re.findall(r"\(\* (\w+) = (.+?) \*\)", text))
-    groups = tuple(
-        GaugeGroup(id, kind.replace("[", "(").replace("]", ")"))
-        for kind, id in re.findall(rf"Gauge\[\[\d+\]\] = \{{\w+, (\w+\[\d+\]), (?:{'|'.join(PLACES)})(\w+),", text)
-    )
-    fermions = tuple(
-        Fermion(name, numbers, copies) for name, copies, numbers in _read_fields("FermionFields", text, groups)
-    )
-    places = {name: at.removeprefix(f"{name}x") for at, name in re.findall(r"\{(\w+), \{v(\w+), 1/Sqrt", text)}
-    scalars = tuple(
-        Scalar(name, numbers, float(values[f"m{name}"]), _read_vev(places.get(name), values.get(f"v{name}")))
-        for name, _, numbers in _read_fields("ScalarFields", text, groups)
-    )
-    lagrangian = re.search(r"^LagHC = -\((.*)\);$", text, re.MULTILINE)
-    if lagrangian is None:
-        raise ValueError("this is not a model file written by write_sarah: it has no line 'LagHC = -(...);'")
-    terms = tuple(_read_term(part, values) for part in lagrangian[1].split(" + ") if part != "0")
-    return Theory(groups, fermions, scalars, terms)
-
-
 def symbol(name: str) -> str:
     """Return a name that is one Mathematica symbol and not a built-in (C, D, E, I, K, N and O are)."""
     bare = re.sub(r"\W|_", "", name)
@@ -140,39 +116,3 @@ def _field_line(
     name = symbol(field.name)
     tensor = component_tensor(theory, field, name, broken)
     return f"{kind}[[{place}]] = {{{name}, {copies}, {tensor}, {', '.join(numbers)}}};"
-
-
-def _read_fields(kind: str, text: str, groups: Sequence[GaugeGroup]) -> list[tuple[str, int, tuple[Number, ...]]]:
-    found = []
-    for name, copies, rest in re.findall(rf"{kind}\[\[\d+\]\] = \{{(\w+), (\d+), (.*)\}};", text):
-        numbers = rest.split(", ")[-len(groups) :]
-        found.append(
-            (name, int(copies), tuple(_read_number(g.group, n) for g, n in zip(groups, numbers, strict=True)))
-        )
-    return found
-
-
-def _read_number(group: str, text: str) -> Number:
-    if group == U1:
-        return Fraction(text)
-    for rep in reps_of(group).values():
-        if dimension_number(group, rep) == text:
-            return rep
-    raise ValueError(f"{group} has no supported representation {text!r}")
-
-
-def _read_vev(place: str | None, value: str | None) -> Vev | None:
-    if place is None or value is None:
-        return None
-    return Vev(tuple(map(int, place.split("x"))), float(value))
-
-
-def _read_term(text: str, values: Mapping[str, str]) -> Term:
-    coupling, fields = text.split(" ")
-    *scalar, first, second = fields.split(".")
-    value: Any = values[coupling]
-    if not scalar:
-        return MassTerm(first, second, float(value))
-    numbers = tuple(float(part) for part in value.strip("{}").split(", "))
-    name = scalar[0].removeprefix("conj[").removesuffix("]")
-    return Yukawa(first, second, name, scalar[0].startswith("conj["), numbers)

@@ -1,7 +1,7 @@
 """Count how many theories succeed, how many of them are distinct, and which of them have a name.
 
-trl-grpo-tasks task theory survey --samples 4000                  # random walks of the grammar
-trl-grpo-tasks task theory survey --results outputs/theory   # beside the samples of a run
+trl-grpo-tasks tool theory survey --samples 4000                  # random walks of the grammar
+trl-grpo-tasks tool theory survey --results outputs/theory   # beside the samples of a run
 
 All rows count the same number of theories: that of the run's evaluations, or --samples.
 """
@@ -56,7 +56,7 @@ def survey_random_walks(task: TheoryTask, rows: Sequence[Row], samples: int, see
 def main(argv: Sequence[str]) -> None:
     """Count the successful and distinct theories of a run, beside random walks of the grammar."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks task theory survey",
+        "trl-grpo-tasks tool theory survey",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -93,9 +93,10 @@ class TheoryTask(Task):
         "new_multiplets": 3,
         "max_completion_length": 160,
         "train_rows": 512,
+        "eval_rows": 56,  # of 63 that there are: the last ones take the longest to find
         "cold_start_steps": 60,
         "per_device_train_batch_size": 64,
-        "max_steps": 50,
+        "max_steps": 30,
     }
     Options: ClassVar[type] = TheoryOptions
     tools: ClassVar[Mapping[str, Any]] = {"survey": "trl_grpo_tasks.tasks.theory.survey:main"}
@@ -105,6 +106,7 @@ class TheoryTask(Task):
         self.levels = tuple(self.options.goals)
         self.weights = SCORINGS[self.options.scoring]
         self._rows = data.read_prompts(self.options.prompts_file) if self.options.prompts_file else None
+        self._listed = None if self._rows is None else {row["prompt"] for row in self._rows["train"]}
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows with a prompt, a level, and a `gold` completion if one is known."""
@@ -122,7 +124,7 @@ class TheoryTask(Task):
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a request in plain words, such as "SU(5) with three families", or for a prompt."""
         from .constraint import check_prompt
-        from .requests import prompt_of
+        from .in_words import prompt_of
 
         text = " ".join(text.split())
         if text.startswith("BOS"):
@@ -211,9 +213,8 @@ class TheoryTask(Task):
 
         options = self.options
         limits = options.new_multiplets, options.max_words, options.threshold_gev
-        listed = None if self._rows is None else {known["prompt"] for known in self._rows["train"]}
         for prompt, answer in smaller_requests(row["prompt"], completion, *limits):
-            if not data.is_test(prompt) if listed is None else prompt in listed:
+            if not data.is_test(prompt) if self._listed is None else prompt in self._listed:
                 return {"prompt": prompt, "gold": answer, "level": row.get("level", self.levels[-1])}, answer
         return None
 
@@ -247,11 +248,10 @@ class TheoryTask(Task):
         return picture(theory, self.score(row, completion))
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture and, if the text is a theory, model files for SARAH and PyR@TE and a LaTeX document.
+        """Return the picture and, if the text is a theory, a SARAH model file and a LaTeX document.
 
         `sarah.txt` has the reason if there is no SARAH file."""
         from .latex import write_latex
-        from .pyrate import write_pyrate
         from .sarah import write_sarah
 
         files = super().exports(row, completion)
@@ -264,10 +264,7 @@ class TheoryTask(Task):
             files["sarah.m"] = write_sarah(theory)
         except ValueError as error:
             files["sarah.txt"] = f"{error}\n"
-        return files | {
-            "pyrate.model": write_pyrate(theory),
-            "theory.tex": write_latex(theory, name),
-        }
+        return files | {"theory.tex": write_latex(theory, name)}
 
 
 def _anomaly_score(theory: Theory) -> float:

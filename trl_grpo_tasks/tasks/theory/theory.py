@@ -119,22 +119,6 @@ def from_dict(theory: Mapping[str, Any]) -> Theory:
     return Theory(declared, fermions, scalars, tuple(_read_term(one) for one in theory.get("terms", ())))
 
 
-def to_dict(theory: Theory) -> dict[str, Any]:
-    """Return the dictionary form of a theory, which is JSON-compatible and which `from_dict` reads."""
-    result: dict[str, Any] = {
-        "groups": [{"id": group.id, "group": group.group} for group in theory.groups],
-        "fermions": [
-            {"name": f.name, "multiplicity": f.generations, **_write_numbers(theory, f.numbers)}
-            for f in theory.fermions
-        ],
-    }
-    if theory.scalars:
-        result["scalars"] = [_write_scalar(theory, scalar) for scalar in theory.scalars]
-    if theory.terms:
-        result["terms"] = [_write_term(term) for term in theory.terms]
-    return result
-
-
 def conjugate_number(group: str, number: Number) -> Number:
     return groups.conjugate(group, number) if isinstance(number, tuple) else -number
 
@@ -159,9 +143,6 @@ def is_real(theory: Theory, scalar: Scalar) -> bool:
         if place is not None and any(components(group.group, number)[place]):
             return False
     return True
-
-
-# ---- reading
 
 
 @lru_cache(4096)
@@ -216,36 +197,3 @@ def _named(fields: tuple[Any, ...], name: str, kind: str) -> Any:
         if field.name == name:
             return field
     raise ValueError(f"there is no {kind} {name!r}; {kind}s are: {', '.join(field.name for field in fields)}")
-
-
-# ---- writing
-
-
-def _write_numbers(theory: Theory, numbers: tuple[Number, ...]) -> dict[str, Any]:
-    reps, charges = {}, {}
-    for group, number in zip(theory.groups, numbers, strict=True):
-        if isinstance(number, tuple):
-            reps[group.id] = {"dynkin": list(number)}
-        else:
-            charges[group.id] = str(number)
-    return {"reps": reps, "charges": charges}
-
-
-def _write_scalar(theory: Theory, scalar: Scalar) -> dict[str, Any]:
-    result = {"name": scalar.name, **_write_numbers(theory, scalar.numbers), "mass": scalar.mass}
-    if scalar.vev is not None:
-        components = zip(theory.groups, scalar.vev.components, strict=True)
-        result["vev"] = {"components": {g.id: c for g, c in components if c}, "value": scalar.vev.value}
-    return result
-
-
-def _write_term(term: Term) -> dict[str, Any]:
-    fermions = [term.first, term.second]
-    if isinstance(term, MassTerm):
-        return {"fermions": fermions, "value": term.value}
-    return {
-        "fermions": fermions,
-        "scalar": term.scalar,
-        "conjugate": term.conjugate,
-        "values": list(term.values),
-    }

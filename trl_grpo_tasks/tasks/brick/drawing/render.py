@@ -1,0 +1,172 @@
+"""Pictures of brick structures. Needs Pillow, no display."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ..ldraw import PALETTE, palette_indices
+from ..structure import Brick, Structure, parse
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError as error:
+    raise ImportError("pictures of bricks need pillow: pip install 'trl_grpo_tasks[brick]'") from error
+from .scene import HEIGHT, Camera, Scene
+from .shading import shaded
+
+DRAWN_LIMIT = 600  # maximum number of bricks drawn: more than valid structures have, and still fast
+FAR = 4  # bricks farther than this outside the world, in cells, are counted but not drawn
+WIDEST_WORLD = 64  # maximum edge length of the drawn part of a world, in cells
+
+PLATE_COLOUR, WEIGHT_COLOUR = (214, 219, 222), (58, 62, 71)
+FAILING_COLOUR = (232, 12, 20)
+INK, WARNING = (45, 50, 58), (176, 42, 30)
+NOTES_SHOWN = 3
+LONGEST_CAPTION = 1000  # characters; longer captions would not fit
+FINE = 4  # text and symbols are drawn this many times larger and then shrunk
+_ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
+
+
+def picture(
+    structure: Structure | str,
+    *,
+    failing: Iterable[int] = (),
+    weights: Iterable[tuple[int, int, int, float]] = (),
+    caption: str | None = None,
+    size: tuple[int, int] = (640, 640),
+) -> Image.Image:
+    """Draw the structure on a baseplate, with low y in front.
+
+    Any structure or text gives a picture, with its problems written below; colliding cells and bricks outside the
+    world are striped. Bricks with an index in `failing` are red, and the others are then pale. `weights` are
+    (x, y, z, kg), each on top of that cell.
+    """
+    notes = []
+    if isinstance(structure, str):
+        reading = parse(structure)
+        structure, notes = reading.structure, reading.problems[:1]
+    failing = set(failing)
+
+    drawn = {index: brick for index, brick in enumerate(structure.bricks) if _is_near(brick, structure.world)}
+    if far := len(structure) - len(drawn):
+        notes.append(f"not drawn because below the ground or far outside: {_count(far)}")
+    if len(drawn) > DRAWN_LIMIT:
+        notes.append(f"only the first {DRAWN_LIMIT} of {_count(len(drawn))} are drawn")
+        drawn = dict(list(drawn.items())[:DRAWN_LIMIT])
+    cells = {index: {(b.x + i, b.y + j, b.z) for i in range(b.h) for j in range(b.w)} for index, b in drawn.items()}
+    takers = Counter(cell for taken in cells.values() for cell in taken)
+    striped = {cell for cell, count in takers.items() if count > 1}
+    if clashing := sum(not striped.isdisjoint(taken) for taken in cells.values()):
+        notes.append(f"colliding: {_count(clashing)}")
+    outside = [index for index, brick in drawn.items() if not brick.is_inside(structure.world)]
+    if outside:
+        notes.append(f"outside the world of {structure.world}: {_count(len(outside))}")
+        striped.update(*(cells[index] for index in outside))
+    scene = Scene(
+        drawn,
+        [weight for weight in weights if _is_near(Brick(1, 1, *weight[:3]), structure.world)],
+        frozenset(striped),
+    )
+
+    line = max(11, min(size) // 36)  # height of a line of text, in pixels
+    rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, size[0] - 2 * line, line, 1)]
+    rows += [(row, INK) for row in _wrapped(caption or "", size[0] - 2 * line, line, 3)]
+    camera = Camera(scene, size, 1.4 * line * len(rows))
+    image = shaded(scene, camera, _colours(structure, drawn, failing))
+    for x, y, z, mass_kg in scene.weights:
+        above = camera.project(np.array([x + 0.5, y + 0.5, HEIGHT * (z + 1) + 1.05]))
+        _label(image, (float(above[0]), float(above[1]) - 1.1 * line), f"{1000 * mass_kg:g} g", line)
+    if not drawn:
+        middle = camera.project(np.array([*scene.plate.mean(0), 0]))
+        words = "no brick in view" if len(structure) else "no bricks"
+        _label(image, (float(middle[0]), float(middle[1])), words, int(1.5 * line))
+    for number, (row, ink) in enumerate(reversed(rows)):
+        _write(image, (size[0] / 2, size[1] - line * (1.4 * number + 0.9)), row, line, ink)
+    return image
+
+
+def png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def _is_near(brick: Brick, world: int) -> bool:
+    end = min(world, WIDEST_WORLD) + FAR
+    return min(brick.x, brick.y) >= -FAR and max(brick.x + brick.h, brick.y + brick.w) <= end and 0 <= brick.z < end
+
+
+def _count(bricks: int) -> str:
+    return f"{bricks:,} brick{'s' if bricks > 1 else ''}"
+
+
+def _colours(structure: Structure, drawn: dict[int, Brick], failing: set[int]) -> np.ndarray:
+    """Return RGB colours [owner, 3]: one row per brick, then rows for weights, plate and empty."""
+    table = np.zeros((len(structure) + 3, 3))
+    table[list(drawn)] = [PALETTE[i].rgb for i in palette_indices(list(drawn.values()))] or np.zeros((0, 3))
+    if failing:
+        table = 0.45 * table + 0.55 * np.array([232, 234, 236])
+    table[[index for index in failing if index in drawn]] = FAILING_COLOUR
+    table[-3:-1] = WEIGHT_COLOUR, PLATE_COLOUR
+    return table
+
+
+def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) -> None:
+    """Draw light text in a dark rounded box centred at a point."""
+    half = ImageFont.load_default(FINE * line).getlength(text) / FINE / 2 + 0.5 * line
+
+    def pill(draw: ImageDraw.ImageDraw) -> None:
+        draw.rounded_rectangle((0, 0, 2 * half * FINE, 1.5 * line * FINE), 0.5 * line * FINE, 255)
+
+    _stamp(image, (at[0] - half, at[1] - 0.75 * line), (2 * half, 1.5 * line), WEIGHT_COLOUR, pill)
+    _write(image, (at[0], at[1] + 0.35 * line), text, line, (255, 255, 255))
+
+
+def _write(image: Image.Image, at: tuple[float, float], text: str, line: int, ink: tuple[int, int, int]) -> None:
+    """Write text whose baseline is centred at a point."""
+    # Drawn large and then shrunk, because small letters would be spaced unevenly.
+    font = ImageFont.load_default(FINE * line)
+    half = font.getlength(text) / FINE / 2
+
+    def letters(draw: ImageDraw.ImageDraw) -> None:
+        draw.text((half * FINE, line * FINE), text, fill=255, font=font, anchor="ms")
+
+    _stamp(image, (at[0] - half, at[1] - line), (2 * half, 1.5 * line), ink, letters)
+
+
+def _stamp(
+    image: Image.Image,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+    ink: tuple[int, int, int],
+    paint: Callable[[ImageDraw.ImageDraw], None],
+) -> None:
+    """Paint something in one colour with smooth edges; `paint` draws at FINE times the size."""
+    mask = Image.new("L", (int(size[0] + 2) * FINE, int(size[1] + 2) * FINE))
+    paint(ImageDraw.Draw(mask))
+    image.paste(ink, (round(corner[0]), round(corner[1])), mask.reduce(FINE))
+
+
+def _wrapped(text: str, width: float, line: int, most: int) -> list[str]:
+    """Wrap the text into at most `most` rows. Accents are removed: Pillow's default font has little beyond ASCII."""
+    # The caption is cut first: normalising many accents and shortening long words take quadratic time.
+    plain = unicodedata.normalize("NFKD", text[:LONGEST_CAPTION].translate(_ASCII)).encode("ascii", "ignore").decode()
+    font, width = ImageFont.load_default(FINE * line), width * FINE
+    rows: list[str] = []
+    for word in plain.split():
+        if rows and font.getlength(f"{rows[-1]} {word}") <= width:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    if len(rows) > most:
+        rows[most - 1] += " ..."
+    for number, row in enumerate(rows := rows[:most]):
+        while len(row) > 4 and font.getlength(row) > width:
+            row = row.removesuffix(" ...")[:-1] + " ..."
+        rows[number] = row
+    return rows

@@ -1,0 +1,151 @@
+"""Policy consistency: compares the log-probs at sampling time with those that training computes.
+
+They differ by rounding. A larger difference means that training optimises another policy than the one that was
+sampled. `explain` finds the likely cause by scoring a few completions in other ways and comparing the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+
+from ..constraints.base import unpack
+from ..constraints.table import MaskTable, MaskTables
+from ..rollout.support import without_adapter
+
+# Largest mean absolute difference of log-probs that rounding explains, by the dtype of the forward pass.
+# SmolLM2-135M on an H200: 5e-6 in float32, 0.004 in float16, 0.03 to 0.04 in bfloat16.
+ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.1}
+ROWS = 4  # completions that are scored again to find the cause
+POSITIONS = 256  # tokens of them; each needs a row over the vocabulary
+EXPLAINS = 0.25  # another way of scoring is the cause if it leaves at most this share of the difference
+
+
+class ConsistencyCheck:
+    """Logs the difference between sampling and training log-probs, and prints one hint if it is too large."""
+
+    def __init__(self) -> None:
+        self._hinted = False
+
+    def check(self, trainer: Any, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None) -> None:
+        """Compare the sampling log-probs of the completions in `inputs` with those of training."""
+        mode = trainer.mode
+        own = difference(inputs["sampling_per_token_logps"], scored_B_T, inputs["completion_mask"])
+        sums = gather(own).view(-1, 3)
+        mean, largest = (sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)).item(), sums[:, 2].max().item()
+        trainer._metrics[mode]["sampling/logp_difference_mean"].append(mean)
+        trainer._metrics[mode]["sampling/logp_difference_max"].append(largest)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
+        dtype = half or without_adapter(model).dtype
+        if self._hinted or mean <= ROUNDING[dtype]:
+            return
+        self._hinted = True
+        was_training = model.training
+        model.eval()
+        sampled = Sampled.of(inputs, None if tables is None else tables[mode])
+        cause = explain(model, sampled, trainer.args.temperature, dtype, bool(trainer.args.sampling_filters))
+        model.train(was_training)
+        trainer.accelerator.print(
+            f"hint: log-probs of the rollout differ from those of training by {mean:.2g} on average ({largest:.2g} at "
+            f"most), where {str(dtype).removeprefix('torch.')} explains {ROUNDING[dtype]:g}; likely cause: {cause}"
+        )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Completions as they were sampled: prompts and completions in one row each, as TRL scores them."""
+
+    input_ids_B_L: torch.Tensor
+    attention_B_L: torch.Tensor
+    logps_B_T: torch.Tensor  # NaN where unknown
+    mask_B_T: torch.Tensor
+    allowed_B_T_V: torch.Tensor | None  # the masks that scoring assumes; None: every token is allowed
+
+    @classmethod
+    def of(cls, inputs: dict[str, Any], table: MaskTable | None) -> Sampled:
+        """The first tokens of the first few rows of a batch."""
+        rows = {name: value[:ROWS] for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
+        logps, mask = rows["sampling_per_token_logps"], rows["completion_mask"].bool()
+        mask = mask & ~logps.isnan()
+        mask = mask & (mask.flatten().cumsum(0).view_as(mask) <= POSITIONS)
+        allowed = None
+        if table is not None:
+            words = table.words(rows["mask_numbers"].flatten().tolist())
+            allowed = torch.from_numpy(unpack(words, table.vocab_size)).to(mask.device).view(*mask.shape, -1)
+        return cls(
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+            logps,
+            mask,
+            allowed,
+        )
+
+
+def difference(sampled_B_T: torch.Tensor, scored_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """(sum of absolute differences, number of tokens, largest difference) over the tokens that were sampled."""
+    known = mask_B_T.bool() & ~sampled_B_T.isnan()
+    delta = (sampled_B_T - scored_B_T).abs()[known].float()
+    return torch.stack([delta.sum(), known.sum().float(), delta.max() if len(delta) else delta.sum()])
+
+
+@torch.no_grad()
+def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype, has_filters: bool) -> str:
+    """Describe the likely cause of a difference. Scoring is at `temperature`, with products in `dtype`."""
+    if type(without_adapter(model)).__name__.endswith("ForMaskedLM"):
+        return "unknown; check temperature, sampling filter and dtype of the rollout"
+    drawn_N = sampled.logps_B_T[sampled.mask_B_T].float()
+    allowed = sampled.allowed_B_T_V
+    allowed_N_V = None if allowed is None else allowed[sampled.mask_B_T]
+    logits_N_V = _logits(model, sampled, dtype)
+    targets_N = sampled.input_ids_B_L[:, -sampled.mask_B_T.shape[1] :][sampled.mask_B_T]
+
+    def left(logits: torch.Tensor, at: float, under: torch.Tensor | None) -> float:
+        logits = logits / at
+        logits = logits if under is None else logits.masked_fill(~under, -torch.inf)
+        return (logits.log_softmax(1).gather(1, targets_N[:, None])[:, 0] - drawn_N).abs().mean().item()
+
+    def candidates() -> Iterator[tuple[float, str]]:
+        if hasattr(model, "disable_adapter"):
+            with model.disable_adapter():
+                plain = _logits(model, sampled, dtype)
+            yield left(plain, temperature, allowed_N_V), "adapter (the rollout looks as if sampled without it)"
+        if allowed_N_V is not None:
+            kind = "sampling filter" if has_filters else "mask"
+            yield left(logits_N_V, temperature, None), f"{kind} (the rollout looks as if sampled without it)"
+        for other in (1.0, *(1.1**power for power in range(-12, 13))):
+            yield (
+                left(logits_N_V, other, allowed_N_V),
+                f"temperature (the rollout looks as if sampled at {other:.2g}, training scores at {temperature:g})",
+            )
+        for other_dtype in (torch.float32, torch.bfloat16, torch.float16):
+            if other_dtype != dtype:
+                name = str(other_dtype).removeprefix("torch.")
+                yield (
+                    left(_logits(model, sampled, other_dtype), temperature, allowed_N_V),
+                    f"dtype (the rollout looks as if computed in {name})",
+                )
+
+    as_scored = left(logits_N_V, temperature, allowed_N_V)
+    best, cause = min(candidates())
+    if best <= EXPLAINS * as_scored:
+        return cause
+    logps = (logits_N_V / temperature).log_softmax(1).gather(1, targets_N[:, None])[:, 0]
+    if allowed_N_V is None and (drawn_N >= logps - ROUNDING[dtype]).all():
+        # Every token was more likely than the model says, so other tokens must have been excluded.
+        return "sampling filter or mask (the rollout looks as if fewer tokens could be drawn than training assumes)"
+    return "unknown; check adapter, mask, temperature, sampling filter and dtype of the rollout"
+
+
+def _logits(model: Any, sampled: Sampled, dtype: torch.dtype) -> torch.Tensor:
+    """The logits that predict each sampled token, one row over the vocabulary per token."""
+    device_type = sampled.input_ids_B_L.device.type
+    length = sampled.mask_B_T.shape[1]
+    half = dtype in (torch.bfloat16, torch.float16)
+    with torch.autocast(device_type, dtype, enabled=True) if half else torch.autocast(device_type, enabled=False):
+        logits = model(input_ids=sampled.input_ids_B_L, attention_mask=sampled.attention_B_L).logits
+    return logits[:, -length - 1 : -1][sampled.mask_B_T].float()

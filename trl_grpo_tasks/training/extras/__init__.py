@@ -1,0 +1,30 @@
+"""The optional features of training, in the order in which the trainer calls them."""
+
+from __future__ import annotations
+
+from .adaptive_kl import AdaptiveKLExtra
+from .archive import ArchiveExtra
+from .base import Extra
+from .best_model import BestModelExtra
+from .curriculum import CurriculumExtra
+from .guard import GuardExtra
+from .moving_reference import MovingReferenceExtra
+from .own_successes import OwnSuccessesExtra
+from .replay import ReplayExtra
+from .resampling import ResamplingExtra
+from .step_credit import StepCreditExtra
+from .thought import ThoughtExtra
+
+EXTRAS: tuple[type[Extra], ...] = (
+    MovingReferenceExtra,
+    AdaptiveKLExtra,
+    CurriculumExtra,
+    GuardExtra,
+    StepCreditExtra,
+    ThoughtExtra,
+    ArchiveExtra,
+    OwnSuccessesExtra,
+    ResamplingExtra,
+    ReplayExtra,
+    BestModelExtra,
+)
