@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.support.isolation import SCRATCH
 from tests.support.sandboxed import children_of
@@ -19,6 +20,9 @@ from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import sandbox_layers
 
+# On a busy machine examples take long; what a test states does not depend on it.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 LONGEST = ("tests/test_readme.py", "tests/training/test_sharded.py")  # one process runs a file, so these start first
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
