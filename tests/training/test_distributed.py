@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.support.exhaustive import MARK
-from tests.support.stepped import SteppedTask
+from tests.support.toy import ToyTask
 from tests.support.training import run_processes
 
 
-class EveryTask(SteppedTask):
-    """Scores steps, and makes a completion of equal letters the answer to the prompt with that letter."""
+class EveryTask(ToyTask):
+    """Makes a completion of equal letters the answer to the prompt with that letter."""
 
     def relabel(self, row, completion):
         letter = completion[:1]
@@ -35,7 +35,6 @@ ESTIMATED = {
 }
 # The coefficient of the entropy follows the entropy of both processes together.
 EXTRAS = {
-    "step_credit": 0.7,
     "gamma": 0.9,
     "archive": 6,
     "own_successes": 6,
@@ -50,7 +49,7 @@ EXTRAS = {
 SAME = (
     "reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta", "pg_loss",
     "constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy", "entropy_coef",
-    "step_credit/steps", "step_credit/mean_abs", "archive/distinct", "archive/new", "own_successes/size",
+    "discount/mean", "archive/distinct", "archive/new", "own_successes/size",
     "own_successes/loss", "own_successes/relabelled",
 )  # fmt: skip
 
@@ -69,5 +68,5 @@ def test_two_processes_equal_one(tiny_path, tmp_path, options):
     if "archive" in options:
         archives = [(tmp_path / name / "archive.jsonl").read_bytes() for name in ("one", "two")]
         assert archives[0] == archives[1] and len(archives[0].splitlines()) == 6 < one_log[-1]["archive/distinct"]
-        assert one_log[0]["step_credit/mean_abs"] > 0.01 and one_log[-1]["own_successes/relabelled"] > 0
+        assert 0.8 < one_log[0]["discount/mean"] < 1 and one_log[-1]["own_successes/relabelled"] > 0
         assert len({line["entropy_coef"] for line in one_log}) > 1

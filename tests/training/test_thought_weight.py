@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.loss_oracle import Batch, step_loss
 from tests.support.loss_rollouts import MOST_TOKENS, gradients, objective, scored, shaken
-from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_distributed import SCRIPT
@@ -23,10 +22,6 @@ from trl_grpo_tasks.training.config import LOSS_TYPES
 from trl_grpo_tasks.training.extras import EXTRAS
 
 OPTIONS = {"constrain": True, "max_completion_length": MOST_TOKENS, "beta": 0.3, "num_iterations": 2}
-
-
-class SteppedThinkingToy(ThinkingToy, SteppedTask):
-    spec = None
 
 
 class EndlessToy(ThinkingToy):
@@ -71,10 +66,11 @@ def allowed_in(trainer, output):
     return torch.from_numpy(allowed)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
-def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, weight):
-    """Gradients of every loss, with KL and entropy, against a float64 loss whose policy term is weighted."""
-    trainer, output = rolled_out(tiny_path, tmp_path, thought_weight=weight)
+@pytest.mark.parametrize(("weight", "gamma"), [(0.0, 1.0), (0.3, 1.0), (2.0, 0.8)])
+def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, weight, gamma):
+    """Gradients of every loss, with KL and entropy, against a float64 loss whose policy term is weighted. With a
+    discount, weights fall with the number of later decisions."""
+    trainer, output = rolled_out(tiny_path, tmp_path, thought_weight=weight, gamma=gamma)
     _, plain = rolled_out(tiny_path, tmp_path)
     assert plain["advantages"].ndim == 1 and plain["completion_ids"].equal(output["completion_ids"])
     old = copy.deepcopy(trainer.model.state_dict())
@@ -86,6 +82,7 @@ def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, 
     allowed, is_thought, counted = allowed_in(trainer, output), thought_of(trainer, output), output["completion_mask"]
     logps, entropies = scored(policy, output, allowed, 1.0)
     choices = (allowed.sum(-1) > 1) & counted.bool()
+    later = gamma ** torch.stack([choices[:, t + 1 :].sum(1) for t in range(choices.shape[1])], 1).double()
     batch = Batch(
         logps,
         entropies,
@@ -94,7 +91,7 @@ def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, 
         plain["advantages"],
         counted.bool(),
         choices,
-        torch.where(is_thought, weight, 1.0).double(),
+        torch.where(is_thought, weight, 1.0).double() * later,
     )
     assert (choices & is_thought).any() and (choices & ~is_thought).any() and plain["advantages"].any()
     for loss_type in LOSS_TYPES:
@@ -129,10 +126,9 @@ def test_weight_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, 
     assert all(value.equal(parameters(ours)[name]) for name, value in parameters(bare).items())
 
 
-def test_the_credit_of_steps_is_weighted_too(tiny_path, tmp_path):
-    credited = {"task": SteppedThinkingToy(), "step_credit": 0.5}
-    trainer, output = rolled_out(tiny_path, tmp_path, **credited, thought_weight=0.25)
-    _, plain = rolled_out(tiny_path, tmp_path, **credited)
+def test_discounted_advantages_are_weighted_too(tiny_path, tmp_path):
+    trainer, output = rolled_out(tiny_path, tmp_path, gamma=0.9, thought_weight=0.25)
+    _, plain = rolled_out(tiny_path, tmp_path, gamma=0.9)
     is_thought = thought_of(trainer, output)
     assert plain["advantages"][is_thought].any() and plain["advantages"][~is_thought].any()
     assert output["advantages"].equal(plain["advantages"] * torch.where(is_thought, 0.25, 1.0))

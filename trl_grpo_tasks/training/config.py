@@ -207,10 +207,6 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
         return any(extra.updates_reference for extra in self._extras)
 
     @property
-    def needs_prefix_scores(self) -> bool:
-        return any(extra.needs_prefix_scores for extra in self._extras)
-
-    @property
     def needs_fsdp2(self) -> bool:
         """Whether an option does not work with the first version of FSDP."""
         extras = any(extra.needs_fsdp2 for extra in self._extras)

@@ -227,14 +227,6 @@ class RepairTask(Task):
         is_penalty = value * (self.weights[name] or 1) < 0
         return 1.0 if is_penalty else self.discount ** (turns - 1)
 
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
-        turns, _ = split_turns(completion)
-        pairs = self.inner.prefix_scores(row, turns[-1])
-        if pairs is None:
-            return None
-        before, factor = len(completion) - len(turns[-1]), self.discount ** (len(turns) - 1)
-        return [(before + place, factor * value) for place, value in pairs]
-
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:

@@ -84,7 +84,7 @@ class ThoughtExtra(Extra):
         metrics["thought/answer_tokens"].append(answers / max(count, 1))
 
     def after_rewards(self, output: dict[str, Any]) -> None:
-        """Weight the advantages, with the credit of their steps. A group may lose its signal with its thoughts."""
+        """Weight the advantages. A group may lose its signal with its thoughts."""
         if not self.is_on(self._args):
             return
         advantages, mask_B_T = output["advantages"], output["completion_mask"]
