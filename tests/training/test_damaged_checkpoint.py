@@ -81,12 +81,7 @@ def test_a_command_refuses_damaged_checkpoints_before_anything_slow(tmp_path, mo
 
 
 def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(tiny_path, tmp_path, capsys):
-    options = OPTIONS | {
-        "best_by": "reward",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_eval_batch_size": 8,
-    }
+    options = OPTIONS | {"best_by": "reward", "eval_steps": 1, "per_device_eval_batch_size": 8}
     first = toy_trainer(tiny_path, tmp_path, **options)
     first.train()
     best = first.state.best_model_checkpoint

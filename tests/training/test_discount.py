@@ -5,10 +5,9 @@ import torch
 
 from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, toy_trainer
-from tests.training.test_resampling import EQUAL, MIXED, ScriptedTrainer
+from tests.training.test_resampling import MIXED, ScriptedTrainer
 from trl_grpo_tasks.training import trainer as trainer_module
 from trl_grpo_tasks.training.extras import EXTRAS
-from trl_grpo_tasks.training.groups import groups_of, put_groups
 
 
 def rolled_out(tiny_path, folder, script, **options):
@@ -57,21 +56,6 @@ def test_gamma_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, m
     monkeypatch.setattr(trainer_module, "EXTRAS", [extra for extra in EXTRAS if extra.name != "discount"])
     assert all(value.equal(ours[name]) for name, value in trained("bare").items())
     assert any(not value.equal(ours[name]) for name, value in discounted.items())
-
-
-def test_replay_stores_and_returns_the_advantages_of_tokens(tiny_path, tmp_path):
-    """A group replaces another one; its priority is the mean over its tokens."""
-    trainer, output = rolled_out(tiny_path, tmp_path, [*MIXED, *EQUAL], gamma=0.5)
-    before = {name: value.clone() for name, value in output.items() if isinstance(value, torch.Tensor)}
-    rows = [trainer.train_dataset[i // 4]["row"] for i in range(8)]
-    output["old_per_token_logps"] = torch.randn_like(before["advantages"])
-    (stored,) = groups_of(output, rows, [0], 4, step=3)
-    tokens = before["advantages"][:4][before["completion_mask"][:4].bool()]
-    assert stored.priority == pytest.approx(tokens.abs().mean().item() + 0.01)
-    put_groups(output, [(1, stored, 0.5)], 4, trainer._tokenizer.pad_token_id)
-    assert output["advantages"].shape == output["completion_ids"].shape
-    torch.testing.assert_close(output["advantages"][:4], before["advantages"][:4])
-    torch.testing.assert_close(output["advantages"][4:], 0.5 * before["advantages"][:4])
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.5)])

@@ -26,26 +26,15 @@ trainer = PlacedTrainer(model, args=config(output_dir, **options), task=EveryTas
 record_masks(trainer)
 """
 ESTIMATED = {
-    "advantage_estimator": "maxk",
-    "pass_k": 2,
-    "advantage_clip": 0.5,
-    "kl_target": 0.01,
-    "curriculum": True,
+    "advantage_estimator": "maxk", "pass_k": 2, "advantage_clip": 0.5, "kl_target": 0.01, "curriculum": True,
     "curriculum_window": 4,
-}
+}  # fmt: skip
 # The coefficient of the entropy follows the entropy of both processes together.
 EXTRAS = {
-    "gamma": 0.9,
-    "archive": 6,
-    "own_successes": 6,
-    "own_successes_fraction": 0.5,
-    "own_successes_weight": 0.3,
-    "relabel": True,
-    "use_adaptive_entropy": True,
-    "entropy_coef": 0.05,
-    "entropy_coef_delta": 0.02,
+    "gamma": 0.9, "archive": 6, "own_successes": 6, "own_successes_fraction": 0.5, "own_successes_weight": 0.3,
+    "relabel": True, "use_adaptive_entropy": True, "entropy_coef": 0.05, "entropy_coef_delta": 0.02,
     "entropy_target": 1.28,
-}
+}  # fmt: skip
 SAME = (
     "reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta", "pg_loss",
     "constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy", "entropy_coef",

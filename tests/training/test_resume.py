@@ -17,33 +17,15 @@ from tests.training.test_distributed import EXTRAS, EveryTask
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.models import checkpoints
 
+# Groups of 8 with about one success in ten: some have signal, some have none, so that replay is used.
 ALL_ON = {
-    # groups of 8 with about one success in ten: some have signal, some have none, so that replay is used
-    "num_generations": 8,
-    "per_device_train_batch_size": 16,
-    "constrain": True,
-    "beta": 0.1,
-    "reference_mode": "ema",
-    "ema_alpha": 0.7,
-    "kl_target": 0.01,
-    "replay_size": 6,
-    "resample_rounds": 1,
-    "archive": 5,
-    "curriculum": True,
-    "curriculum_window": 32,
-    "curriculum_advance": 0.02,
-    "curriculum_fall_back": 0.0,
-    "max_steps": 14,
-    "save_strategy": "steps",
-    "save_steps": 3,
-    "save_total_limit": 2,
-    "num_iterations": 2,
-    "steps_per_generation": 2,
-    "gradient_accumulation_steps": 1,
-    "logging_steps": 2,
-    "advantage_estimator": "mean",
+    "num_generations": 8, "per_device_train_batch_size": 16, "constrain": True, "beta": 0.1, "reference_mode": "ema",
+    "ema_alpha": 0.7, "kl_target": 0.01, "replay_size": 6, "resample_rounds": 1, "archive": 5, "curriculum": True,
+    "curriculum_window": 32, "curriculum_advance": 0.02, "curriculum_fall_back": 0.0, "max_steps": 14,
+    "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2, "num_iterations": 2, "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1, "logging_steps": 2, "advantage_estimator": "mean",
     "component_weights": {"success": 1.0, "match": 0.0, "short": 0.0},
-}
+}  # fmt: skip
 SCRIPT = """
 import json, sys
 from tests.support.training import parameters, toy_trainer

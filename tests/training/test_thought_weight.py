@@ -18,7 +18,7 @@ from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.constraints import ThinkThen, unpack
 from trl_grpo_tasks.training import trainer as trainer_module
-from trl_grpo_tasks.training.config import LOSS_TYPES
+from trl_grpo_tasks.training.config import CHOICES
 from trl_grpo_tasks.training.extras import EXTRAS
 
 OPTIONS = {"constrain": True, "max_completion_length": MOST_TOKENS, "beta": 0.3, "num_iterations": 2}
@@ -94,7 +94,7 @@ def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, 
         torch.where(is_thought, weight, 1.0).double() * later,
     )
     assert (choices & is_thought).any() and (choices & ~is_thought).any() and plain["advantages"].any()
-    for loss_type in LOSS_TYPES:
+    for loss_type in CHOICES["loss_type"]:
         what = objective(loss_type, "token")
         trainer.loss_type, trainer.entropy_coef, trainer._entropy_bonus_enabled = loss_type, what.entropy_coef, True
         trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = what.epsilon, what.epsilon_high, what.delta
@@ -145,19 +145,6 @@ def test_groups_of_unended_thoughts_have_no_signal_with_weight_0(tiny_path, tmp_
     assert metrics[0]["groups_without_signal"] == [1.0] and metrics[1]["groups_without_signal"][0] < 1
     assert metrics[0]["thought/ended"] == [0.0]
     assert metrics[0]["thought/entropy"] and "thought/answer_entropy" not in metrics[0]
-
-
-def test_groups_may_be_replayed_and_sampled_again(tiny_path, tmp_path):
-    """With completions of other lengths, so that everything is padded again."""
-    options = {"replay_size": 4, "resample_rounds": 1, "thought_weight": 0.0, "max_steps": 4, "num_generations": 2}
-    trainer = toy_trainer(tiny_path, tmp_path, ThinkingToy(), **OPTIONS | options)
-    trainer.train()
-    assert sum(line.get("resample/replaced_groups", 0) for line in trainer.state.log_history)
-    for group in trainer.extras["replay"].state._groups:
-        for ids, advantages in zip(group.completion_ids, group.advantages, strict=True):
-            end = trainer.generation.constraint.thought_length(ids.tolist())
-            assert not advantages[:end].any()
-            assert len(set(advantages[end : len(ids)].tolist())) == 1
 
 
 def test_what_cannot_work_is_refused(tiny_path, tmp_path):

@@ -36,8 +36,6 @@ class DiscountExtra(Extra):
 
     @classmethod
     def check(cls, args: Any) -> None:
-        if not 0 < args.gamma <= 1:
-            raise ValueError(f"gamma={args.gamma} must be above 0 and at most 1; 1 does not discount")
         if cls.is_on(args) and args.importance_sampling_level == "sequence":
             raise ValueError(
                 f"gamma={args.gamma} does not work with importance_sampling_level='sequence', whose gradient gives "
