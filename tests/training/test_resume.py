@@ -132,23 +132,6 @@ def test_resuming_a_stream(tiny_path, tmp_path):
     assert len(list(resumed(streaming, tmp_path, (1, 3, 4, 5)))) == 4
 
 
-def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
-    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-    trainer = toy_trainer(tiny_path, tmp_path, **options)
-    trainer.train()
-    assert [path.name for path in checkpoints.checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
-    (tmp_path / "checkpoint-3" / "complete").unlink()
-    (tmp_path / "checkpoint-10").mkdir()
-    found, skipped = checkpoints.newest_intact(tmp_path)
-    assert found.name == "checkpoint-2" and [p.name for p in skipped] == ["checkpoint-10", "checkpoint-3"]
-    again = toy_trainer(tiny_path, tmp_path, **options)
-    again.train(resume_from_checkpoint=True)
-    said = capsys.readouterr().out
-    assert f"skipping {tmp_path / 'checkpoint-10'}: it was not written completely" in said
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
-
-
 def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_path, capsys):
     """Back to step 1, where the steps after it had failed, and stopped before it is as far as before."""
     options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}

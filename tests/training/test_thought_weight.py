@@ -3,11 +3,11 @@
 import copy
 import re
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.enumerated import allowed_in
 from tests.support.loss_oracle import Batch, step_loss
 from tests.support.loss_rollouts import MOST_TOKENS, gradients, objective, scored, shaken
 from tests.support.toy import ToyTask
@@ -16,7 +16,7 @@ from tests.training.test_distributed import SCRIPT
 from tests.training.test_think import MARKER, ThinkingToy
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import main as cli
-from trl_grpo_tasks.constraints import ThinkThen, unpack
+from trl_grpo_tasks.constraints import ThinkThen
 from trl_grpo_tasks.training import trainer as trainer_module
 from trl_grpo_tasks.training.config import CHOICES
 from trl_grpo_tasks.training.extras import EXTRAS
@@ -51,19 +51,6 @@ def thought_of(trainer, output):
         for t in range(len(ids)):
             found[b, t] = MARKER not in trainer._tokenizer.decode(ids[:t])
     return found & output["completion_mask"].bool()
-
-
-def allowed_in(trainer, output):
-    """The tokens that fresh states allow at each position; all tokens at padding."""
-    constraint, rows = trainer.generation.constraint, trainer.latest_rollout.rows
-    allowed = np.ones((*output["completion_ids"].shape, constraint.vocab_size), dtype=bool)
-    lengths = output["completion_mask"].sum(1).tolist()
-    for b, (row, ids) in enumerate(zip(rows, output["completion_ids"].tolist(), strict=True)):
-        state = constraint.start(row)
-        for t, token in enumerate(ids[: lengths[b]]):
-            allowed[b, t] = unpack(state.mask(), constraint.vocab_size)
-            state.accept(token)
-    return torch.from_numpy(allowed)
 
 
 @pytest.mark.parametrize(("weight", "gamma"), [(0.0, 1.0), (0.3, 1.0), (2.0, 0.8)])
@@ -124,14 +111,6 @@ def test_weight_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, 
     bare.train()
     assert not any("thought" in name for line in bare.state.log_history for name in line)
     assert all(value.equal(parameters(ours)[name]) for name, value in parameters(bare).items())
-
-
-def test_discounted_advantages_are_weighted_too(tiny_path, tmp_path):
-    trainer, output = rolled_out(tiny_path, tmp_path, gamma=0.9, thought_weight=0.25)
-    _, plain = rolled_out(tiny_path, tmp_path, gamma=0.9)
-    is_thought = thought_of(trainer, output)
-    assert plain["advantages"][is_thought].any() and plain["advantages"][~is_thought].any()
-    assert output["advantages"].equal(plain["advantages"] * torch.where(is_thought, 0.25, 1.0))
 
 
 def test_groups_of_unended_thoughts_have_no_signal_with_weight_0(tiny_path, tmp_path):

@@ -9,8 +9,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.support.enumerated import assert_exact_policy_gradient, every_completion
+from tests.support.enumerated import allowed_in, assert_exact_policy_gradient, every_completion
 from tests.support.exhaustive import exhaustive_but
+from tests.support.loss_oracle import masked_logps_and_entropies
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
@@ -227,21 +228,14 @@ def test_scoring_is_of_the_sampled_distribution(tiny_path, tmp_path, options, pe
     attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
     with torch.no_grad(), trainer.accelerator.autocast():
         logits = trainer.model(input_ids=ids, attention_mask=attention).logits.double()
-    constraint = LettersConstraint(trainer._tokenizer)
-    length = output["completion_ids"].shape[1]
+    targets, mask = output["completion_ids"], output["completion_mask"].bool()
+    logits, allowed = logits[:, -targets.shape[1] - 1 : -1], allowed_in(trainer, output)
+    expected, _ = masked_logps_and_entropies(logits, targets, allowed, trainer.temperature)
     tolerance = 0.05 if options.get("bf16") else 1e-4
-    for row in range(len(ids)):
-        state = constraint.start({})
-        for t in range(int(output["completion_mask"][row].sum())):
-            token = int(output["completion_ids"][row, t])
-            allowed = torch.tensor([bool(state.mask()[i // 32] >> (i % 32) & 1) for i in range(constraint.vocab_size)])
-            step = logits[row, -length + t - 1] / trainer.temperature
-            expected = step.masked_fill(~allowed, -torch.inf).log_softmax(0)[token].item()
-            for key in ("old_per_token_logps", "ref_per_token_logps"):
-                assert output[key][row, t].item() == pytest.approx(expected, abs=tolerance), (key, row, t)
-            if allowed.sum() == 1:
-                assert output["old_per_token_logps"][row, t] == 0
-            state.accept(token)
+    for key in ("old_per_token_logps", "ref_per_token_logps"):
+        torch.testing.assert_close(output[key][mask].double(), expected[mask], atol=tolerance, rtol=0, msg=key)
+    is_forced = mask & (allowed.sum(-1) == 1)
+    assert is_forced.any() and (output["old_per_token_logps"][is_forced] == 0).all()
 
 
 def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
