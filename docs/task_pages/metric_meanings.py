@@ -9,10 +9,10 @@ TRAINING = {
     "distinct_answers": "Number of different valid answers to a prompt, divided by its completions. Logged in "
     "evaluations during training only.",
     "groups_without_signal": "Share of groups that teach nothing, because all rewards are equal, all advantages are "
-    "0, or `mask_truncated_completions` masks all completions. A group with step credit has a signal, and with "
-    "`normalize_then_sum` one whose components differ. At 1 nothing is learned: use easier prompts, more generations, "
+    "0, or `mask_truncated_completions` masks all completions. With `normalize_then_sum`, a group "
+    "whose components differ has a signal. At 1 nothing is learned: use easier prompts, more generations, "
     "a cold start, or graded rewards.",
-    "advantage_mean": "Mean advantage over completions. Without `step_credit` and `thought_weight`, it is 0 for "
+    "advantage_mean": "Mean advantage over completions. Without `gamma` and `thought_weight`, it is 0 for "
     "estimators that subtract the group mean.",
     "advantage_clipped_fraction": "Share of advantages that `advantage_clip` changed. Logged if that option is set.",
     "pg_loss": "Policy-gradient loss before clipping: the mean over tokens of minus the ratio times the advantage.",
@@ -44,9 +44,7 @@ TRAINING = {
     "`resample_rounds`, which leaves all other metrics as they are: they describe the first rollout.",
     "resample/replaced_groups": "How many groups without signal were replaced by them.",
     "resample/dropped_solved": "Share of the replaced groups in which every completion had succeeded.",
-    "step_credit/mean_abs": "Mean absolute credit per token, including its weight. Logged with `step_credit`.",
-    "step_credit/steps": "Mean number of steps per completion, including the end of the answer.",
-    "step_credit/unscored": "Share of completions without prefix scores. Their tokens get no credit.",
+    "discount/mean": "Mean factor of the advantage over tokens that were not forced. Logged with `gamma` below 1.",
     "archive/distinct": "Distinct successful answers of all rollouts so far, counted per prompt. Logged with "
     "`archive`.",
     "archive/new": "How many of them were found since the last log.",

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from tests.support.exhaustive import exhaustive_but
-from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import TASKS, get_task
@@ -21,7 +20,6 @@ def test_every_pack_keeps_the_contract(name, seed):
 
 def test_the_toy_task_keeps_it_with_its_constraint():
     check_task(ToyTask())
-    check_task(SteppedTask())
 
 
 class Echo(Task):
@@ -79,19 +77,7 @@ def change_row(self, row, completion):
     return Echo.score(self, row, completion)
 
 
-def prefixes(steps):
-    """prefix_scores that lists these steps and the end."""
-    return lambda self, row, completion: [*steps(completion), (len(completion), 0.5)]
-
-
 BROKEN = {
-    "prefix_scores raised UnicodeEncodeError": {
-        "prefix_scores": lambda self, row, completion: [(len(completion), float(len(completion.encode()) > 0))]
-    },
-    "must be at the end": {"prefix_scores": lambda self, row, completion: [(0, 1.0)]},
-    "from 0 to 1, got 2.0": {"prefix_scores": prefixes(lambda text: [(0, 2.0)])},
-    "only on the text up to each place": {"prefix_scores": prefixes(lambda text: [(0, min(len(text), 9) / 9)])},
-    r"but \[\] if the text ends there": {"prefix_scores": prefixes(lambda text: [(1, 0.5)] if len(text) > 1 else [])},
     "needs a version": {"version": ""},
     "description must be one line": {"description": "two\nlines"},
     "weights must name": {"weights": {}},

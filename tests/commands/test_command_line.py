@@ -258,11 +258,10 @@ def test_a_misspelt_path_fails_before_anything_is_asked_for(my_task, capsys, mon
 def test_check_lists_what_it_checked(my_task, capsys):
     code, out, _ = said(capsys, "check", "my_task.py")
     lines = out.splitlines()
-    assert code == 0 and len(lines) == 14 and all(line[:4] in ("ok  ", "-   ") for line in lines[:-1])
+    assert code == 0 and len(lines) == 13 and all(line[:4] in ("ok  ", "-   ") for line in lines[:-1])
     assert "ok  gold answers are valid and succeed (16 rows)" in lines
     assert "ok  the constraint allows gold answers (16 rows)" in lines
     assert "-   components of a group: the task has none" in lines
-    assert "-   prefix scores: the task has none" in lines
     my_task.write_text(my_task.read_text().replace('return row["word"][::-1]', 'return row["word"]'))
     code, out, err = said(capsys, "check", "my_task.py")
     assert "ok  train and test share no request (128 rows, 102 different requests)" in out

@@ -504,12 +504,6 @@ def test_resuming_without_a_value_is_the_newest_checkpoint(my_task):
         assert parsed("--task", "my_task.py", "--resume_from_checkpoint", value)[2].resume_from_checkpoint == value
 
 
-def test_step_credit_needs_a_task_with_prefix_scores(my_task, capsys):
-    words = ["--task", "my_task.py", "--output_dir", "out", "--step_credit", "0.5"]
-    code, _, err = said(capsys, run.main, *words)
-    assert code == 2 and "needs Task.prefix_scores, but task 'my_task' does not define it" in err
-
-
 def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     Path("out/checkpoint-5").mkdir(parents=True)
     words = ["--task", "my_task.py", "--output_dir", "out"]

@@ -25,6 +25,19 @@ def every_completion(constraint, row):
     return done
 
 
+def allowed_in(trainer, output):
+    """The tokens that fresh states allow at each position of the latest rollout (B, T, V); all tokens at padding."""
+    constraint, rows = trainer.generation.constraint, trainer.latest_rollout.rows
+    allowed = torch.ones(*output["completion_ids"].shape, constraint.vocab_size, dtype=torch.bool)
+    lengths = output["completion_mask"].sum(1).tolist()
+    for b, (row, ids) in enumerate(zip(rows, output["completion_ids"].tolist(), strict=True)):
+        state = constraint.start(row)
+        for t, token in enumerate(ids[: lengths[b]]):
+            allowed[b, t] = torch.from_numpy(unpack(state.mask(), constraint.vocab_size))
+            state.accept(token)
+    return allowed
+
+
 def assert_exact_policy_gradient(trainer, row, completions, rewards):
     """The sum of p R grad(log p) over all completions, with log-probs of the trainer under its masks, equals the
     derivative of the expected reward, from plain forward passes and softmaxes over the tokens that were allowed."""

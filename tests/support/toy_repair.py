@@ -18,14 +18,6 @@ class AdvisingToy(ToyTask):
     def constraint(self, tokenizer):
         return LettersConstraint(tokenizer, most=2)
 
-    def prefix_scores(self, row, completion):
-        """One step per letter."""
-        shares = [completion[:n].count(row["letter"]) / len(completion) for n in range(1, len(completion) + 1)]
-        return [(n + 1, share) for n, share in enumerate(shares)] + [(len(completion), self.share(row, completion))]
-
-    def share(self, row, completion):
-        return self.score(row, completion).components["match"]
-
 
 TASK = AdvisingToy
 assert issubclass(TASK, Task)

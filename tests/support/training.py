@@ -12,19 +12,10 @@ from tests.support.toy import ToyTask
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 
 QUIET = {
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "max_completion_length": 5,
-    "learning_rate": 1e-2,
-    "reward_workers": 0,
-}
+    "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+    "logging_steps": 1, "save_strategy": "no", "num_generations": 4, "per_device_train_batch_size": 8,
+    "max_completion_length": 5, "learning_rate": 1e-2, "reward_workers": 0,
+}  # fmt: skip
 
 
 def config(output_dir, **options) -> TaskGRPOConfig:

@@ -16,15 +16,11 @@ from tests.training.test_sharded import EMA, ZERO3, job
 from trl_grpo_tasks.models import checkpoints
 from trl_grpo_tasks.training.extras.best_model import metric_name
 
+# Steps of saves are no multiple of the steps of evaluations.
 OPTIONS = {
-    "best_by": "success",
-    "save_strategy": "steps",
-    "save_steps": 5,  # no multiple of the steps of evaluations
-    "eval_steps": 2,
-    "save_total_limit": 1,
-    "max_steps": 12,
-    "beta": 0.1,
-}
+    "best_by": "success", "save_strategy": "steps", "save_steps": 5, "eval_steps": 2, "save_total_limit": 1,
+    "max_steps": 12, "beta": 0.1,
+}  # fmt: skip
 RISE_AND_FALL = {2: 0.1, 4: 0.6, 6: 0.3, 8: 0.6, 10: 0.2, 12: 0.5}
 BEST = 4  # step 8 is not better
 

@@ -67,14 +67,6 @@ def provoke(trainer, monkeypatch, change):
     return [line for line in trainer.state.log_history if "loss" in line]
 
 
-def at_half(make, model):
-    return make(temperature=0.5)
-
-
-def at_one(make, model):
-    return make(temperature=1.0)
-
-
 def without_the_adapter(make, model):
     with model.disable_adapter():
         return make(decoder=None)
@@ -105,8 +97,11 @@ def filtered_unsaid(make, model):
 
 
 CAUSES = {
-    "temperature (the rollout looks as if sampled at 0.5": ({}, at_half),
-    "temperature (the rollout looks as if sampled at 1,": ({"temperature": 0.6}, at_one),
+    "temperature (the rollout looks as if sampled at 0.5": ({}, lambda make, _: make(temperature=0.5)),
+    "temperature (the rollout looks as if sampled at 1,": (
+        {"temperature": 0.6},
+        lambda make, _: make(temperature=1.0),
+    ),
     "adapter": ({"peft_config": LORA}, without_the_adapter),
     "dtype (the rollout looks as if computed in bfloat16": ({}, in_bf16),
     "mask": ({"constrain": True}, scored_without_masks),
@@ -143,14 +138,8 @@ def test_a_model_that_ignores_logits_processors_trains_as_in_trl(tiny_path, tmp_
 @pytest.mark.parametrize("engine", ["fast", "trl"])
 def test_the_correction_weighs_by_the_ratio_of_probabilities(tiny_path, tmp_path, monkeypatch, mode, engine):
     """The loss of TRL's own code path for vLLM, with log-probs that are off by a known amount."""
-    options = {
-        "importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": mode,
-        "vllm_importance_sampling_clip_max": 1.3,
-        "loss_type": "grpo",
-        "max_steps": 1,
-        "rollout": engine,
-    }
+    options = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 1.3, "rollout": engine}
+    options |= {"importance_sampling_correction": True, "loss_type": "grpo", "max_steps": 1}
     trainer = toy_trainer(tiny_path, tmp_path, **options)
     trainer.model.train()
     generate = trainer._generate_single_turn
@@ -171,10 +160,3 @@ def test_the_correction_weighs_by_the_ratio_of_probabilities(tiny_path, tmp_path
     corrected = trainer._compute_loss(trainer.model, output)
     expected = -(output["advantages"] * wanted).mean()
     assert corrected.item() == pytest.approx(expected.item(), abs=1e-4)
-
-
-def test_without_the_option_nothing_is_corrected(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, rollout="fast")
-    trainer.model.train()
-    output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-    assert "importance_sampling_ratio" not in output and "sampling_per_token_logps" in output

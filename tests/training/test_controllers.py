@@ -26,7 +26,7 @@ from trl_grpo_tasks.training.groups import StoredGroup
 )
 def test_adaptive_kl_vectors(kl, linear, exponential):
     """The factor is exp(x); the published rule has 1 + x, which for small batches is the same up to x ** 2 / 2."""
-    controller = AdaptiveKL(0.1, target=0.05, horizon=1000)
+    controller = AdaptiveKL(0.1, target=0.05)
     controller.observe(kl)
     assert controller.update(64) == pytest.approx(exponential, abs=1e-7)
     assert controller.update(64) == pytest.approx(exponential, abs=1e-7)  # nothing new was measured
@@ -36,7 +36,7 @@ def test_adaptive_kl_vectors(kl, linear, exponential):
 @pytest.mark.parametrize("n", [1000, 8192, 10**6])
 def test_a_large_batch_changes_beta_by_a_fifth_at_most(n):
     """The linear rule has a negative factor for n > 5 * horizon, which threw beta down to its floor."""
-    controller = AdaptiveKL(0.04, target=0.05, horizon=1000)
+    controller = AdaptiveKL(0.04, target=0.05)
     controller.observe(0.0)
     quiet = controller.update(n)
     assert quiet == pytest.approx(0.04 * 0.8187308)
@@ -304,30 +304,6 @@ def test_the_reference_of_full_weights_moves(tiny_path, tmp_path, mode):
             torch.testing.assert_close(p.detach(), expected[name], msg=f"{name} at step {step}")
 
 
-@pytest.mark.parametrize("mode", ["ema", "periodic"])
-def test_the_reference_of_an_adapter_moves(tiny_path, tmp_path, mode):
-    trainer = toy_trainer(
-        tiny_path,
-        tmp_path,
-        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
-        beta=0.1,
-        reference_mode=mode,
-        ema_alpha=0.5,
-        reference_update_freq=1,
-        max_steps=4,
-        constrain=True,
-    )
-    trainer.train()
-    adapters = dict(trainer.model.named_parameters())
-    trained = {n: p for n, p in adapters.items() if ".default." in n and "lora_B" in n}
-    assert trained and all(not p.requires_grad for n, p in adapters.items() if ".ref." in n)
-    for name, value in trained.items():
-        ref = adapters[name.replace(".default.", ".ref.")]
-        assert value.abs().sum() > 0 and ref.abs().sum() > 0, "the reference did not follow"
-    kl = [line["kl"] for line in trainer.state.log_history if "kl" in line]
-    assert kl[0] == pytest.approx(0, abs=1e-6) and (kl[-1] > 0 or mode == "periodic")
-
-
 def test_an_average_of_half_precision_weights_does_not_stand_still():
     """1,000 steps at alpha 0.99 close all of a 1% gap but 0.99 ** 1000; bfloat16 alone would round each step away."""
     policy, ref = torch.nn.Linear(3, 2).to(torch.bfloat16), torch.nn.Linear(3, 2).to(torch.bfloat16)
@@ -389,13 +365,8 @@ def test_hints_say_what_to_change():
     hints = Hints(patience=3, say=said.append)
     state = type("State", (), {"is_world_process_zero": True})()
     args = type("Args", (), {"kl_target": None})()
-    bad = {
-        "reward": 0.0,
-        "frac_reward_zero_std": 1.0,
-        "rewards/valid/mean": 0.0,
-        "kl": 50.0,
-        "completions/clipped_ratio": 1.0,
-    }
+    bad = {"reward": 0.0, "frac_reward_zero_std": 1.0, "rewards/valid/mean": 0.0, "kl": 50.0}
+    bad["completions/clipped_ratio"] = 1.0
     for _ in range(3):
         hints.on_log(args, state, None, logs=bad)
     assert len(said) == 4 and all(line.startswith("hint: ") and "\n" not in line for line in said)

@@ -49,8 +49,9 @@ def test_a_damaged_checkpoint_that_is_named_is_refused(tiny_path, tmp_path, whol
         toy_trainer(tiny_path, tmp_path / "run", **OPTIONS).train(resume_from_checkpoint=str(copy))
 
 
-def test_the_checkpoint_before_a_damaged_one_is_resumed(tiny_path, whole, capsys):
+def test_the_checkpoint_before_a_damaged_one_is_resumed(tiny_path, tmp_path, whole, capsys):
     folder, weights = whole
+    (folder / "checkpoint-10").mkdir(exist_ok=True)
     harm(folder / "checkpoint-3" / "optimizer.pt", "flipped")
     harm(folder / "checkpoint-2" / "trainer_state.json", "missing")
     again = toy_trainer(tiny_path, folder, **OPTIONS)
@@ -58,8 +59,11 @@ def test_the_checkpoint_before_a_damaged_one_is_resumed(tiny_path, whole, capsys
     said = capsys.readouterr().out.splitlines()
     assert f"skipping {folder / 'checkpoint-3'}: optimizer.pt has changed since it was written" in said
     assert f"skipping {folder / 'checkpoint-2'}: trainer_state.json is missing" in said
+    assert f"skipping {folder / 'checkpoint-10'}: it was not written completely" in said
     assert f"resuming from {folder / 'checkpoint-1'}" in said
     assert all(value.equal(weights[name]) for name, value in parameters(again).items())
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        toy_trainer(tiny_path, tmp_path, **OPTIONS).train(resume_from_checkpoint=True)
 
 
 def test_a_command_refuses_damaged_checkpoints_before_anything_slow(tmp_path, monkeypatch, capsys):
@@ -81,12 +85,7 @@ def test_a_command_refuses_damaged_checkpoints_before_anything_slow(tmp_path, mo
 
 
 def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(tiny_path, tmp_path, capsys):
-    options = OPTIONS | {
-        "best_by": "reward",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_eval_batch_size": 8,
-    }
+    options = OPTIONS | {"best_by": "reward", "eval_steps": 1, "per_device_eval_batch_size": 8}
     first = toy_trainer(tiny_path, tmp_path, **options)
     first.train()
     best = first.state.best_model_checkpoint

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.support.exhaustive import MARK
-from tests.support.stepped import SteppedTask
+from tests.support.toy import ToyTask
 from tests.support.training import run_processes
 
 
-class EveryTask(SteppedTask):
-    """Scores steps, and makes a completion of equal letters the answer to the prompt with that letter."""
+class EveryTask(ToyTask):
+    """Makes a completion of equal letters the answer to the prompt with that letter."""
 
     def relabel(self, row, completion):
         letter = completion[:1]
@@ -26,31 +26,19 @@ trainer = PlacedTrainer(model, args=config(output_dir, **options), task=EveryTas
 record_masks(trainer)
 """
 ESTIMATED = {
-    "advantage_estimator": "maxk",
-    "pass_k": 2,
-    "advantage_clip": 0.5,
-    "kl_target": 0.01,
-    "curriculum": True,
+    "advantage_estimator": "maxk", "pass_k": 2, "advantage_clip": 0.5, "kl_target": 0.01, "curriculum": True,
     "curriculum_window": 4,
-}
+}  # fmt: skip
 # The coefficient of the entropy follows the entropy of both processes together.
 EXTRAS = {
-    "step_credit": 0.7,
-    "gamma": 0.9,
-    "archive": 6,
-    "own_successes": 6,
-    "own_successes_fraction": 0.5,
-    "own_successes_weight": 0.3,
-    "relabel": True,
-    "use_adaptive_entropy": True,
-    "entropy_coef": 0.05,
-    "entropy_coef_delta": 0.02,
+    "gamma": 0.9, "archive": 6, "own_successes": 6, "own_successes_fraction": 0.5, "own_successes_weight": 0.3,
+    "relabel": True, "use_adaptive_entropy": True, "entropy_coef": 0.05, "entropy_coef_delta": 0.02,
     "entropy_target": 1.28,
-}
+}  # fmt: skip
 SAME = (
     "reward", "pass@1", "pass@4", "max@2", "groups_without_signal", "advantage_clipped_fraction", "beta", "pg_loss",
     "constraint/allowed_tokens", "constraint/forced_fraction", "curriculum/level", "kl", "entropy", "entropy_coef",
-    "step_credit/steps", "step_credit/mean_abs", "archive/distinct", "archive/new", "own_successes/size",
+    "discount/mean", "archive/distinct", "archive/new", "own_successes/size",
     "own_successes/loss", "own_successes/relabelled",
 )  # fmt: skip
 
@@ -69,5 +57,5 @@ def test_two_processes_equal_one(tiny_path, tmp_path, options):
     if "archive" in options:
         archives = [(tmp_path / name / "archive.jsonl").read_bytes() for name in ("one", "two")]
         assert archives[0] == archives[1] and len(archives[0].splitlines()) == 6 < one_log[-1]["archive/distinct"]
-        assert one_log[0]["step_credit/mean_abs"] > 0.01 and one_log[-1]["own_successes/relabelled"] > 0
+        assert 0.8 < one_log[0]["discount/mean"] < 1 and one_log[-1]["own_successes/relabelled"] > 0
         assert len({line["entropy_coef"] for line in one_log}) > 1

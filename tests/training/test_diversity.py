@@ -11,7 +11,7 @@ from trl_grpo_tasks.training.collapse import collapse
 PROMPTS, SIZE = 16, 8
 
 
-def history(success, best, entropy=1.0, every=5, size=SIZE, **more):
+def history(success, best, every=5, size=SIZE, **more):
     """Logs with these values of success and pass@size, each over `every` steps."""
     pairs = zip(success, best, strict=True)
     return [
@@ -21,7 +21,6 @@ def history(success, best, entropy=1.0, every=5, size=SIZE, **more):
             "pass@1": a,
             "pass@2": (a + b) / 2,
             f"pass@{size}": b,
-            "entropy": entropy,
         }
         | {name: values[i] for name, values in more.items()}
         for i, (a, b) in enumerate(pairs)
@@ -33,10 +32,10 @@ def line(start, end, count=24):
 
 
 def test_success_rises_and_passk_falls():
-    logs = history(line(0.2, 0.5), line(0.8, 0.6), entropy=0.9)
+    logs = history(line(0.2, 0.5), line(0.8, 0.6))
     logs.insert(5, {"step": 25, "eval_pass@1": 0.0, "eval_pass@8": 1.0})
     found = collapse(logs, PROMPTS)
-    assert list(found) == ["pass@1", "pass@8", "entropy"] and found["entropy"] == pytest.approx((0.9, 0.9))
+    assert list(found) == ["pass@1", "pass@8"]
     # the means of the first and of the last eight logs
     assert found["pass@1"] == pytest.approx((0.2 + 0.3 * 3.5 / 23, 0.5 - 0.3 * 3.5 / 23))
     assert found["pass@8"] == pytest.approx((0.8 - 0.2 * 3.5 / 23, 0.6 + 0.2 * 3.5 / 23))
@@ -78,7 +77,7 @@ def test_a_new_level_of_the_curriculum_starts_again():
 def test_without_groups_or_with_unscored_logs_there_is_no_hint():
     logs = history(line(0.2, 0.5), line(0.8, 0.6))
     assert collapse([*logs[:3], logs[3] | {"pass@8": None}, *logs[4:]], PROMPTS) is None
-    assert collapse([{"step": i, "pass@1": 0.1 * i, "entropy": 1.0} for i in range(1, 10)], PROMPTS) is None
+    assert collapse([{"step": i, "pass@1": 0.1 * i} for i in range(1, 10)], PROMPTS) is None
     assert collapse([], PROMPTS) is None
 
 
@@ -107,7 +106,7 @@ def test_the_hint_is_shown_once_and_says_what_to_do():
         kl_target=None, gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=1,
         generation_batch_size=2 * PROMPTS * SIZE, num_generations=SIZE,
     )  # fmt: skip
-    logs = history(line(0.2, 0.5), line(0.8, 0.6), entropy=0.875)
+    logs = history(line(0.2, 0.5), line(0.8, 0.6))
     for count in range(1, len(logs) + 1):
         state = SimpleNamespace(is_world_process_zero=True, log_history=logs[:count])
         hints.on_log(args, state, None, logs=logs[count - 1])

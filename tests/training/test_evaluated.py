@@ -11,12 +11,8 @@ from trl_grpo_tasks.training.dataset import split_held_out
 from trl_grpo_tasks.training.evaluated import EvaluatedBatches
 
 EVALUATED = {
-    "max_steps": 1,
-    "num_generations": 4,
-    "per_device_eval_batch_size": 8,
-    "eval_strategy": "steps",
-    "eval_steps": 1,
-}
+    "max_steps": 1, "num_generations": 4, "per_device_eval_batch_size": 8, "eval_strategy": "steps", "eval_steps": 1,
+}  # fmt: skip
 
 
 class ByLetter(ToyTask):

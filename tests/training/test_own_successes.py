@@ -157,21 +157,6 @@ def test_successes_of_new_groups_are_stored_too(tiny_path, tmp_path):
 # ---- relabelling
 
 
-@pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
-def test_failed_completions_are_stored_with_a_prompt_that_they_solve(tiny_path, tmp_path, constrain):
-    options = ON | {"relabel": True, "constrain": constrain}
-    trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=RelabelTask(), **options)
-    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    found = {
-        (json.loads(s.row)["prompt"], s.answer, s.is_relabelled) for s in stored(trainer.extras["own_successes"].state)
-    }
-    assert found == {("b1x", "bb", True), ("a1x", "a", False), ("c1x", "ccc", True), ("d1x", "dd", True)}
-    for s in stored(trainer.extras["own_successes"].state):
-        assert s.prompt_ids == trainer._tokenizer(json.loads(s.row)["prompt"])["input_ids"]
-    trainer._compute_loss(trainer.model, output)
-    assert trainer._metrics["train"]["own_successes/relabelled"] == [3]
-
-
 class PartTask(RelabelTask):
     """The first letter alone is the answer to its prompt."""
 
@@ -181,20 +166,21 @@ class PartTask(RelabelTask):
 
 
 @pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
-def test_a_part_of_a_failed_completion_is_stored_with_its_own_tokens(tiny_path, tmp_path, constrain):
+@pytest.mark.parametrize("task", [RelabelTask(), PartTask()], ids=["whole", "part"])
+def test_failed_completions_are_stored_with_a_prompt_that_they_or_a_part_of_them_solve(
+    tiny_path, tmp_path, constrain, task
+):
     options = ON | {"relabel": True, "constrain": constrain}
-    trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=PartTask(), **options)
+    trainer = make(tiny_path, tmp_path, ["bb", "bc", "a", "ccc", *EQUAL], task=task, **options)
     output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    found = {(json.loads(s.row)["prompt"], s.answer): s for s in stored(trainer.extras["own_successes"].state)}
-    assert {key for key, s in found.items() if s.is_relabelled} == {("b1x", "b"), ("c1x", "c"), ("d1x", "d")}
+    found = stored(trainer.extras["own_successes"].state)
+    answers = ("b", "c", "d") if isinstance(task, PartTask) else ("bb", "ccc", "dd")
+    expected = {("a1x", "a", False), *((f"{answer[0]}1x", answer, True) for answer in answers)}
+    assert {(json.loads(s.row)["prompt"], s.answer, s.is_relabelled) for s in found} == expected
     tokenizer = trainer._tokenizer
-    for (_, answer), s in found.items():
-        assert s.completion_ids == [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+    for s in found:
+        assert s.prompt_ids == tokenizer(json.loads(s.row)["prompt"])["input_ids"]
+        assert s.completion_ids == [*tokenizer.encode(s.answer, add_special_tokens=False), tokenizer.eos_token_id]
     trainer._compute_loss(trainer.model, output)
-    assert trainer._metrics["train"]["own_successes/loss"][0] > 0
-
-
-# ---- runs
-
-
-# ---- refusals
+    metrics = trainer._metrics["train"]
+    assert metrics["own_successes/relabelled"] == [3] and metrics["own_successes/loss"][0] > 0

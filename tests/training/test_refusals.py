@@ -5,7 +5,6 @@ import math
 import pytest
 from trl import GRPOConfig
 
-from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from tests.training.test_trainer import PROMPTS, count_letters
@@ -45,11 +44,10 @@ SAVED = {"save_strategy": "steps", "save_steps": 5}
         ({"own_successes_fraction": 0.0}, "own_successes_fraction=0.0"),
         ({"own_successes_weight": 0.0}, "own_successes_weight=0.0"),
         ({"relabel": True}, "set own_successes"),
-        ({"step_credit": -1.0}, "step_credit=-1"),
-        ({"step_credit": math.nan}, "step_credit=nan"),
         ({"gamma": 0.0}, "gamma=0"),
         ({"gamma": 1.5}, "gamma=1.5"),
-        ({"step_credit": 1.0, "importance_sampling_level": "sequence"}, "importance_sampling_level='token'"),
+        ({"gamma": math.nan}, "gamma=nan"),
+        ({"gamma": 0.9, "importance_sampling_level": "sequence"}, "importance_sampling_level='token'"),
         ({"guard_floor": 0.4}, "guard_floor=0.4 needs guard"),
         ({"guard": "success", "guard_floor": math.inf}, "must be a finite number"),
         ({"guard": "success", "curriculum": True}, "set guard_floor, or leave curriculum off"),
@@ -81,7 +79,7 @@ def test_groups_that_are_replaced_must_lie_on_one_process(tmp_path, name):
             extra.check(args)
 
 
-class Masked(SteppedTask):
+class Masked(ToyTask):
     policy = "masked"
 
 
@@ -97,8 +95,7 @@ ENDS = "completions of a task end with"
          "weight of component 'match' must lie within -1e6 and 1e6, got 1e"),
         (ToyTask(), {"temperature": 0.0, "rollout": "fast"}, "temperature=0 gives the same completion each time"),
         (ToyTask(), {"temperature": 0.0, "rollout": "trl"}, "temperature=0 gives the same completion each time"),
-        (ToyTask(), {"step_credit": 1.0}, "task 'toy' does not define it"),
-        (Masked(), {"step_credit": 1.0}, "writes all tokens at once"),
+        (Masked(), {"gamma": 0.9}, "one after the other; set gamma=1"),
         (ToyTask(), {"generation_kwargs": {"stop": 3}}, rf"generation_kwargs \['stop'\]: {ENDS}"),
         (ToyTask(), {"generation_kwargs": {"stop_strings": 3}}, rf"generation_kwargs \['stop_strings'\]: {ENDS}"),
         (ToyTask(), {"generation_kwargs": {"eos_token_id": 3}}, rf"generation_kwargs \['eos_token_id'\]: {ENDS}"),

@@ -24,7 +24,6 @@ from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.training import repair
 from trl_grpo_tasks.training.cold_start import gold_dataset
-from trl_grpo_tasks.training.extras.step_credit import StepFinder, token_credits
 from trl_grpo_tasks.training.repair import LONGEST_REASON, NO_REASON, RepairTask, shown_reason, with_repair
 
 ON = {"repair_turns": 2, "rollout": "fast", "max_completion_length": 24, "constrain": True}
@@ -51,7 +50,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward(tiny_path, tmp_path)
 
 
 def test_training_repairs_and_reports_it(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON, max_steps=2, step_credit=0.5, own_successes=8,
+    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON, max_steps=2, gamma=0.9, own_successes=8,
                           num_generations=8, per_device_train_batch_size=16)  # fmt: skip
     trainer.train()
     record, constraint = trainer.latest_rollout, trainer.generation.constraint
@@ -88,18 +87,6 @@ def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
     assert trainer.generation.constraint.reasons is None and stats.hits > 0
     infos = [outcome.score.info["turns"] for outcome in record.outcomes]
     assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
-
-
-def test_steps_belong_to_the_last_turn(tiny_path, tmp_path):
-    tokenizer = load_tokenizer(tiny_path)
-    constraint = repaired(2).constraint(tokenizer)
-    ids = next(ids for ids, _ in every_completion(constraint, ROW) if constraint.text_of(ROW, ids).endswith("\nab"))
-    text, start = constraint.text_of(ROW, ids), constraint.turns_of(ROW, ids)[-1][0]
-    pairs = repaired(2, 0.5).prefix_scores(ROW, text)
-    assert pairs == [(len(text) - 1, 0.25), (len(text), 0.25), (len(text), 0.25)]
-    found = token_credits(StepFinder(tokenizer), [ids], [text], [pairs], [[1.0, 2.0, 3.0]], [start], len(ids) + 1)
-    # the tokens before the last turn and "a", then "b", then the end
-    assert found[0].tolist() == [1.0] * (start + 1) + [2.0, 3.0, 0.0]
 
 
 def test_one_turn_is_the_task_itself(tiny_path, tmp_path):

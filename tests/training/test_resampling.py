@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks import TaskGRPOTrainer
@@ -47,12 +46,12 @@ def make(tiny_path, folder, script, task=None, steps=1, **options):
 
 CONSTRAINED = {"constrain": True, "beta": 0.1, "advantage_estimator": "mean"}
 CORRECTED = {"importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_truncate"}
-CREDITED = {"step_credit": 0.5, "task": SteppedTask(), "beta": 0.1}
+DISCOUNTED = {"gamma": 0.9, "beta": 0.1}
 PER_SEQUENCE = CORRECTED | {"vllm_importance_sampling_mode": "sequence_truncate"}
 
 
-@pytest.mark.parametrize("options", [{}, CONSTRAINED, CORRECTED, PER_SEQUENCE, CREDITED],
-                         ids=["free", "constrained", "corrected", "corrected per sequence", "credited"])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, CONSTRAINED, CORRECTED, PER_SEQUENCE, DISCOUNTED],
+                         ids=["free", "constrained", "corrected", "corrected per sequence", "discounted"])  # fmt: skip
 def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
     """The new group may be longer, so that everything is padded again. The constraint allows three letters."""
     new = MIXED[::-1] if "constrain" in options else ["aabab", "ab", "abba", "bbabb"]
@@ -128,12 +127,12 @@ def test_replayed_groups_keep_the_ratio_of_their_sampler(tiny_path, tmp_path, op
 # ---- which groups have a signal
 
 
-@pytest.mark.parametrize("options", [{}, {"step_credit": 0.5}], ids=["completions", "steps"])
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["completions", "tokens"])
 def test_groups_without_a_token_in_the_loss_are_replaced_and_not_stored(tiny_path, tmp_path, options):
     """Rewards differ, but all completions of these groups are cut off, and masked."""
     script = [*CUT_OFF, *CUT_OFF, *CUT_OFF, "a", "ab-", "abc", "bb"]
     options |= {"mask_truncated_completions": True, "resample_rounds": 1, "replay_size": 4}
-    trainer = make(tiny_path, tmp_path, script, task=SteppedTask(), **options)
+    trainer = make(tiny_path, tmp_path, script, **options)
     output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4)
     metrics = trainer._metrics["train"]
     assert metrics["groups_without_signal"] == [1] and metrics["resample/replaced_groups"] == [1]

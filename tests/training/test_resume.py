@@ -17,33 +17,15 @@ from tests.training.test_distributed import EXTRAS, EveryTask
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.models import checkpoints
 
+# Groups of 8 with about one success in ten: some have signal, some have none, so that replay is used.
 ALL_ON = {
-    # groups of 8 with about one success in ten: some have signal, some have none, so that replay is used
-    "num_generations": 8,
-    "per_device_train_batch_size": 16,
-    "constrain": True,
-    "beta": 0.1,
-    "reference_mode": "ema",
-    "ema_alpha": 0.7,
-    "kl_target": 0.01,
-    "replay_size": 6,
-    "resample_rounds": 1,
-    "archive": 5,
-    "curriculum": True,
-    "curriculum_window": 32,
-    "curriculum_advance": 0.02,
-    "curriculum_fall_back": 0.0,
-    "max_steps": 14,
-    "save_strategy": "steps",
-    "save_steps": 3,
-    "save_total_limit": 2,
-    "num_iterations": 2,
-    "steps_per_generation": 2,
-    "gradient_accumulation_steps": 1,
-    "logging_steps": 2,
-    "advantage_estimator": "mean",
+    "num_generations": 8, "per_device_train_batch_size": 16, "constrain": True, "beta": 0.1, "reference_mode": "ema",
+    "ema_alpha": 0.7, "kl_target": 0.01, "replay_size": 6, "resample_rounds": 1, "archive": 5, "curriculum": True,
+    "curriculum_window": 32, "curriculum_advance": 0.02, "curriculum_fall_back": 0.0, "max_steps": 14,
+    "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2, "num_iterations": 2, "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1, "logging_steps": 2, "advantage_estimator": "mean",
     "component_weights": {"success": 1.0, "match": 0.0, "short": 0.0},
-}
+}  # fmt: skip
 SCRIPT = """
 import json, sys
 from tests.support.training import parameters, toy_trainer
@@ -131,7 +113,7 @@ def test_resuming_at_every_step(tiny_path, tmp_path, case):
     last = json.loads((tmp_path / "training_metrics.jsonl").read_text().splitlines()[-2])
     assert last["archive/distinct"] > options["archive"]
     if case == "every extra":
-        assert last["step_credit/mean_abs"] > 0 and last["own_successes/loss"] > 0 and whole.entropy_coef != 0.05
+        assert 0 < last["discount/mean"] < 1 and last["own_successes/loss"] > 0 and whole.entropy_coef != 0.05
 
 
 def test_resuming_a_stream(tiny_path, tmp_path):
@@ -148,23 +130,6 @@ def test_resuming_a_stream(tiny_path, tmp_path):
         )
 
     assert len(list(resumed(streaming, tmp_path, (1, 3, 4, 5)))) == 4
-
-
-def test_the_newest_complete_checkpoint_is_found(tiny_path, tmp_path, capsys):
-    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-    trainer = toy_trainer(tiny_path, tmp_path, **options)
-    trainer.train()
-    assert [path.name for path in checkpoints.checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
-    (tmp_path / "checkpoint-3" / "complete").unlink()
-    (tmp_path / "checkpoint-10").mkdir()
-    found, skipped = checkpoints.newest_intact(tmp_path)
-    assert found.name == "checkpoint-2" and [p.name for p in skipped] == ["checkpoint-10", "checkpoint-3"]
-    again = toy_trainer(tiny_path, tmp_path, **options)
-    again.train(resume_from_checkpoint=True)
-    said = capsys.readouterr().out
-    assert f"skipping {tmp_path / 'checkpoint-10'}: it was not written completely" in said
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        toy_trainer(tiny_path, tmp_path / "empty", **options).train(resume_from_checkpoint=True)
 
 
 def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_path, capsys):

@@ -8,21 +8,13 @@ import torch
 from tests.support.training import run_processes
 from tests.training.test_distributed import SCRIPT
 
+# In three processes of 4 completions each, groups lie on two of them. Logs are between two saves, so that a loss is
+# under way in a checkpoint.
 OPTIONS = {
-    "num_generations": 6,  # in three processes of 4 completions each, groups lie on two of them
-    "max_steps": 6,
-    "beta": 0.1,
-    "constrain": True,
-    "reference_mode": "ema",
-    "ema_alpha": 0.7,
-    "kl_target": 0.01,
-    "curriculum": True,
-    "curriculum_window": 4,
-    "archive": 6,
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "logging_steps": 3,  # between two saves, so that a loss is under way in a checkpoint
-}
+    "num_generations": 6, "max_steps": 6, "beta": 0.1, "constrain": True, "reference_mode": "ema", "ema_alpha": 0.7,
+    "kl_target": 0.01, "curriculum": True, "curriculum_window": 4, "archive": 6, "save_strategy": "steps",
+    "save_steps": 2, "logging_steps": 3,
+}  # fmt: skip
 
 
 @pytest.mark.exhaustive

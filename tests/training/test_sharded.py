@@ -21,12 +21,9 @@ ZERO3 = pytest.param("zero3", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason
 FORCED = "tests.training.test_forced_distributed:HalfForced"
 EMA = {"reference_mode": "ema", "ema_alpha": 0.7}
 OWN = {
-    "constrain": True,
-    "own_successes": 8,
-    "own_successes_fraction": 0.5,
-    "own_successes_weight": 1.0,
+    "constrain": True, "own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 1.0,
     "max_steps": 4,
-}
+}  # fmt: skip
 # Each process generates from a whole copy of the weights. A large epsilon, because Adam divides the rounding of
 # gradients near zero by their size.
 FAST = {"rollout": "fast", "adam_epsilon": 1e-3}

@@ -3,30 +3,25 @@
 import copy
 import re
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.enumerated import allowed_in
 from tests.support.loss_oracle import Batch, step_loss
 from tests.support.loss_rollouts import MOST_TOKENS, gradients, objective, scored, shaken
-from tests.support.stepped import SteppedTask
 from tests.support.toy import ToyTask
 from tests.support.training import config, parameters, run_processes, toy_trainer
 from tests.training.test_distributed import SCRIPT
 from tests.training.test_think import MARKER, ThinkingToy
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import main as cli
-from trl_grpo_tasks.constraints import ThinkThen, unpack
+from trl_grpo_tasks.constraints import ThinkThen
 from trl_grpo_tasks.training import trainer as trainer_module
-from trl_grpo_tasks.training.config import LOSS_TYPES
+from trl_grpo_tasks.training.config import CHOICES
 from trl_grpo_tasks.training.extras import EXTRAS
 
 OPTIONS = {"constrain": True, "max_completion_length": MOST_TOKENS, "beta": 0.3, "num_iterations": 2}
-
-
-class SteppedThinkingToy(ThinkingToy, SteppedTask):
-    spec = None
 
 
 class EndlessToy(ThinkingToy):
@@ -58,23 +53,11 @@ def thought_of(trainer, output):
     return found & output["completion_mask"].bool()
 
 
-def allowed_in(trainer, output):
-    """The tokens that fresh states allow at each position; all tokens at padding."""
-    constraint, rows = trainer.generation.constraint, trainer.latest_rollout.rows
-    allowed = np.ones((*output["completion_ids"].shape, constraint.vocab_size), dtype=bool)
-    lengths = output["completion_mask"].sum(1).tolist()
-    for b, (row, ids) in enumerate(zip(rows, output["completion_ids"].tolist(), strict=True)):
-        state = constraint.start(row)
-        for t, token in enumerate(ids[: lengths[b]]):
-            allowed[b, t] = unpack(state.mask(), constraint.vocab_size)
-            state.accept(token)
-    return torch.from_numpy(allowed)
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
-def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, weight):
-    """Gradients of every loss, with KL and entropy, against a float64 loss whose policy term is weighted."""
-    trainer, output = rolled_out(tiny_path, tmp_path, thought_weight=weight)
+@pytest.mark.parametrize(("weight", "gamma"), [(0.0, 1.0), (0.3, 1.0), (2.0, 0.8)])
+def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, weight, gamma):
+    """Gradients of every loss, with KL and entropy, against a float64 loss whose policy term is weighted. With a
+    discount, weights fall with the number of later decisions."""
+    trainer, output = rolled_out(tiny_path, tmp_path, thought_weight=weight, gamma=gamma)
     _, plain = rolled_out(tiny_path, tmp_path)
     assert plain["advantages"].ndim == 1 and plain["completion_ids"].equal(output["completion_ids"])
     old = copy.deepcopy(trainer.model.state_dict())
@@ -86,6 +69,7 @@ def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, 
     allowed, is_thought, counted = allowed_in(trainer, output), thought_of(trainer, output), output["completion_mask"]
     logps, entropies = scored(policy, output, allowed, 1.0)
     choices = (allowed.sum(-1) > 1) & counted.bool()
+    later = gamma ** torch.stack([choices[:, t + 1 :].sum(1) for t in range(choices.shape[1])], 1).double()
     batch = Batch(
         logps,
         entropies,
@@ -94,10 +78,10 @@ def test_the_loss_of_thoughts_is_weighted_and_nothing_else(tiny_path, tmp_path, 
         plain["advantages"],
         counted.bool(),
         choices,
-        torch.where(is_thought, weight, 1.0).double(),
+        torch.where(is_thought, weight, 1.0).double() * later,
     )
     assert (choices & is_thought).any() and (choices & ~is_thought).any() and plain["advantages"].any()
-    for loss_type in LOSS_TYPES:
+    for loss_type in CHOICES["loss_type"]:
         what = objective(loss_type, "token")
         trainer.loss_type, trainer.entropy_coef, trainer._entropy_bonus_enabled = loss_type, what.entropy_coef, True
         trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = what.epsilon, what.epsilon_high, what.delta
@@ -129,15 +113,6 @@ def test_weight_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, 
     assert all(value.equal(parameters(ours)[name]) for name, value in parameters(bare).items())
 
 
-def test_the_credit_of_steps_is_weighted_too(tiny_path, tmp_path):
-    credited = {"task": SteppedThinkingToy(), "step_credit": 0.5}
-    trainer, output = rolled_out(tiny_path, tmp_path, **credited, thought_weight=0.25)
-    _, plain = rolled_out(tiny_path, tmp_path, **credited)
-    is_thought = thought_of(trainer, output)
-    assert plain["advantages"][is_thought].any() and plain["advantages"][~is_thought].any()
-    assert output["advantages"].equal(plain["advantages"] * torch.where(is_thought, 0.25, 1.0))
-
-
 def test_groups_of_unended_thoughts_have_no_signal_with_weight_0(tiny_path, tmp_path):
     metrics = []
     for weight in (0.0, 1.0):
@@ -149,19 +124,6 @@ def test_groups_of_unended_thoughts_have_no_signal_with_weight_0(tiny_path, tmp_
     assert metrics[0]["groups_without_signal"] == [1.0] and metrics[1]["groups_without_signal"][0] < 1
     assert metrics[0]["thought/ended"] == [0.0]
     assert metrics[0]["thought/entropy"] and "thought/answer_entropy" not in metrics[0]
-
-
-def test_groups_may_be_replayed_and_sampled_again(tiny_path, tmp_path):
-    """With completions of other lengths, so that everything is padded again."""
-    options = {"replay_size": 4, "resample_rounds": 1, "thought_weight": 0.0, "max_steps": 4, "num_generations": 2}
-    trainer = toy_trainer(tiny_path, tmp_path, ThinkingToy(), **OPTIONS | options)
-    trainer.train()
-    assert sum(line.get("resample/replaced_groups", 0) for line in trainer.state.log_history)
-    for group in trainer.extras["replay"].state._groups:
-        for ids, advantages in zip(group.completion_ids, group.advantages, strict=True):
-            end = trainer.generation.constraint.thought_length(ids.tolist())
-            assert not advantages[:end].any()
-            assert len(set(advantages[end : len(ids)].tolist())) == 1
 
 
 def test_what_cannot_work_is_refused(tiny_path, tmp_path):

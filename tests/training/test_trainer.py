@@ -1,6 +1,5 @@
 """The trainer: TRL bit for bit at its defaults; advantages, constraints and rewards where they are asked for."""
 
-import itertools
 import json
 import math
 
@@ -10,14 +9,13 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.support.enumerated import allowed_in, assert_exact_policy_gradient, every_completion
 from tests.support.exhaustive import exhaustive_but
+from tests.support.loss_oracle import masked_logps_and_entropies
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
-from trl_grpo_tasks.constraints.base import replay
-from trl_grpo_tasks.constraints.table import pad_mask_numbers, widen_mask_numbers
 from trl_grpo_tasks.models.loading import load_tokenizer
-from trl_grpo_tasks.task import Score
 from trl_grpo_tasks.training.advantages import estimate
 
 OURS = ("reward_workers",)
@@ -126,13 +124,8 @@ def test_the_advantages_used_are_those_of_the_estimator(tiny_path, tmp_path, est
 
 def test_passk_on_success_and_clipping(tiny_path, tmp_path):
     FixedTrainer.fixed = ["a", "b", "b", "b", "a", "a", "b", "b"]
-    options = config(
-        tmp_path,
-        advantage_estimator="passk",
-        pass_k=2,
-        component_weights={"success": 1.0, "match": 0.0, "short": 0.0},
-        advantage_clip=0.5,
-    )
+    weights = {"success": 1.0, "match": 0.0, "short": 0.0}
+    options = config(tmp_path, advantage_estimator="passk", pass_k=2, component_weights=weights, advantage_clip=0.5)
     trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
     trainer.model.train()
     output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
@@ -218,11 +211,6 @@ def test_a_judge_is_scored_by_trl_and_never_trained(tiny_path, tmp_path):
 # ---- constraints
 
 
-def sequences(most=3):
-    """Every completion that the toy constraint allows."""
-    return ["".join(s) for n in range(1, most + 1) for s in itertools.product(LETTERS, repeat=n)]
-
-
 @pytest.mark.parametrize(
     "options",
     [{"gradient_checkpointing": True}, {"bf16": True}, {"num_iterations": 2, "beta": 0.1}, {"temperature": 0.7}],
@@ -240,86 +228,23 @@ def test_scoring_is_of_the_sampled_distribution(tiny_path, tmp_path, options, pe
     attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
     with torch.no_grad(), trainer.accelerator.autocast():
         logits = trainer.model(input_ids=ids, attention_mask=attention).logits.double()
-    constraint = LettersConstraint(trainer._tokenizer)
-    length = output["completion_ids"].shape[1]
+    targets, mask = output["completion_ids"], output["completion_mask"].bool()
+    logits, allowed = logits[:, -targets.shape[1] - 1 : -1], allowed_in(trainer, output)
+    expected, _ = masked_logps_and_entropies(logits, targets, allowed, trainer.temperature)
     tolerance = 0.05 if options.get("bf16") else 1e-4
-    for row in range(len(ids)):
-        state = constraint.start({})
-        for t in range(int(output["completion_mask"][row].sum())):
-            token = int(output["completion_ids"][row, t])
-            allowed = torch.tensor([bool(state.mask()[i // 32] >> (i % 32) & 1) for i in range(constraint.vocab_size)])
-            step = logits[row, -length + t - 1] / trainer.temperature
-            expected = step.masked_fill(~allowed, -torch.inf).log_softmax(0)[token].item()
-            for key in ("old_per_token_logps", "ref_per_token_logps"):
-                assert output[key][row, t].item() == pytest.approx(expected, abs=tolerance), (key, row, t)
-            if allowed.sum() == 1:
-                assert output["old_per_token_logps"][row, t] == 0
-            state.accept(token)
+    for key in ("old_per_token_logps", "ref_per_token_logps"):
+        torch.testing.assert_close(output[key][mask].double(), expected[mask], atol=tolerance, rtol=0, msg=key)
+    is_forced = mask & (allowed.sum(-1) == 1)
+    assert is_forced.any() and (output["old_per_token_logps"][is_forced] == 0).all()
 
 
 def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
-    """Over every completion the constraint allows, weighted by its probability, the loss's gradient is that of the
-    expected reward under the constrained policy; rows of the LM head that are never allowed get exactly none."""
-    trainer = toy_trainer(
-        tiny_path,
-        tmp_path,
-        constrain=True,
-        loss_type="dr_grpo",
-        per_device_train_batch_size=84,
-        num_generations=84,
-        max_completion_length=4,
-        temperature=0.9,
-        advantage_estimator="mean",
-    )
-    model, tokenizer = trainer.model.double(), trainer._tokenizer
-    texts = sequences()
-    row = json.loads(trainer.train_dataset[0]["row"])
-    rewards = torch.tensor([ToyTask().score(row, text).total for text in texts], dtype=torch.float64)
-    prompt = tokenizer(row["prompt"])["input_ids"]
-    constraint = LettersConstraint(tokenizer)
-
-    # The oracle: probabilities of all sequences by a dense softmax, and autograd through the expected reward.
-    def dense_logp(text):
-        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-        logits = model(input_ids=torch.tensor([prompt + ids])).logits[0].double() / 0.9
-        state, total = constraint.start({}), 0.0
-        for t, token in enumerate(ids):
-            allowed = torch.tensor([bool(state.mask()[i // 32] >> (i % 32) & 1) for i in range(len(tokenizer))])
-            step = logits[len(prompt) + t - 1].masked_fill(~allowed, -torch.inf)
-            total = total + step[token] - step.logsumexp(0)
-            state.accept(token)
-        return total
-
-    logps = torch.stack([dense_logp(text) for text in texts])
-    probabilities = logps.exp()
-    assert probabilities.sum().item() == pytest.approx(1, abs=1e-9)
-    exact = torch.autograd.grad((probabilities * rewards).sum(), list(model.parameters()), allow_unused=True)
-
-    # Ours: one batch that holds every sequence; each weighs its probability times its reward.
-    table = trainer.generation.tables.start("train", len(tokenizer))
-    ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
-    numbers = pad_mask_numbers([[table.number_of(mask) for mask in replay(constraint, row, i)] for i in ids])
-    width = max(map(len, ids))
-    batch = len(texts)
-    inputs = {
-        "prompt_ids": torch.tensor([prompt] * batch),
-        "prompt_mask": torch.ones(batch, len(prompt), dtype=torch.long),
-        "completion_ids": torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids]),
-        "completion_mask": torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i in ids]),
-        "advantages": (probabilities.detach() * rewards * batch * 4).double(),
-        "mask_numbers": widen_mask_numbers(numbers, width),
-        "num_items_in_batch": torch.tensor(sum(map(len, ids))),
-    }
-    model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    loss = trainer._compute_loss(model, inputs)
-    ours = torch.autograd.grad(-loss, list(model.parameters()), allow_unused=True)
-    for (name, _), want, got in zip(model.named_parameters(), exact, ours, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-6, msg=name)
-    head = ours[[n for n, _ in model.named_parameters()].index("lm_head.weight")]
-    ever = set(tokenizer.convert_tokens_to_ids(list(LETTERS))) | {tokenizer.eos_token_id}
-    for token in range(len(tokenizer)):
-        assert (head[token] == 0).all() == (token not in ever), token
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=True)
+    row, decode = json.loads(trainer.train_dataset[0]["row"]), trainer._tokenizer.decode
+    completions = every_completion(trainer.generation.constraint, row)
+    rewards = [ToyTask().score(row, decode(ids, skip_special_tokens=True)).total for ids, _ in completions]
+    assert len(completions) == 4 + 16 + 64 and len(set(rewards)) > 3
+    assert_exact_policy_gradient(trainer, row, completions, rewards)
 
 
 def test_samples_follow_the_constrained_policy(tiny_path, tmp_path):
@@ -360,14 +285,8 @@ def test_evaluation_between_steps_does_not_disturb_training(tiny_path, tmp_path)
     options = {"constrain": True, "max_steps": 4, "steps_per_generation": 2, "num_iterations": 2, "beta": 0.1}
     plain = toy_trainer(tiny_path, tmp_path / "plain", **options)
     plain.train()
-    checked = toy_trainer(
-        tiny_path,
-        tmp_path / "eval",
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        **options,
-    )
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    checked = toy_trainer(tiny_path, tmp_path / "eval", **evaluated, **options)
     checked.train()
     evaluations = [line for line in checked.state.log_history if "eval_reward" in line]
     assert len(evaluations) == 4 and "eval_constraint/allowed_mass" in evaluations[0]
@@ -405,11 +324,6 @@ def test_scores_reach_the_table_of_completions(tiny_path, tmp_path):
     trainer.train()
     table = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert {"match", "short", "valid", "success", "reason", "advantage"} <= set(table.columns) and len(table) == 8
-
-
-def test_a_score_is_what_it_says():
-    score = ToyTask().make_score({"match": 0.5, "short": 1.0}, True, False, "because")
-    assert score == Score({"match": 0.5, "short": 1.0}, 0.6, True, False, "because", {})
 
 
 def test_a_constraint_says_when_it_waits_for_another_end_than_the_chat_writes(tiny_path, tmp_path, capsys):

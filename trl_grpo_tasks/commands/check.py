@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..rewards.worker import LARGEST_COMPONENT, check_prefix_scores
+from ..rewards.worker import LARGEST_COMPONENT
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
 # Texts that an untrained model may write.
@@ -100,12 +100,6 @@ def _properties(task: Task, seed: int, size: int, tokenizer: Any) -> Iterator[tu
         yield "ok", f"rows that are made from a user's text can be scored ({understood} texts)"
     else:
         yield "-", "rows from a user's text: no text of a row was understood, so that none was tried"
-    if not task.defines("prefix_scores"):
-        yield "-", "prefix scores: the task has none"
-    else:
-        for label, row in tried:
-            _check_prefixes(task, label, row)
-        yield "ok", f"scores of prefixes are from 0 to 1 and do not depend on what follows ({len(tried)} rows)"
     if not task.defines("group_components"):
         yield "-", "components of a group: the task has none"
     else:
@@ -279,31 +273,6 @@ def _check_score(task: Task, label: str, row: Row, completion: str) -> Score | N
     )
     _require(pickle.loads(pickle.dumps(score)) == score, f"the score changes when it is pickled {where}")
     return score
-
-
-def _check_prefixes(task: Task, label: str, row: Row) -> None:
-    gold, bad = task.gold(row), task.bad(row)
-    for text in (gold, bad, *GARBAGE):
-        where = f"({label}, completion {text[:80]!a})"
-        try:
-            returned = task.prefix_scores(row, text)
-        except Exception as error:
-            file = inspect.getsourcefile(type(task)) or ""
-            raise AssertionError(f"prefix_scores raised {describe_error(error, file)} {where}") from error
-        pairs, reason = check_prefix_scores(returned, text)
-        _require(not reason, f"{reason} {where}")
-        for number, (place, _) in enumerate((pairs or [])[:-1] if text in (gold, bad) else [], 1):
-            assert pairs is not None
-            alone = task.prefix_scores(row, text[:place])
-            same = alone is not None and len(alone) > number and all(
-                before == after and math.isclose(value, other, abs_tol=1e-6)
-                for (before, value), (after, other) in zip(pairs[:number], alone[:number], strict=True)
-            )  # fmt: skip
-            _require(
-                same,
-                f"prefix_scores must depend only on the text up to each place: the steps up to {place} characters are "
-                f"{pairs[:number][-3:]}, but {alone and alone[:-1][-3:]} if the text ends there {where}",
-            )
 
 
 def _check_row_of(task: Task, label: str, row: Row) -> int:

@@ -37,7 +37,6 @@ class TaskRewards:
             timeout=args.reward_timeout,
             memory_mb=args.reward_memory_mb,
             backend=args.reward_backend,
-            with_prefixes=args.needs_prefix_scores,
             weights=self._weights,
         )
         self._pending: Pending | None = None

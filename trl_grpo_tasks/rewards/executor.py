@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..task import Score, Task, weighted_total
 from .pool import LATE, InlinePool, Job, Pool, ProcessPool, RewardWorkerError
-from .worker import PrefixScores, Reply, TaskRecipe
+from .worker import Reply, TaskRecipe
 
 if TYPE_CHECKING:
     from .classifier import FrozenClassifier
@@ -45,7 +45,6 @@ class Outcome:
     reason: str
     seconds: float  # spent on scoring this completion; 0 if cached
     cached: bool  # the score was already known, or is shared with an equal completion
-    prefix_scores: PrefixScores | None = None  # with `with_prefixes`, where the task could compute them
 
 
 @dataclass
@@ -113,8 +112,6 @@ class RewardExecutor:
     needs more than `memory_mb` on top of the loaded task gets None with a reason, and its worker is replaced; other
     completions are not affected. On Ray, a completion whose worker or node dies is scored once more first.
 
-    With `with_prefixes`, outcomes also have the task's prefix scores, which count towards the same time limit.
-
     If the task has an `llm_judge`, it is asked meanwhile, and its component is added to the scores. A completion that
     it cannot grade gets None. `timeout` does not apply to it: it has time limits of its own. The task's frozen judges
     score in this process, in batches, when the result is requested.
@@ -132,7 +129,6 @@ class RewardExecutor:
         memory_mb: int | None = None,
         backend: str = "process",
         cache_size: int = 100_000,
-        with_prefixes: bool = False,
         weights: Mapping[str, float] | None = None,
     ):
         if backend not in BACKENDS:
@@ -161,13 +157,13 @@ class RewardExecutor:
         self._identity = repr((task.name, task.version, task.options))
         self._pool: Pool
         if workers == 0:
-            self._pool = InlinePool(task, with_prefixes)
+            self._pool = InlinePool(task)
         elif backend == "process":
-            self._pool = ProcessPool(TaskRecipe.of(task, with_prefixes), workers, timeout, memory_mb)
+            self._pool = ProcessPool(TaskRecipe.of(task), workers, timeout, memory_mb)
         else:
             from .ray_backend import RayPool
 
-            self._pool = RayPool(TaskRecipe.of(task, with_prefixes), workers, timeout, memory_mb)
+            self._pool = RayPool(TaskRecipe.of(task), workers, timeout, memory_mb)
         # Runs on close, on garbage collection or at interpreter exit, whichever comes first.
         self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -216,8 +212,8 @@ class RewardExecutor:
             known = self._cache.get(key)
             if known is not None:
                 self._cache.move_to_end(key)
-                score, reason, prefix_scores = pickle.loads(known)
-                future.set_result(Outcome(score, reason, 0.0, cached=True, prefix_scores=prefix_scores))
+                score, reason = pickle.loads(known)
+                future.set_result(Outcome(score, reason, 0.0, cached=True))
             original = self._in_progress.get(key)
             if known is not None or original is not None:
                 self.stats.hits += 1
@@ -266,12 +262,11 @@ class RewardExecutor:
                 if reply.score is None:
                     self.stats.failures += 1
                 else:
-                    self._cache[key] = pickle.dumps((reply.score, reply.reason, reply.prefix_scores))
+                    self._cache[key] = pickle.dumps((reply.score, reply.reason))
                     while len(self._cache) > self._cache_size:
                         self._cache.popitem(last=False)
         if isinstance(reply, Reply):
-            found = Outcome(reply.score, reply.reason, reply.seconds, cached=False, prefix_scores=reply.prefix_scores)
-            future.set_result(found)
+            future.set_result(Outcome(reply.score, reply.reason, reply.seconds, cached=False))
         else:
             future.set_exception(reply)
 

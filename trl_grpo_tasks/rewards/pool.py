@@ -127,15 +127,15 @@ class Pool:
 class InlinePool(Pool):
     """A pool without workers: jobs are scored in the thread that requests a result."""
 
-    def __init__(self, task: Task, with_prefixes: bool = False):
+    def __init__(self, task: Task):
         super().__init__()
-        self._task, self._with_prefixes = task, with_prefixes
+        self._task = task
         self._started.set()
 
     def drain(self) -> None:
         while self._queue:
             job = self._queue.popleft()
-            job.done(score_one(self._task, job.row, job.completion, self._with_prefixes))
+            job.done(score_one(self._task, job.row, job.completion))
 
     def close(self) -> None:
         self._fail_all(RewardWorkerError(CLOSED))

@@ -170,7 +170,6 @@ class _Scorer:
         import traceback
 
         self._problem: str | None = None
-        self._with_prefixes = recipe.with_prefixes
         try:
             self._task = recipe.build()
             limit_memory(memory_mb)
@@ -184,7 +183,7 @@ class _Scorer:
         return self._problem, ray.get_runtime_context().get_node_id()
 
     def score(self, row: str, completion: str) -> Reply:
-        return score_one(self._task, row, completion, self._with_prefixes)
+        return score_one(self._task, row, completion)
 
 
 def _import_ray() -> Any:

@@ -26,7 +26,6 @@ from ..registry import get_task
 from ..task import Score, Task
 
 HEADER = struct.Struct("!Q")
-PrefixScores = list[tuple[int, float]]  # what Task.prefix_scores returns
 # The largest size of a component. Its square, times those of a weight and of a batch, is finite in float32.
 LARGEST_COMPONENT = 1e9
 
@@ -48,7 +47,6 @@ class Reply:
     reason: str
     seconds: float
     retire: bool = False
-    prefix_scores: PrefixScores | None = None  # if asked for, and where the task could compute them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +56,20 @@ class TaskRecipe:
     sys_path: list[str]
     spec: str | None
     payload: bytes  # pickled: the options of a task with a spec, else the task itself
-    with_prefixes: bool = False  # whether prefix scores are computed too
 
     @classmethod
-    def of(cls, task: Task, with_prefixes: bool = False) -> TaskRecipe:
+    def of(cls, task: Task) -> TaskRecipe:
         import dill
 
         spec = task.spec
         try:
             if spec is None:
-                return cls(list(sys.path), None, dill.dumps(task, recurse=True), with_prefixes)
+                return cls(list(sys.path), None, dill.dumps(task, recurse=True))
             if spec.endswith(".py"):
                 spec = str(Path(spec).expanduser().resolve())
             # As a dictionary: the class of the options may be defined in a task file, which only get_task can import.
             options = {f.name: getattr(task.options, f.name) for f in dataclasses.fields(task.options)}
-            return cls(list(sys.path), spec, dill.dumps(options), with_prefixes)
+            return cls(list(sys.path), spec, dill.dumps(options))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             raise TypeError(
                 f"task {task.name!r} cannot be sent to a reward worker ({type(error).__name__}: {error}); "
@@ -88,15 +85,14 @@ class TaskRecipe:
         return loaded if self.spec is None else get_task(self.spec, loaded)
 
 
-def score_one(task: Task, row: str, completion: str, with_prefixes: bool = False) -> Reply:
-    """Score one completion, and its prefixes if asked; an error in the task becomes the reason of the reply.
+def score_one(task: Task, row: str, completion: str) -> Reply:
+    """Score one completion; an error in the task becomes the reason of the reply.
 
     If the task forks and also returns in the child, the child exits here.
     """
     started, process = time.perf_counter(), os.getpid()
     retire = False
     score: Score | None = None
-    prefix_scores: PrefixScores | None = None
     try:
         returned = task.score(json.loads(row), completion)
         if returned is None:
@@ -104,15 +100,13 @@ def score_one(task: Task, row: str, completion: str, with_prefixes: bool = False
         else:
             score, reason = check_score(task, returned)
             reason = reason and f"{reason} (row {row if len(row) <= 100 else row[:97] + '...'})"
-        if score is not None and with_prefixes:
-            prefix_scores, reason = check_prefix_scores(task.prefix_scores(json.loads(row), completion), completion)
     except MemoryError as error:
         reason, retire = f"MemoryError: {error} (over the memory limit of a reward worker)", True
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: any failure is a reason, never a crash
         reason = _describe(error)
     if os.getpid() != process:
         os._exit(0)
-    return Reply(score, reason, time.perf_counter() - started, retire, prefix_scores)
+    return Reply(score, reason, time.perf_counter() - started, retire)
 
 
 def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
@@ -145,25 +139,6 @@ def check_score(task: Task, score: Any) -> tuple[Score | None, str]:
         flags[name] = value
     plain = Score(components, float(score.total), flags["valid"], flags["success"], str(score.reason), score.info)
     return plain, ""
-
-
-def check_prefix_scores(pairs: Any, completion: str) -> tuple[PrefixScores | None, str]:
-    """Return what `Task.prefix_scores` returned, with plain numbers, and "", or None and what is wrong with it."""
-    if pairs is None:
-        return None, ""
-    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        return None, f"prefix_scores must return a list of pairs or None, got {str(pairs)[:100]}"
-    if not pairs or pairs[-1][0] != len(completion):
-        last = f"got {pairs[-1]}" if pairs else "got no pair"
-        return None, f"the last pair of prefix_scores must be at the end, after {len(completion)} characters; {last}"
-    before = 0
-    for place, value in pairs:
-        if not isinstance(place, int) or not before <= place <= len(completion):
-            return None, f"prefix_scores: numbers of characters must ascend from 0, got {place!r} after {before}"
-        if not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:  # false for NaN
-            return None, f"prefix_scores: the score after {place} characters must be from 0 to 1, got {value!r}"
-        before = place
-    return [(int(place), float(value)) for place, value in pairs], ""
 
 
 def limit_memory(memory_mb: int | None) -> None:
@@ -212,7 +187,7 @@ def main() -> None:
         _send(replies, (0, None))
         while True:
             number, row, completion = read_frame(requests)
-            reply = score_one(task, row, completion, recipe.with_prefixes)
+            reply = score_one(task, row, completion)
             try:
                 message = frame((number, reply))
             except Exception as error:  # noqa: BLE001 - pickling runs user code

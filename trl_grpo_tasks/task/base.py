@@ -75,7 +75,7 @@ class Task(OptionalMethods):
         return None
 
     def defines(self, method: str) -> bool:
-        """Whether this task has its own version of an optional method, such as "prefix_scores"."""
+        """Whether this task has its own version of an optional method, such as "group_components"."""
         return getattr(type(self), method) is not getattr(Task, method)
 
     def make_score(

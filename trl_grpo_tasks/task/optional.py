@@ -67,16 +67,6 @@ class OptionalMethods:
         """
         return None
 
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
-        """Return scores of growing parts of a completion, for `step_credit`; None if it could not be scored.
-
-        Each pair is the number of characters after which a step is complete, and a score of the text up to there, from
-        0 to 1. Both may depend only on that text, never on what follows. The last pair is (length of the completion,
-        score of the whole answer); a step that is complete at the end has a pair of its own before it. Like `score`,
-        this must be a pure function that raises no exception.
-        """
-        return None
-
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:

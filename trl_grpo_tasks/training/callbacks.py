@@ -112,17 +112,9 @@ class Console(TrainerCallback):
         cycle = getattr(args, "num_iterations", 1) * getattr(args, "steps_per_generation", 1)
         cycle = max(1, cycle // args.gradient_accumulation_steps)
         self._warm, self._measured = (cycle * math.ceil(least / cycle) for least in (WARM_UP, MEASURED))
-        hidden = (
-            None if state.is_world_process_zero else True
-        )  # None: tqdm hides the bar unless the output is a terminal
-        self._bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc=self._title,
-            unit="step",
-            leave=False,
-            disable=hidden,
-        )
+        hidden = None if state.is_world_process_zero else True  # None: unless the output is a terminal
+        steps = {"total": state.max_steps, "initial": state.global_step, "unit": "step"}
+        self._bar = tqdm(desc=self._title, leave=False, disable=hidden, **steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._bar.update()
@@ -254,7 +246,7 @@ class Hints(TrainerCallback):
         is_new = "pass@1" in logs and "collapse" not in self._streaks
         if is_new and (found := collapse(state.log_history, _prompts_per_step(args))):
             self._streaks["collapse"] = 1
-            (success, success_now), (best, best_now), _ = found.values()
+            (success, success_now), (best, best_now) = found.values()
             name = list(found)[1]
             self._say(
                 f"hint: success has risen from {success:.3f} to {success_now:.3f} while {name} has fallen from "

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -143,17 +144,14 @@ def _fill_trainer(model: Any, args: Any, golds: Dataset, tokenizer: Any, peft_co
     return Trainer(model, args, data_collator=batch, train_dataset=golds, processing_class=tokenizer)
 
 
-def gold_dataset(task: Task, rows: list[dict[str, Any]], tokenizer: Any = None) -> Dataset:
+def gold_dataset(task: Task, rows: Sequence[Row], tokenizer: Any = None) -> Dataset:
     """Prompts and gold answers as SFTTrainer takes them: the loss covers the answers only."""
-    return Dataset.from_list([_example(task, row, tokenizer) for row in rows])
-
-
-def _example(task: Task, row: Row, tokenizer: Any) -> dict[str, Any]:
-    if isinstance(task, RepairTask):
-        prompt, gold = task.demonstration(row, tokenizer)
-    else:
-        prompt, gold = row["prompt"], task.gold(row)
-    return {
-        "prompt": prompt,
-        "completion": gold if isinstance(prompt, str) else [{"role": "assistant", "content": gold}],
-    }
+    examples = []
+    for row in rows:
+        if isinstance(task, RepairTask):
+            prompt, gold = task.demonstration(row, tokenizer)
+        else:
+            prompt, gold = row["prompt"], task.gold(row)
+        completion = gold if isinstance(prompt, str) else [{"role": "assistant", "content": gold}]
+        examples.append({"prompt": prompt, "completion": completion})
+    return Dataset.from_list(examples)

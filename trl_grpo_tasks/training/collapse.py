@@ -14,8 +14,8 @@ STANDARD_ERRORS = 2.0
 
 
 def collapse(history: Sequence[Mapping[str, Any]], prompts_per_step: float) -> dict[str, tuple[float, float]] | None:
-    """If pass@k has fallen while success rose: the values before and now of pass@1, which is success, of pass@k for
-    the largest k, and of the entropy, in this order. Otherwise None.
+    """If pass@k has fallen while success rose: the values before and now of pass@1, which is success, and of
+    pass@k for the largest k. Otherwise None.
 
     `history` holds the logs of a run so far; after a change of the curriculum's level, only later logs count. They are
     cut into thirds, and the last third is compared with each of the others: success must have risen and pass@k fallen,
@@ -36,16 +36,16 @@ def collapse(history: Sequence[Mapping[str, Any]], prompts_per_step: float) -> d
     if len(logs) < LEAST_LOGS:
         return None
     k = max(int(name.removeprefix("pass@")) for name in logs[-1] if name.startswith("pass@"))
-    names = ("pass@1", f"pass@{k}", "entropy")
+    names = ("pass@1", f"pass@{k}")
     if k == 1 or any(line.get(name) is None for line in logs for name in names):
         return None
-    values_L_3 = np.array([[line[name] for name in names] for line in logs])
+    values_L_2 = np.array([[line[name] for name in names] for line in logs])
     weights_L, size = np.array(prompts), len(logs) // 3
-    now, now_count = np.average(values_L_3[-size:], 0, weights_L[-size:]), weights_L[-size:].sum()
+    now, now_count = np.average(values_L_2[-size:], 0, weights_L[-size:]), weights_L[-size:].sum()
     for part in (slice(0, size), slice(size, 2 * size)):
-        before, count = np.average(values_L_3[part], 0, weights_L[part]), weights_L[part].sum()
+        before, count = np.average(values_L_2[part], 0, weights_L[part]), weights_L[part].sum()
         changes = now - before
-        limits = [_noise((p + q) / 2, 1 / count + 1 / now_count) for p, q in zip(before[:2], now[:2], strict=True)]
+        limits = [_noise((p + q) / 2, 1 / count + 1 / now_count) for p, q in zip(before, now, strict=True)]
         if changes[0] > limits[0] and changes[1] < -limits[1]:
             return {name: (float(a), float(b)) for name, a, b in zip(names, before, now, strict=True)}
     return None

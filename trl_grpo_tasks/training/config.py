@@ -20,12 +20,14 @@ from .ranges import check_ranges
 from .repair import check_repair
 from .sharding import check_sharding
 
-REWARD_BACKENDS = ("process", "ray")
-ROLLOUTS = ("trl", "fast", "auto")
-# Options that TRL and transformers check only when training starts, which may be after a cold start.
-LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
-SCALE_REWARDS = ("group", "batch", "none")
+# TRL and transformers check their own options only when training starts, which may be after a cold start.
+CHOICES = {
+    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "reward_backend": ("process", "ray"),
+    "rollout": ("trl", "fast", "auto"),
+}
 
 
 @dataclass
@@ -148,11 +150,9 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
                 f"advantage_estimator={self.advantage_estimator!r} uses the weighted sum of the components; "
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} works with 'grpo' only"
             )
-        _check_choice("loss_type", self.loss_type, LOSS_TYPES)
-        _check_choice("importance_sampling_level", self.importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
-        _check_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
-        _check_choice("reward_backend", self.reward_backend, REWARD_BACKENDS)
-        _check_choice("rollout", self.rollout, ROLLOUTS)
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of: {', '.join(choices)}")
         if self.offload_reference and self.beta == 0:
             raise ValueError("offload_reference needs beta > 0: with beta=0 there is no reference; leave it out")
         if self.offload_reference and self.sync_ref_model:
@@ -207,10 +207,6 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
         return any(extra.updates_reference for extra in self._extras)
 
     @property
-    def needs_prefix_scores(self) -> bool:
-        return any(extra.needs_prefix_scores for extra in self._extras)
-
-    @property
     def needs_fsdp2(self) -> bool:
         """Whether an option does not work with the first version of FSDP."""
         extras = any(extra.needs_fsdp2 for extra in self._extras)
@@ -242,8 +238,3 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
     def sampling_filters(self) -> SamplingFilters:
         """top_k, top_p and min_p; generation_kwargs come before the options of the same name, as in TRL."""
         return SamplingFilters.of({name: getattr(self, name) for name in FILTERS} | (self.generation_kwargs or {}))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")

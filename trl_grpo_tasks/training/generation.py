@@ -143,19 +143,14 @@ class Generation:
                 setattr(trainer.generation_config, name, neutral)
                 trainer.generation_kwargs[name] = neutral
         reason = None if self._args.rollout == "trl" else unsupported_reason_in(trainer)
+        refuse_turns(self._args.repair_turns, reason)
         if reason is not None:
-            self._refuse_turns(reason)
             accelerator.print(f"TRL generates the completions, because {reason}")
         self.uses_engine = self._args.rollout != "trl" and reason is None
         if self.uses_engine and trainer.is_sharded:
             precision = accelerator.state.fsdp_plugin.mixed_precision_policy if trainer.is_fsdp_enabled else None
             dtype = None if precision is None else precision.param_dtype
             self.gathered = GatheredCopy(plain_models(trainer)[0], dtype, accelerator.device)
-
-    def _refuse_turns(self, reason: str) -> None:
-        """Raise ValueError if completions have several turns, which TRL's generation would end with the first."""
-        if self._args.repair_turns > 1:
-            refuse_turns(self._args.repair_turns, reason)
 
     @contextmanager
     def vllm_options(self, apply: bool) -> Iterator[None]:
@@ -239,8 +234,7 @@ class Generation:
         if self.gathered is not None:
             longest += max(map(len, prompt_ids))
             reason = reason_of_any(reason or self.gathered.unsupported_memory(trainer.num_generations, longest))
-        if reason is not None:
-            self._refuse_turns(reason)
+        refuse_turns(self._args.repair_turns, reason)
         if reason is not None and not self._has_printed_reason:
             if self.gathered is None or trainer.accelerator.is_main_process:
                 print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)

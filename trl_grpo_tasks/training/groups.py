@@ -54,104 +54,6 @@ def unpadded(rollout: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Te
     return prompts, completions
 
 
-def groups_of(
-    rollout: dict[str, Any],
-    rows: Sequence[str],
-    groups: Sequence[int],
-    group_size: int,
-    step: int,
-    table: MaskTable | None = None,
-) -> list[StoredGroup]:
-    """The given groups of a rollout, ready to be stored; each must have a token in the loss. The rollout's log-probs
-    must be those of the policy that sampled it; it may have none if the groups are used at once. `table` is the table
-    of its `mask_numbers`, where it has them."""
-    prompts, completions = unpadded(rollout)
-    stored = []
-    for group in groups:
-        members = range(group * group_size, (group + 1) * group_size)
-        advantages = rollout["advantages"][list(members)].cpu()
-        lengths = [len(completions[i]) for i in members]
-        if advantages.ndim == 2:
-            advantages = advantages[:, : max(lengths)]
-            used = torch.cat([row[:length] for row, length in zip(advantages, lengths, strict=True)])
-        else:
-            used = advantages[torch.tensor(lengths) > 0]
-        numbers: list[list[int]] = []
-        if table is not None:
-            numbers = [rollout["mask_numbers"][i, : len(completions[i])].tolist() for i in members]
-        index_of = {number: index for index, number in enumerate(dict.fromkeys(itertools.chain(*numbers)))}
-        stored.append(
-            StoredGroup(
-                row=rows[members[0]],
-                prompt_ids=prompts[members[0]].cpu(),
-                completion_ids=[completions[i].cpu() for i in members],
-                of_sampler={
-                    name: [rollout[name][i, : len(completions[i])].to("cpu", copy=True) for i in members]
-                    for name in OF_SAMPLER
-                    if name in rollout
-                },
-                advantages=advantages,
-                priority=used.abs().mean().item() + 0.01,
-                step=step,
-                masks=[] if table is None else table.export(index_of),
-                mask_of_token=[torch.tensor([index_of[n] for n in row], dtype=torch.int32) for row in numbers],
-            )
-        )
-    return stored
-
-
-def put_groups(
-    rollout: dict[str, Any],
-    chosen: Sequence[tuple[int, StoredGroup, float]],
-    group_size: int,
-    pad_id: int,
-    table: MaskTable | None = None,
-) -> list[int]:
-    """Overwrite groups of a rollout with stored groups and their importance weights, and pad again to the new lengths.
-    Returns the replaced rows, whose reference log-probs the caller must recompute."""
-    device = rollout["prompt_ids"].device
-    prompts, completions = unpadded(rollout)
-    # Cut to the length of each completion; they are padded again below.
-    per_token = {
-        name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
-        for name, values in rollout.items()
-        if name in PER_TOKEN and values.ndim == 2 and values.shape[1] == rollout["completion_ids"].shape[1]
-    }
-    replaced = []
-    for group, stored, weight in chosen:
-        numbers = [] if table is None else table.add(stored.masks)
-        for j in range(group_size):
-            i = group * group_size + j
-            replaced.append(i)
-            prompts[i] = stored.prompt_ids.to(device)
-            completions[i] = stored.completion_ids[j].to(device)
-            for name, values in per_token.items():
-                values[i] = torch.zeros(len(completions[i]), dtype=rollout[name].dtype, device=rollout[name].device)
-            for name, of_completions in stored.of_sampler.items():
-                of_tokens = of_completions[j].to(device)
-                if name in per_token:  # if all completions had one token, a ratio per completion looks the same
-                    per_token[name][i] = of_tokens.expand(len(completions[i]))
-                else:
-                    rollout[name][i, : len(of_tokens)] = of_tokens
-            if table is not None:
-                renumbered = [numbers[index] for index in stored.mask_of_token[j].tolist()]
-                per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
-            advantages = weight * stored.advantages[j].to(device)
-            if "advantages" in per_token:
-                per_token["advantages"][i] = advantages[: len(completions[i])]
-            else:
-                rollout["advantages"][i] = advantages
-    for name, tensors, value, side in (
-        ("prompt", prompts, pad_id, "left"),
-        ("completion", completions, pad_id, "right"),
-    ):
-        rollout[f"{name}_ids"] = pad(tensors, value, side)
-        rollout[f"{name}_mask"] = pad([torch.ones_like(ids) for ids in tensors], 0, side)
-    for name, values in per_token.items():
-        rollout[name] = pad(values, 0, "right")
-    return replaced
-
-
 class RolloutGroups:
     """The groups of this process in the latest training rollout. `rows` of the completions, and mean reward and
     success rate of the groups in `results`, change with them. Processes hold whole groups; all of them know which
@@ -174,9 +76,41 @@ class RolloutGroups:
         return self._trainer.generation.tables["train"] if "mask_numbers" in self.output else None
 
     def stored(self, numbers: Sequence[int]) -> list[StoredGroup]:
-        """These groups, ready to be stored."""
-        step = self._trainer.state.global_step
-        return groups_of(self.output, self.rows, numbers, self.size, step, self.table)
+        """These groups, ready to be stored; each must have a token in the loss. The log-probs of the rollout must be
+        those of the policy that sampled it; it may have none if the groups are used at once."""
+        output, table = self.output, self.table
+        prompts, completions = unpadded(output)
+        stored = []
+        for group in numbers:
+            members = range(group * self.size, (group + 1) * self.size)
+            advantages = output["advantages"][list(members)].cpu()
+            lengths = [len(completions[i]) for i in members]
+            if advantages.ndim == 2:
+                advantages = advantages[:, : max(lengths)]
+                used = torch.cat([row[:length] for row, length in zip(advantages, lengths, strict=True)])
+            else:
+                used = advantages[torch.tensor(lengths) > 0]
+            numbered = [] if table is None else zip(members, lengths, strict=True)
+            masks = [output["mask_numbers"][i, :n].tolist() for i, n in numbered]
+            index_of = {number: index for index, number in enumerate(dict.fromkeys(itertools.chain(*masks)))}
+            stored.append(
+                StoredGroup(
+                    row=self.rows[members[0]],
+                    prompt_ids=prompts[members[0]].cpu(),
+                    completion_ids=[completions[i].cpu() for i in members],
+                    of_sampler={
+                        name: [output[name][i, :n].to("cpu", copy=True) for i, n in zip(members, lengths, strict=True)]
+                        for name in OF_SAMPLER
+                        if name in output
+                    },
+                    advantages=advantages,
+                    priority=used.abs().mean().item() + 0.01,
+                    step=self._trainer.state.global_step,
+                    masks=[] if table is None else table.export(index_of),
+                    mask_of_token=[torch.tensor([index_of[n] for n in row], dtype=torch.int32) for row in masks],
+                )
+            )
+        return stored
 
     def replace(self, chosen: Sequence[tuple[int, StoredGroup, float]], replaced_everywhere: int) -> None:
         """Put groups, with importance weights, in place of others. All processes must call this, with the number of
@@ -191,11 +125,10 @@ class RolloutGroups:
             self.output["num_items_in_batch"] = self._trainer.accelerator.gather(tokens).sum()
 
     def put(self, chosen: Sequence[tuple[int, StoredGroup, float]], scored_rows: int) -> None:
-        """Write stored groups into the rollout and compute their reference log-probs with the present reference, which
-        scores this number of rows: where they are more than those replaced, the rest is not used."""
-        output, replaced = self.output, []
-        if chosen:
-            replaced = put_groups(output, chosen, self.size, self._trainer._tokenizer.pad_token_id, self.table)
+        """Overwrite groups of the rollout with stored groups and their importance weights, pad again to the new
+        lengths, and compute their reference log-probs with the present reference, which scores this number of rows:
+        where they are more than those replaced, the rest is not used."""
+        output, replaced = self.output, self._put(chosen) if chosen else []
         if "ref_per_token_logps" in output:
             scored = replaced + [0] * (scored_rows - len(replaced))
             part = {
@@ -205,6 +138,48 @@ class RolloutGroups:
             }
             logps_B_T = self._trainer.scoring.logps(part, of_reference=True)
             output["ref_per_token_logps"][replaced] = logps_B_T[: len(replaced)]
+
+    def _put(self, chosen: Sequence[tuple[int, StoredGroup, float]]) -> list[int]:
+        """Overwrite groups. Returns the replaced rows, whose reference log-probs are still to be computed."""
+        rollout, table, pad_id = self.output, self.table, self._trainer._tokenizer.pad_token_id
+        device = rollout["prompt_ids"].device
+        prompts, completions = unpadded(rollout)
+        # Cut to the length of each completion; they are padded again below.
+        per_token = {
+            name: [values[i, : len(ids)] for i, ids in enumerate(completions)]
+            for name, values in rollout.items()
+            if name in PER_TOKEN and values.ndim == 2 and values.shape[1] == rollout["completion_ids"].shape[1]
+        }
+        replaced = []
+        for group, stored, weight in chosen:
+            numbers = [] if table is None else table.add(stored.masks)
+            for j in range(self.size):
+                i = group * self.size + j
+                replaced.append(i)
+                prompts[i] = stored.prompt_ids.to(device)
+                completions[i] = stored.completion_ids[j].to(device)
+                for name, values in per_token.items():
+                    values[i] = rollout[name].new_zeros(len(completions[i]))
+                for name, of_completions in stored.of_sampler.items():
+                    of_tokens = of_completions[j].to(device)
+                    if name in per_token:  # if all completions had one token, a ratio per completion looks the same
+                        per_token[name][i] = of_tokens.expand(len(completions[i]))
+                    else:
+                        rollout[name][i, : len(of_tokens)] = of_tokens
+                if table is not None:
+                    renumbered = [numbers[index] for index in stored.mask_of_token[j].tolist()]
+                    per_token["mask_numbers"][i] = torch.tensor(renumbered, dtype=rollout["mask_numbers"].dtype)
+                advantages = weight * stored.advantages[j].to(device)
+                if "advantages" in per_token:
+                    per_token["advantages"][i] = advantages[: len(completions[i])]
+                else:
+                    rollout["advantages"][i] = advantages
+        for name, tensors, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
+            rollout[f"{name}_ids"] = pad(tensors, pad_id, side)
+            rollout[f"{name}_mask"] = pad([torch.ones_like(ids) for ids in tensors], 0, side)
+        for name, values in per_token.items():
+            rollout[name] = pad(values, 0, "right")
+        return replaced
 
 
 def check_whole_groups(args: Any, option: str) -> None:

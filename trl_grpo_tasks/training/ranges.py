@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """The values from `least`, or above `above`, up to `most`; and `also`."""
+    """The values from `least`, or above `above`, up to `most`; and `also`. `note` ends the message."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     also: float | None = None
+    note: str = ""
 
     def problem(self, value: float) -> str:
         """Return what the value must be, or "" if it is in the range. NaN and infinity are in no range."""
@@ -37,6 +38,7 @@ RANGES = {
     **dict.fromkeys(("weight_decay", "max_grad_norm", "warmup_steps"), NOT_NEGATIVE),
     "num_train_epochs": POSITIVE,
     **dict.fromkeys(("reward_workers", "replay_size", "resample_rounds", "cold_start_steps"), NOT_NEGATIVE),
+    **dict.fromkeys(("archive", "own_successes"), NOT_NEGATIVE),
     **dict.fromkeys(("train_rows", "eval_rows", "cold_start_rows", "samples"), COUNT),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "cold_start_batch_size"), COUNT),
     **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"), COUNT),
@@ -45,7 +47,12 @@ RANGES = {
     **dict.fromkeys(("advantage_clip", "reward_timeout", "reward_memory_mb"), POSITIVE),
     **dict.fromkeys(("kl_target", "cold_start_learning_rate"), POSITIVE),
     **dict.fromkeys(("ema_alpha", "replay_fraction", "curriculum_advance"), SHARE),
-    **dict.fromkeys(("curriculum_fall_back",), SHARE),
+    "curriculum_fall_back": SHARE,
+    "gamma": Range(above=0, most=1, note="; 1 does not discount"),
+    "repair_discount": Range(above=0, most=1, note="; 1 does not discount"),
+    "thought_weight": Range(least=0, note="; 0 trains only answers, 1 weights all alike"),
+    "own_successes_fraction": Range(above=0, most=1, note="; own_successes=0 turns imitation off"),
+    "own_successes_weight": Range(above=0, note="; own_successes=0 turns imitation off"),
 }
 
 
@@ -57,4 +64,4 @@ def check_ranges(options: Mapping[str, Any], as_flags: bool = False) -> None:
     for name, value in options.items():
         if name in RANGES and value is not None and (problem := RANGES[name].problem(value)):
             shown = f"--{name} {value}" if as_flags else f"{name}={value}"
-            raise ValueError(f"{shown} must be {problem}")
+            raise ValueError(f"{shown} must be {problem}{RANGES[name].note}")

@@ -30,6 +30,10 @@ LONGEST_REASON = 200  # characters
 SECONDS_PER_TURN = 30.0  # a turn that takes longer to score ends its conversation; with workers: --reward_timeout
 REPAIRED_SHARE = 0.25  # of the rows of a cold start: they show a failed turn before the gold answer
 NO_REASON = "it does not solve the task"
+# What a task with several turns takes over as it is.
+FROM_INNER = ("name", "version", "description", "weights", "levels", "watched", "tiny_defaults", "tools", "Options",
+              "options", "fixed_options", "defines", "dataset", "request", "gold", "bad", "row_of", "row_from",
+              "unverifiable", "prepare", "make_score")  # fmt: skip
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+")  # the folders of an absolute path
 
 
@@ -37,8 +41,6 @@ def check_repair(args: Any) -> None:
     """Raise ValueError for options of a TaskGRPOConfig with which answers cannot be repaired."""
     if not 1 <= args.repair_turns <= MOST_TURNS:
         raise ValueError(f"repair_turns={args.repair_turns} must be from 1 (off) to {MOST_TURNS}")
-    if not 0 < args.repair_discount <= 1:
-        raise ValueError(f"repair_discount={args.repair_discount} must be above 0 and at most 1; 1 does not discount")
     if args.repair_turns == 1:
         return
     asked = f"repair_turns={args.repair_turns}"
@@ -69,9 +71,11 @@ def refuse_editor(editor: str | None, turns: int) -> None:
         )
 
 
-def refuse_turns(turns: int, reason: str) -> None:
-    """Raise ValueError: completions have several turns, and our rollouts, which they need, are not possible."""
-    raise ValueError(f"repair_turns={turns} needs our rollouts, but {reason}; set it to 1")
+def refuse_turns(turns: int, reason: str | None) -> None:
+    """Raise ValueError if completions have several turns, which TRL's generation would end with the first, and our
+    rollouts are not possible for a reason."""
+    if turns > 1 and reason is not None:
+        raise ValueError(f"repair_turns={turns} needs our rollouts, but {reason}; set it to 1")
 
 
 def with_repair_of(task: Task, settings: Mapping[str, Any]) -> Task:
@@ -148,8 +152,7 @@ class RepairTask(Task):
                 "several turns; leave it at 1"
             )
         self.inner, self.turns, self.discount, self._constrain = inner, turns, discount, constrain
-        for name in ("name", "version", "description", "weights", "levels", "watched", "tiny_defaults", "tools",
-                     "Options", "options", "fixed_options"):  # fmt: skip
+        for name in FROM_INNER:
             setattr(self, name, getattr(inner, name))
         lengths = {name: turns * n for name, n in inner.defaults.items() if name == "max_completion_length"}
         self.defaults = {**inner.defaults, **lengths}  # type: ignore[misc]
@@ -157,9 +160,6 @@ class RepairTask(Task):
 
     def __reduce__(self) -> Any:  # the class of a task in a file can only be imported by its recipe
         return _rebuilt, (TaskRecipe.of(self.inner), self.turns, self.discount, self._constrain)
-
-    def defines(self, method: str) -> bool:
-        return self.inner.defines(method)
 
     # ---- turns
 
@@ -227,14 +227,6 @@ class RepairTask(Task):
         is_penalty = value * (self.weights[name] or 1) < 0
         return 1.0 if is_penalty else self.discount ** (turns - 1)
 
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
-        turns, _ = split_turns(completion)
-        pairs = self.inner.prefix_scores(row, turns[-1])
-        if pairs is None:
-            return None
-        before, factor = len(completion) - len(turns[-1]), self.discount ** (len(turns) - 1)
-        return [(before + place, factor * value) for place, value in pairs]
-
     def group_components(
         self, rows: Sequence[Row], completions: Sequence[str], scores: Sequence[Score | None]
     ) -> dict[str, list[float | None]]:
@@ -262,38 +254,9 @@ class RepairTask(Task):
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
         return self.inner.exports(row, _last(completion))
 
-    # ---- everything else is the task's own
-
-    def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
-        return self.inner.dataset(split, size, seed)
-
-    def request(self, row: Row) -> str:
-        return self.inner.request(row)
-
-    def gold(self, row: Row) -> str:
-        return self.inner.gold(row)
-
-    def bad(self, row: Row) -> str:
-        return self.inner.bad(row)
-
     def tiny(self) -> TinySpec | None:
         spec = self.inner.tiny()
         return None if spec is None else replace(spec, context=self.turns * spec.context)
-
-    def row_of(self, text: str) -> dict[str, Any]:
-        return self.inner.row_of(text)
-
-    def row_from(self, given: Row) -> dict[str, Any]:
-        return self.inner.row_from(given)
-
-    def unverifiable(self, row: Row) -> str:
-        return self.inner.unverifiable(row)
-
-    def prepare(self, seed: int, say: Any = print) -> None:
-        self.inner.prepare(seed, say)
-
-    def make_score(self, *args: Any, **kwargs: Any) -> Score:
-        return self.inner.make_score(*args, **kwargs)
 
 
 def _last(completion: str) -> str:

@@ -83,12 +83,12 @@ class Scoring:
 
     def logps_and_entropies(
         self,
+        score: Callable[..., Any],
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        batch_size: int | None,
-        score: Callable[..., Any],
+        batch_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
         """What TRL's `score` returns for these tokens: log-probs, entropies and a router loss."""

@@ -206,20 +206,9 @@ class TaskGRPOTrainer(GRPOTrainer):
         generate = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
         return self.generation.sample(prompt_ids, generate)
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Any,
-        attention_mask: Any,
-        logits_to_keep: int,
-        batch_size: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """Current, old and reference log-probs, under the masks that completions were sampled with."""
-        score = super()._get_per_token_logps_and_entropies
-        return self.scoring.logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, batch_size, score, **kwargs
-        )
+        return self.scoring.logps_and_entropies(super()._get_per_token_logps_and_entropies, *args, **kwargs)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
         compute = partial(super()._calculate_rewards, inputs, prompts, completions, *args, **kwargs)

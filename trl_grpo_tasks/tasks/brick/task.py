@@ -25,7 +25,6 @@ from .physics.stability import SolverError
 from .prompts import prompt
 from .relabel import rows_like
 from .reward import Judgement, facts, judge, published_facts, verdict
-from .steps import prefix_scores
 from .structure import READ_LIMIT, WORLD, Reading, parse
 
 if TYPE_CHECKING:
@@ -239,12 +238,6 @@ class BrickTask(Task):
             return None
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
 
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]] | None:
-        try:
-            return prefix_scores(completion, row, **self._judging)
-        except SolverError:
-            return None
-
     def judge(self, row: Row, completion: str) -> Judgement:
         given = self.options
         extra = {"success_iou": given.success_iou, "with_published": given.published_stability}
@@ -252,7 +245,7 @@ class BrickTask(Task):
 
     @property
     def _judging(self) -> dict[str, Any]:
-        """How answers and their prefixes are read and analysed."""
+        """How answers are read and analysed."""
         given = self.options
         return {
             "max_bricks": given.max_bricks,

@@ -15,8 +15,6 @@ _STARTS_TRIED = 20  # the last so many places are tried where a list may start i
 _FENCE = re.compile(r"```[ \t]*(?:json|JSON)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _JSON_FENCE = re.compile(r"```[ \t]*(?:json|JSON)[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _LIST_START = re.compile(r"\[(?=\s*[\[\]{])")
-_LIST = re.compile(r"\[\s*\{")
-_NEXT = re.compile(r"\s*,\s*\{")
 
 # The field names of the authors' code and those of the paper.
 _SPELLINGS = (
@@ -55,30 +53,6 @@ def read_blocks(text: str) -> tuple[list[Entry], list[str]]:
         if entry is not None:
             entries.append(entry)
     return ([], problems) if problems else (entries, [])
-
-
-def block_ends(text: str) -> tuple[int, list[int]]:
-    """Return where the first list of objects in a text begins, and the number of characters after each object in it.
-
-    Both depend only on the text before them, whatever follows. At most MOST_BLOCKS objects are read.
-    """
-    match = _LIST.search(text[:LONGEST_TEXT])
-    if match is None:
-        return 0, []
-    ends: list[int] = []
-    place = match.end() - 1
-    decoder = json.JSONDecoder()
-    while len(ends) < MOST_BLOCKS:
-        try:
-            _, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            break
-        ends.append(place)
-        following = _NEXT.match(text, place)
-        if following is None:
-            break
-        place = following.end() - 1
-    return match.start(), ends
 
 
 def _find_list(text: str) -> tuple[list[Any], str]:

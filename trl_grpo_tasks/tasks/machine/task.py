@@ -13,7 +13,7 @@ from . import data, in_words
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .designs import LEVELS
 from .prompts import manual, question
-from .reading import MOST_BLOCKS, block_ends
+from .reading import MOST_BLOCKS
 from .reasoning import reasoned_answer
 from .results import Result
 from .simulator import simulate
@@ -154,21 +154,6 @@ class MachineTask(Task):
         if problems:
             return self._failed("; ".join(problems), {"problems": problems[:20]})
         return self._scored(row, tree, self._run(row, tree))
-
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]]:
-        """Return 1 after each block with which the machine can be built so far, 0 from the first problem on.
-
-        The blocks are those of the first list. The last score is that of the whole answer, which may be another list.
-        """
-        pairs: list[tuple[int, float]] = []
-        sound = True
-        start, ends = block_ends(completion)
-        for count, end in enumerate(ends, 1):
-            if sound:
-                tree, problems = self._read(row, completion[start:end] + "]")
-                sound = not problems if count > 1 else tree.blocks == (ROOT,)  # the start block alone is no machine
-            pairs.append((end, float(sound)))
-        return [*pairs, (len(completion), float(not self._read(row, completion)[1]))]
 
     def _scored(self, row: Row, tree: ConstructionTree, result: Result) -> Score | None:
         if not result.valid:

@@ -53,16 +53,6 @@ def parse(text: str) -> Theory:
     return _Parser(text).theory()
 
 
-def parse_growing(text: str) -> tuple[list[tuple[int, Theory]], Theory | None]:
-    """Parse any text as far as it goes: (number of words, theory of the fields so far) after each field, and the whole
-    theory, or None if the text is not one."""
-    parser = _Parser(text)
-    try:
-        return parser.fields, parser.theory()
-    except LanguageError:
-        return parser.fields, None
-
-
 def write(theory: Theory) -> str:
     """Write a theory in words: scalars with a vev first, then other scalars, then fermions."""
     return " ".join(_words(theory))
@@ -150,7 +140,6 @@ class _Parser:
     def __init__(self, text: str):
         self._words = text.split()
         self._place = 0
-        self.fields: list[tuple[int, Theory]] = []  # the words up to each field, and the theory that they describe
 
     def theory(self) -> Theory:
         self._expect("BOS", "GAUGE_GROUPS")
@@ -166,7 +155,6 @@ class _Parser:
                 scalars.append(self._scalar(id, False))
             else:
                 fermions.append(self._fermion(id))
-            self.fields.append((self._place, Theory(groups, tuple(fermions), tuple(scalars))))
         _check_no_duplicates([*scalars, *fermions])
         self._expect("INTERACTIONS")
         terms: list[Term] = []

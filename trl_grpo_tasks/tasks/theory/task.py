@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, option
 from . import data
-from .anomalies import anomalies
 from .canonical import digest, rediscovered
-from .language import LanguageError, parse, parse_growing
-from .reward import GOALS, LOWEST_SUM, SCORINGS, THRESHOLD_GEV, WORST, anomaly_reward, anomaly_sum, judge
-from .theory import Theory
+from .language import LanguageError, parse
+from .reward import GOALS, LOWEST_SUM, SCORINGS, THRESHOLD_GEV, WORST, anomaly_sum, judge
 from .words import VOCABULARY
 
 if TYPE_CHECKING:
@@ -175,18 +172,6 @@ class TheoryTask(Task):
         }
         return self.make_score(components, True, not problems, "; ".join(problems), info)
 
-    def prefix_scores(self, row: Row, completion: str) -> list[tuple[int, float]]:
-        """Return the anomalies of the fields so far, after each field, and of the whole theory: 1 if they cancel, 0 at
-        the minimum of the component and for a text that is not a theory."""
-        before = f"{row['prompt']} "
-        text = before + completion
-        fields, whole = parse_growing(text)
-        # A word is complete when a space follows it.
-        word_ends = [match.end() + 1 for match in re.finditer(r"\S+", text) if match.end() < len(text)]
-        places = [(word_ends[words - 1] - len(before), theory) for words, theory in fields if words <= len(word_ends)]
-        pairs = [(place, _anomaly_score(theory)) for place, theory in places if place > 0]
-        return [*pairs, (len(completion), 0.0 if whole is None else _anomaly_score(whole))]
-
     def gold(self, row: Row) -> str:
         if not row.get("gold"):
             raise ValueError(
@@ -265,10 +250,6 @@ class TheoryTask(Task):
         except ValueError as error:
             files["sarah.txt"] = f"{error}\n"
         return files | {"theory.tex": write_latex(theory, name)}
-
-
-def _anomaly_score(theory: Theory) -> float:
-    return 1 - (1 - anomaly_reward(anomalies(theory))) / (1 - WORST["anomalies"])
 
 
 def _adds_fermions(prompt: str, completion: str, groups: int) -> bool:

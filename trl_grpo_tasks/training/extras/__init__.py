@@ -7,12 +7,12 @@ from .archive import ArchiveExtra
 from .base import Extra
 from .best_model import BestModelExtra
 from .curriculum import CurriculumExtra
+from .discount import DiscountExtra
 from .guard import GuardExtra
 from .moving_reference import MovingReferenceExtra
 from .own_successes import OwnSuccessesExtra
 from .replay import ReplayExtra
 from .resampling import ResamplingExtra
-from .step_credit import StepCreditExtra
 from .thought import ThoughtExtra
 
 EXTRAS: tuple[type[Extra], ...] = (
@@ -20,7 +20,7 @@ EXTRAS: tuple[type[Extra], ...] = (
     AdaptiveKLExtra,
     CurriculumExtra,
     GuardExtra,
-    StepCreditExtra,
+    DiscountExtra,
     ThoughtExtra,
     ArchiveExtra,
     OwnSuccessesExtra,

@@ -9,6 +9,9 @@ from typing import Any
 from ...task import option
 from .base import Extra
 
+HORIZON = 1000.0  # completions
+LEAST_BETA, MOST_BETA = 1e-6, 10.0
+
 
 @dataclass
 class AdaptiveKLOptions:
@@ -18,20 +21,14 @@ class AdaptiveKLOptions:
 
 
 class AdaptiveKL:
-    """beta <- beta * exp(clip(KL / target - 1, -0.2, 0.2) * min(n / horizon, 1)), within [beta_min, beta_max].
+    """beta <- beta * exp(clip(KL / target - 1, -0.2, 0.2) * min(n / HORIZON, 1)), within the bounds.
 
-    The usual rule, beta * (1 + error * n / horizon), is the same up to second order for small batches, and turns
-    negative for n > 5 * horizon. One batch, however large, changes beta by at most 22%.
+    The usual rule, beta * (1 + error * n / HORIZON), is the same up to second order for small batches, and turns
+    negative for n > 5 * HORIZON. One batch, however large, changes beta by at most 22%.
     """
 
-    def __init__(
-        self, beta: float, target: float, horizon: float = 1000.0, beta_min: float = 1e-6, beta_max: float = 10.0
-    ):
-        self.beta = beta
-        self.target = target
-        self.horizon = horizon
-        self.beta_min = beta_min
-        self.beta_max = beta_max
+    def __init__(self, beta: float, target: float):
+        self.beta, self._target = beta, target
         self._kl_sum = 0.0
         self._kl_count = 0
 
@@ -44,9 +41,9 @@ class AdaptiveKL:
         """Return the coefficient for the next iteration, after one with `n` completions; without a measurement it
         stays."""
         if self._kl_count:
-            error = min(max(self._kl_sum / self._kl_count / self.target - 1, -0.2), 0.2)
-            factor = math.exp(error * min(n / self.horizon, 1.0))
-            self.beta = min(max(self.beta * factor, self.beta_min), self.beta_max)
+            error = min(max(self._kl_sum / self._kl_count / self._target - 1, -0.2), 0.2)
+            factor = math.exp(error * min(n / HORIZON, 1.0))
+            self.beta = min(max(self.beta * factor, LEAST_BETA), MOST_BETA)
             self._kl_sum, self._kl_count = 0.0, 0
         return self.beta
 

@@ -141,11 +141,6 @@ class ArchiveExtra(Extra):
     switch = "archive"
 
     @classmethod
-    def check(cls, args: Any) -> None:
-        if args.archive < 0:
-            raise ValueError(f"archive={args.archive} must be at least 0")
-
-    @classmethod
     def check_task(cls, args: Any, task: Task | None) -> None:
         if args.archive and task is None:
             raise ValueError(f"archive={args.archive} needs a task, whose scores tell successes; set it to 0")

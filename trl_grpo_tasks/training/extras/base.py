@@ -30,7 +30,6 @@ class Extra(TrainerCallback):
     is_common: ClassVar[bool] = True
     replaces_groups: ClassVar[bool] = False
     updates_reference: ClassVar[bool] = False
-    needs_prefix_scores: ClassVar[bool] = False  # Task.prefix_scores of each completion
     needs_fsdp2: ClassVar[bool] = False  # does not work with the first version of FSDP
     state: Any = None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerState
 
 from ...files import write_atomically
 from ...models import checkpoints
@@ -38,78 +38,6 @@ class BestModelOptions:
     )
 
 
-class BestModel(TrainerCallback):
-    """Saves a checkpoint at each new best value of `best_by`. transformers keeps that checkpoint and loads it at the
-    end.
-
-    At the end of training, outcome.json in the run folder says which step the final model is from, and on which
-    requests models were compared, which later evaluations leave out. The evaluations so far are part of a checkpoint,
-    so that a resumed run decides as the whole run does.
-    """
-
-    def __init__(self, args: Any, requests: Iterable[str] = (), say: Any = tqdm.write):
-        self._requests = sorted({short_hash(request) for request in requests})
-        self._name, self._metric = args.best_by, f"eval_{args.metric_for_best_model}"
-        self._sign = 1 if args.greater_is_better else -1
-        self._say = say
-        self._evaluations: list[tuple[int, float]] = []  # step and value; NaN where nothing was scored
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **kwargs: Any) -> None:
-        if state.global_step == 0:  # there is no checkpoint of the initial model
-            return
-        if self._metric not in metrics:
-            known = sorted(name.removeprefix("eval_") for name in metrics)
-            raise ValueError(f"best_by={self._name!r} is no metric of this evaluation; it has: {', '.join(known)}")
-        value = math.nan if metrics[self._metric] is None else metrics[self._metric]
-        metrics[self._metric] = value  # transformers compares it with its best value
-        self._evaluations.append((state.global_step, value))
-        step, best = self._best
-        is_best = step == state.global_step
-        if is_best:
-            control.should_save = True
-        if state.is_world_process_zero:
-            compared = "the best so far" if is_best else f"best: {best:.4g} at step {step}"
-            self._say(f"held-out rows at step {state.global_step}: {self._name} {value:.4g} ({compared})")
-
-    @property
-    def _best(self) -> tuple[int, float]:
-        """Step and value of the first evaluation with the best value; step 0 if there is none."""
-        known = [(step, value) for step, value in self._evaluations if not math.isnan(value)]
-        return max(known, key=lambda one: self._sign * one[1], default=(0, math.nan))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step, value = self._best
-        if not state.is_world_process_zero or not step:
-            return
-        best = Path(args.output_dir) / f"checkpoint-{step}"
-        is_kept = checkpoints.is_complete(best) and checkpoints.damage(best) is None
-        count = len(self._evaluations)
-        evaluated = f"{self._name} {value:.4g} on held-out rows, the best of {count} evaluation{'s' * (count > 1)}"
-        if is_kept:
-            self._say(f"the final model is that of step {step}: {evaluated}")
-        else:
-            self._say(
-                f"the final model is that of step {state.global_step}, because the checkpoint of step {step} "
-                f"({evaluated}) could not be saved or loaded"
-            )
-        outcome = {
-            "best_by": self._name,
-            "model_step": step if is_kept else state.global_step,
-            "best_step": step,
-            "best_value": value,
-            "last_step": state.global_step,
-            "evaluations": [[at, None if math.isnan(found) else found] for at, found in self._evaluations],
-            "requests": self._requests,
-        }
-        write_atomically(Path(args.output_dir) / OUTCOME_FILE, json.dumps(outcome))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"evaluations": list(self._evaluations)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._evaluations = [(int(step), float(value)) for step, value in state["evaluations"]]
-
-
 def metric_name(best_by: str) -> str:
     """The name under which an evaluation logs a metric, after `eval_`. Components of the reward have a longer name."""
     name = best_by.removeprefix("eval_")
@@ -118,7 +46,13 @@ def metric_name(best_by: str) -> str:
 
 
 class BestModelExtra(Extra):
-    """Chooses the final model with a BestModel, which is its state and a callback of its own."""
+    """Saves a checkpoint at each new best value of `best_by`. transformers keeps that checkpoint and loads it at the
+    end.
+
+    At the end of training, outcome.json in the run folder says which step the final model is from, and on which
+    requests models were compared, which later evaluations leave out. The evaluations so far are part of a checkpoint,
+    so that a resumed run decides as the whole run does.
+    """
 
     name = "best"
     Options = BestModelOptions
@@ -192,14 +126,70 @@ class BestModelExtra(Extra):
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         task, rows = trainer.task, trainer.eval_dataset
-        self.state = BestModel(
-            self._args, [] if task is None else [task.request(json.loads(row)) for row in rows["row"]]
-        )
-        self.on_evaluate, self.on_train_end = self.state.on_evaluate, self.state.on_train_end
+        self._requests = sorted({} if task is None else {short_hash(task.request(json.loads(r))) for r in rows["row"]})
+        self._metric = f"eval_{self._args.metric_for_best_model}"
+        self._evaluations: list[tuple[int, float]] = []  # step and value; NaN where nothing was scored
+        self.state = self
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **kwargs: Any) -> None:
+        if state.global_step == 0:  # there is no checkpoint of the initial model
+            return
+        if self._metric not in metrics:
+            known = sorted(name.removeprefix("eval_") for name in metrics)
+            raise ValueError(f"best_by={args.best_by!r} is no metric of this evaluation; it has: {', '.join(known)}")
+        value = math.nan if metrics[self._metric] is None else metrics[self._metric]
+        metrics[self._metric] = value  # transformers compares it with its best value
+        self._evaluations.append((state.global_step, value))
+        step, best = self._best
+        is_best = step == state.global_step
+        if is_best:
+            control.should_save = True
+        if state.is_world_process_zero:
+            compared = "the best so far" if is_best else f"best: {best:.4g} at step {step}"
+            tqdm.write(f"held-out rows at step {state.global_step}: {args.best_by} {value:.4g} ({compared})")
+
+    @property
+    def _best(self) -> tuple[int, float]:
+        """Step and value of the first evaluation with the best value; step 0 if there is none."""
+        known = [(step, value) for step, value in self._evaluations if not math.isnan(value)]
+        sign = 1 if self._args.greater_is_better else -1
+        return max(known, key=lambda one: sign * one[1], default=(0, math.nan))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, value = self._best
+        if not state.is_world_process_zero or not step:
+            return
+        best = Path(args.output_dir) / f"checkpoint-{step}"
+        is_kept = checkpoints.is_complete(best) and checkpoints.damage(best) is None
+        count = len(self._evaluations)
+        evaluated = f"{args.best_by} {value:.4g} on held-out rows, the best of {count} evaluation{'s' * (count > 1)}"
+        if is_kept:
+            tqdm.write(f"the final model is that of step {step}: {evaluated}")
+        else:
+            tqdm.write(
+                f"the final model is that of step {state.global_step}, because the checkpoint of step {step} "
+                f"({evaluated}) could not be saved or loaded"
+            )
+        outcome = {
+            "best_by": args.best_by,
+            "model_step": step if is_kept else state.global_step,
+            "best_step": step,
+            "best_value": value,
+            "last_step": state.global_step,
+            "evaluations": [[at, None if math.isnan(found) else found] for at, found in self._evaluations],
+            "requests": self._requests,
+        }
+        write_atomically(Path(args.output_dir) / OUTCOME_FILE, json.dumps(outcome))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": list(self._evaluations)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._evaluations = [(int(step), float(value)) for step, value in state["evaluations"]]
 
     def has_ended(self, checkpoint: str, common: dict[str, Any]) -> None:
         trainer = self._trainer
-        self.state.load_state_dict(common.get(self.name, self.state.state_dict()))
+        self.load_state_dict(common.get(self.name, self.state_dict()))
         trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / checkpoints.STATE_FILE))
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
-        self.state.on_train_end(self._args, trainer.state, trainer.control)
+        self.on_train_end(self._args, trainer.state, trainer.control)

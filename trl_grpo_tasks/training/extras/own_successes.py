@@ -128,15 +128,6 @@ class OwnSuccessesExtra(Extra):
 
     @classmethod
     def check(cls, args: Any) -> None:
-        if args.own_successes < 0:
-            raise ValueError(f"own_successes={args.own_successes} must be at least 0, the number of stored samples")
-        if not 0 < args.own_successes_fraction <= 1:
-            raise ValueError(f"own_successes_fraction={args.own_successes_fraction} must be above 0 and at most 1")
-        if not args.own_successes_weight > 0:
-            raise ValueError(
-                f"own_successes_weight={args.own_successes_weight} must be above 0; own_successes=0 turns imitation "
-                "off"
-            )
         if args.relabel and not args.own_successes:
             raise ValueError("relabel=True needs a store: set own_successes, for example to 512, or relabel=False")
 

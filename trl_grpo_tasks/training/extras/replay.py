@@ -54,7 +54,7 @@ class ReplayBuffer:
             self._groups.popleft()
 
     def drop_unlike(self, rollout: dict[str, Any]) -> None:
-        """Drop groups that do not fit into `rollout`: the run was resumed with another `step_credit`, constraint or
+        """Drop groups that do not fit into `rollout`: the run was resumed with another `gamma`, constraint or
         `importance_sampling_correction`."""
         kept = [
             group

@@ -8,7 +8,6 @@ exactly. KL and entropy terms, and what the loss is divided by, stay as they are
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +47,11 @@ class ThoughtExtra(Extra):
 
     @classmethod
     def check(cls, args: Any) -> None:
-        asked = f"thought_weight={args.thought_weight}"
-        if not 0 <= args.thought_weight < math.inf:
-            raise ValueError(f"{asked} must be a number of at least 0; 0 trains only answers, 1 weights all alike")
         if cls.is_on(args) and args.importance_sampling_level == "sequence":
             raise ValueError(
-                f"{asked} does not work with importance_sampling_level='sequence', whose gradient gives every token "
-                "the mean advantage of its completion; set importance_sampling_level='token', or thought_weight=1"
+                f"thought_weight={args.thought_weight} does not work with importance_sampling_level='sequence', whose "
+                "gradient gives every token the mean advantage of its completion; set "
+                "importance_sampling_level='token', or thought_weight=1"
             )
 
     @classmethod
@@ -84,7 +81,7 @@ class ThoughtExtra(Extra):
         metrics["thought/answer_tokens"].append(answers / max(count, 1))
 
     def after_rewards(self, output: dict[str, Any]) -> None:
-        """Weight the advantages, with the credit of their steps. A group may lose its signal with its thoughts."""
+        """Weight the advantages. A group may lose its signal with its thoughts."""
         if not self.is_on(self._args):
             return
         advantages, mask_B_T = output["advantages"], output["completion_mask"]

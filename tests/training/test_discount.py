@@ -1,0 +1,69 @@
+"""The discount of advantages: factors by hand, what a run without it gives, and the groups that replay keeps."""
+
+import pytest
+import torch
+
+from tests.support.toy import ToyTask
+from tests.support.training import config, parameters, toy_trainer
+from tests.training.test_resampling import MIXED, ScriptedTrainer
+from trl_grpo_tasks.training import trainer as trainer_module
+from trl_grpo_tasks.training.extras import EXTRAS
+
+
+def rolled_out(tiny_path, folder, script, **options):
+    trainer = ScriptedTrainer(tiny_path, args=config(folder, max_steps=1, **options), task=ToyTask())
+    trainer.script, trainer.current_gradient_accumulation_steps = list(script), 1
+    trainer.model.train()
+    examples = [trainer.train_dataset[i // 4] for i in range(len(script))]
+    return trainer, trainer._generate_and_score_completions(examples)
+
+
+@pytest.mark.parametrize("constrain", [False, True])
+def test_factors_by_hand(tiny_path, tmp_path, constrain):
+    """Under the constraint, the end after three letters is forced. A completion that is cut off is not in the loss."""
+    script = ["a", "ab", "abc", "bb-"]
+    options = {"constrain": constrain, "mask_truncated_completions": True, "advantage_estimator": "mean"}
+    trainer, output = rolled_out(tiny_path, tmp_path / "on", script, gamma=0.5, **options)
+    _, plain = rolled_out(tiny_path, tmp_path / "off", script, **options)
+    factors = [
+        [0.5, 1, 0, 0],
+        [0.25, 0.5, 1, 0],
+        [0.25, 0.5, 1, 1] if constrain else [0.125, 0.25, 0.5, 1],
+        [0, 0, 0, 0],
+    ]
+    assert plain["advantages"].abs().min() > 0
+    torch.testing.assert_close(output["advantages"], plain["advantages"][:, None] * torch.tensor(factors))
+    mean = (1.5 + 1.75 + 1.75) / 8 if constrain else (1.5 + 1.75 + 1.875) / 9
+    assert trainer._metrics["train"]["discount/mean"] == [pytest.approx(mean)]
+    assert list(trainer._logs["advantages"]) == pytest.approx(plain["advantages"].tolist()), "those of completions"
+
+
+def test_the_text_of_tools_is_no_decision(tiny_path, tmp_path):
+    trainer, _ = rolled_out(tiny_path, tmp_path, MIXED, gamma=0.5)
+    output = {"completion_mask": torch.tensor([[1, 1, 1, 1, 0]]), "tool_mask": torch.tensor([[1, 0, 0, 1, 1]])}
+    output["advantages"] = torch.tensor([8.0])
+    trainer.extras["discount"].after_rewards(output)
+    assert output["advantages"].tolist() == [[4.0, 4.0, 4.0, 8.0, 0.0]]
+
+
+def test_gamma_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, monkeypatch):
+    def trained(name, **options):
+        trainer = toy_trainer(tiny_path, tmp_path / name, max_steps=2, constrain=True, **options)
+        trainer.train()
+        return parameters(trainer)
+
+    ours, discounted = trained("ours", gamma=1.0), trained("discounted", gamma=0.5)
+    monkeypatch.setattr(trainer_module, "EXTRAS", [extra for extra in EXTRAS if extra.name != "discount"])
+    assert all(value.equal(ours[name]) for name, value in trained("bare").items())
+    assert any(not value.equal(ours[name]) for name, value in discounted.items())
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.5)])
+def test_stored_groups_are_dropped_if_a_run_is_resumed_with_or_without_a_discount(tiny_path, tmp_path, before, after):
+    options = {"constrain": True, "replay_size": 6, "num_generations": 2, "max_steps": 3, "save_strategy": "steps",
+               "save_steps": 2}  # fmt: skip
+    toy_trainer(tiny_path, tmp_path, gamma=before, **options).train()
+    again = toy_trainer(tiny_path, tmp_path, gamma=after, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    groups = again.extras["replay"].state._groups
+    assert groups and {group.advantages.ndim for group in groups} == {2 if after < 1 else 1}

@@ -1,0 +1,62 @@
+"""Discounted returns (`--gamma`). The reward comes at the end of a completion, so the return of a token is the reward
+times gamma ** (decisions that follow it). A decision is a sampled token: not one that a constraint forced, not the
+text of a tool, and not one that the loss leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+
+from ...task import Task, option
+from .base import Extra
+
+
+@dataclass
+class DiscountOptions:
+    """Discount"""
+
+    gamma: float = option(
+        1.0, "Discount factor: the advantage of a token is multiplied by gamma once per decision that follows it."
+    )
+
+
+class DiscountExtra(Extra):
+    """Multiplies the advantage of each token by its discount."""
+
+    name = "discount"
+    Options = DiscountOptions
+    switch = "gamma"
+
+    @classmethod
+    def is_on(cls, args: Any) -> bool:
+        return args.gamma != 1
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        if cls.is_on(args) and args.importance_sampling_level == "sequence":
+            raise ValueError(
+                f"gamma={args.gamma} does not work with importance_sampling_level='sequence', whose gradient gives "
+                "every token the mean advantage of its completion; set importance_sampling_level='token', or gamma=1"
+            )
+
+    @classmethod
+    def check_task(cls, args: Any, task: Task | None) -> None:
+        if cls.is_on(args) and task is not None and task.policy == "masked":
+            raise ValueError(
+                f"gamma={args.gamma} does not work with task {task.name!r}: a masked language model does not write "
+                "its tokens one after the other; set gamma=1"
+            )
+
+    def after_rewards(self, output: dict[str, Any]) -> None:
+        scoring, mask_B_T = self._trainer.scoring, output["completion_mask"]
+        with scoring.under(scoring.record_of(output)):
+            decisions_B_T = scoring.decisions(mask_B_T * output.get("tool_mask", 1))
+        later_B_T = decisions_B_T.flip(1).cumsum(1).flip(1) - decisions_B_T
+        factors_B_T = self._args.gamma**later_B_T
+        output["advantages"] = output["advantages"][:, None] * factors_B_T * mask_B_T
+        sums = torch.stack([(factors_B_T * decisions_B_T).sum(), decisions_B_T.sum()])
+        factor, decisions = gather(sums).view(-1, 2).sum(0).tolist()
+        self._metrics["discount/mean"].append(factor / max(decisions, 1))
