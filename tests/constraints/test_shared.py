@@ -14,8 +14,8 @@ from trl_grpo_tasks.constraints import (
     pack_ids,
 )
 from trl_grpo_tasks.constraints import shared as shared_module
-from trl_grpo_tasks.constraints.base import FORCED_LIMIT, unpack
-from trl_grpo_tasks.constraints.shared import SharedStates
+from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.constraints.shared import FORCED_LIMIT, SharedStates
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.brick.constraint import brick_constraint
@@ -54,9 +54,6 @@ class CountingState:
         if not unpack(self.mask(), len(TOKENIZER))[token]:
             raise ValueError(f"token {token} is not allowed here")
         self.finished, self._count = token == TOKENIZER.eos_token_id, self._count + 1
-
-    def forced(self):
-        return []
 
 
 class CountingConstraint:

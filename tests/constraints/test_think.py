@@ -81,11 +81,11 @@ def tokens_of(state, vocabulary):
     return set(np.flatnonzero(unpack(state.mask(), vocabulary.size)).tolist())
 
 
-def walk(constraint, language, choose, length=12, asks_forced=True):
+def walk(constraint, language, choose, length=12, answers=True):
     """Write a completion of up to `length` tokens, comparing every mask with the language."""
     vocabulary = constraint.vocabulary
     state, tokens, written, masks = constraint.start({}), [], b"", []
-    while not state.finished and len(tokens) < length and (state.is_thinking or asks_forced):
+    while not state.finished and len(tokens) < length and (state.is_thinking or answers):
         allowed = language.allowed(written, len(tokens))
         assert tokens_of(state, vocabulary) == allowed, (written, language.markers, language.texts)
         assert np.array_equal(state.mask(), pack_ids(sorted(allowed), vocabulary.size)), "spare bits are set"
@@ -95,12 +95,6 @@ def walk(constraint, language, choose, length=12, asks_forced=True):
         for token in {*range(vocabulary.size), -1, vocabulary.size} - allowed:
             with pytest.raises(ValueError, match=r"allowed|may not end"):
                 state.fork().accept(token)
-        if asks_forced:
-            forced, fork = state.forced(), state.fork()
-            assert bool(forced) == (len(allowed) == 1)
-            for token in forced:
-                assert tokens_of(fork, vocabulary) == {token}
-                fork.accept(token)
         masks.append(state.mask().copy())
         tokens.append(choose(sorted(allowed)))
         state.accept(tokens[-1])

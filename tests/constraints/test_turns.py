@@ -109,7 +109,7 @@ def test_feedback_in_a_chat_injects_no_turn(chat_tokenizer, pairs, is_chat):
     state, ids = constraint.start(row), []
     for turn, _ in pairs:
         while not state.finished and state._feedback:
-            ids += state.forced()[:1]
+            ids.append(state._feedback[0])
             state.accept(ids[-1])
         written = chat_tokenizer(turn, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         for token in [*written, chat_tokenizer.eos_token_id]:

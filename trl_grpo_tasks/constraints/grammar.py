@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .base import FORCED_LIMIT, only_token, pack_ids, words_for
+from .base import pack_ids, words_for
 from .patterns import pattern_to_ebnf
 from .schemas import unenforced_keywords
 from .vocabulary import Vocabulary
@@ -214,15 +214,6 @@ class GrammarState:
     def forced_text(self) -> bytes:
         return b"" if self.finished else self._matcher.find_jump_forward_string().encode()
 
-    def forced(self) -> list[int]:
-        tokens: list[int] = []
-        state = self
-        while not state.finished and len(tokens) < FORCED_LIMIT and (token := only_token(state.mask())) is not None:
-            state = state if tokens else self.fork()
-            state.accept(token)
-            tokens.append(token)
-        return tokens
-
     def _new_mask(self) -> np.ndarray:
         constraint = self._constraint
         size = words_for(constraint.vocab_size)
@@ -235,14 +226,11 @@ class GrammarState:
         if self._is_first:
             words &= constraint._first_token_mask
         if not np.count_nonzero(words):  # three times as fast as any()
-            raise RuntimeError(_NO_TOKEN_ALLOWED)
+            raise RuntimeError(
+                "the grammar allows no token here: it has a rule that can never be completed, or text that the "
+                "tokenizer cannot encode; change the grammar"
+            )
         return words
-
-
-_NO_TOKEN_ALLOWED = (
-    "the grammar allows no token here: it has a rule that can never be completed, or text that the tokenizer cannot "
-    "encode; change the grammar"
-)
 
 
 def separators(spellings: Iterable[bytes]) -> list[bytes]:

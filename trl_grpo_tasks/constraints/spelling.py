@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import FORCED_LIMIT, State, only_token, pack_ids
+from .base import State, pack_ids, read_only
 from .vocabulary import Vocabulary
 
 _SPELLING_CACHE = 4096
@@ -54,7 +54,7 @@ class OneSpelling:
         self.vocab_size = constraint.vocab_size
         self._tokenizer = tokenizer
         self.spell = lru_cache(_SPELLING_CACHE)(self._spell_new)
-        self.single = lru_cache(_MASK_CACHE)(self._single_new)
+        self.single = lru_cache(_MASK_CACHE)(lambda token: read_only(pack_ids([token], self.vocab_size)))
         self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
 
     def __reduce__(self) -> Any:  # without the caches
@@ -84,17 +84,11 @@ class OneSpelling:
             if len(self._restricted) >= _MASK_CACHE:
                 self._restricted.clear()
             # `words` is stored as well: while it exists, no other array has its id
-            known = self._restricted[key] = (words, self._without_new(words, too_short))
-            known[1].flags.writeable = False
+            known = self._restricted[key] = (words, read_only(self._without_new(words, too_short)))
         return known[1]
 
     def _without_new(self, words: np.ndarray, too_short: frozenset[int]) -> np.ndarray:
         return words & ~pack_ids(sorted(too_short), self.vocab_size)
-
-    def _single_new(self, token: int) -> np.ndarray:
-        words = pack_ids([token], self.vocab_size)
-        words.flags.writeable = False
-        return words
 
     def _spell_new(self, text: bytes) -> Spelling:
         """Return the tokenization of a forced text, or no restriction if the text cannot be tokenized by itself."""
@@ -165,14 +159,3 @@ class SpelledState:
             self._spelling = after
         else:
             self._spelling = _UNRESTRICTED if state.finished else self._constraint.spell(state.forced_text())
-
-    def forced(self) -> list[int]:
-        tokens: list[int] = []
-        spelling = self._spelling
-        while spelling.fixed is not None and spelling.after is not None:
-            tokens.append(spelling.fixed)
-            spelling = spelling.after
-        if tokens:
-            return tokens[:FORCED_LIMIT]
-        only = only_token(self.mask())  # the forced text after this token is tokenized once the token is accepted
-        return [] if only is None else [only]

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import FORCED_LIMIT, AnswerConstraint, State, only_token, pack, pack_ids
-from .free import FreeText
+from .base import AnswerConstraint, FreeText, State, pack, pack_ids, read_only
 from .vocabulary import Vocabulary, special_ids
 
 THINK_END = "</think>"
@@ -79,8 +78,7 @@ class ThinkThen:
         self._thoughts: dict[Hashable, Thoughts] = {}  # by the origin of the answer
         self._thoughts_of = lru_cache(_ROW_CACHE)(self._thoughts_new)
         text = [id for id, spelling in enumerate(self.vocabulary.bytes_of) if spelling]
-        self._free_mask = pack_ids([*text, self.vocabulary.eos], self.vocab_size)
-        self._free_mask.flags.writeable = False
+        self._free_mask = read_only(pack_ids([*text, self.vocabulary.eos], self.vocab_size))
 
     def __reduce__(self) -> Any:  # without the tables and caches
         make = partial(ThinkThen, least_tokens=self.least_tokens, most_tokens=self.most_tokens)
@@ -187,17 +185,6 @@ class ThinkState:
             self._at = code
         else:
             self._answer = self._constraint.answer(self._row, self._constraint.moves.remainders[code])
-
-    def forced(self) -> list[int]:
-        if self._answer is not None:
-            return self._answer.forced()
-        tokens: list[int] = []
-        state = self
-        while state.is_thinking and len(tokens) < FORCED_LIMIT and (token := only_token(state.mask())) is not None:
-            state = state if tokens else self.fork()
-            state.accept(token)
-            tokens.append(token)
-        return tokens if state.is_thinking else [*tokens, *state.forced()][:FORCED_LIMIT]
 
 
 class Thoughts:
@@ -316,9 +303,7 @@ class _Moves:
         """Return the read-only packed mask of the tokens with these codes."""
         is_allowed = np.zeros(self.no_text + 1 + len(self.remainders), dtype=bool)
         is_allowed[list(allowed)] = True
-        words = pack(is_allowed[self.codes_R_V[at]])
-        words.flags.writeable = False
-        return words
+        return read_only(pack(is_allowed[self.codes_R_V[at]]))
 
 
 def split_thought(text: str, markers: Sequence[str]) -> tuple[str, str | None]:
