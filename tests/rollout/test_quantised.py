@@ -3,7 +3,6 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
 from torch.nn.functional import linear
 
 from tests.support.quantised import needs_bitsandbytes, quantization, save_sharp
@@ -125,10 +124,6 @@ def test_values_beyond_float16_are_outliers_and_stay():
     rounded = round_activations(x, 6.0)
     assert rounded[:, 0].equal(x[:, 0]) and rounded[:, 1].equal(x[:, 1])
     assert rounded[0, 2] == pytest.approx(round(-0.5 * 127) / 127)
-
-
-def test_ordinary_layers_are_not_quantised():
-    assert not is_quantised(nn.Linear(4, 4)) and activation_threshold(nn.Linear(4, 4)) is None
 
 
 @pytest.mark.parametrize(
