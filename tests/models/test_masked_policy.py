@@ -216,15 +216,6 @@ def test_one_step_is_the_default_and_steps_are_for_masked_models(bert_path, tiny
         toy_trainer(tiny_path, tmp_path, fill_steps=2)
 
 
-def test_positions_do_not_depend_on_the_rest_of_the_batch(bert_path):
-    """BERT counts positions from the left end of a row, so left padding would change the prompt."""
-    tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked").eval()
-    policy = MaskedPolicy(tokenizer, model.config, 0)
-    short, long = policy.prompt_ids([f"a {MASK} c", f"b {MASK} d d d {MASK} a"])
-    together = policy.fill(model, [short, long]).ids
-    assert together == [policy.fill(model, [short]).ids[0], policy.fill(model, [long]).ids[0]]
-
-
 def test_invalid_prompts_and_options_are_rejected(bert_path, tmp_path):
     tokenizer, model = load_tokenizer(bert_path), load_model(bert_path, policy="masked")
     policy = MaskedPolicy(tokenizer, model.config)
