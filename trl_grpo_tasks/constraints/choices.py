@@ -63,7 +63,7 @@ class ChoiceTreeConstraint:
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
-        self.literals = lru_cache(_MASK_CACHE)(self._literals_new)
+        self.literals = lru_cache(_MASK_CACHE)(lambda *parts: Literals(self.vocabulary, self.literals, *parts))
         self._literals_of_choices = lru_cache(_MASK_CACHE)(
             lambda texts, ends: self.literals(tuple([text.encode() for text in texts]), ends, False)
         )
@@ -178,9 +178,6 @@ class ChoiceTreeConstraint:
 
         visit(node, ())
         return tuple([text for text, _ in threads]), ends, threads
-
-    def _literals_new(self, texts: tuple[bytes, ...], may_end: bool, is_first: bool) -> Literals:
-        return Literals(self.vocabulary, self.literals, texts, may_end, is_first)
 
 
 class _Position:

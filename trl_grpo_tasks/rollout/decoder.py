@@ -106,12 +106,9 @@ class Decoder:
         self._cache.publish()
         new = [(row, prompt) for row, prompt, source in zip(rows, prompts, sources, strict=True) if source is None]
         self._extend([row for row, _ in new], [prompt[:-1] for _, prompt in new], [0] * len(new))
-        copied = [
-            ((source, row), len(prompt) - 1)
-            for row, prompt, source in zip(rows, prompts, sources, strict=True)
-            if source is not None
-        ]
-        self._cache.copy_prompts([pair for pair, _ in copied], [length for _, length in copied])
+        pairs = [(source, row) for row, source in zip(rows, sources, strict=True) if source is not None]
+        lengths = [len(prompt) - 1 for prompt, source in zip(prompts, sources, strict=True) if source is not None]
+        self._cache.copy_prompts(pairs, lengths)
 
     def release(self, row: int) -> None:
         """Free the room of a row."""
