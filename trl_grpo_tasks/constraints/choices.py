@@ -143,25 +143,22 @@ class ChoiceTreeConstraint:
             del threads[-1]
         texts = tuple([text for text, _ in threads])
         if self._look_ahead or "" in texts:
-            texts, ends, threads = self._follow_empty_texts(node)
+            ends, threads = self._follow_empty_texts(node)
+            texts = tuple([text for text, _ in threads])
         return _Position(self, self._literals_of_choices(texts, ends), tuple([after for _, after in threads]))
 
-    def _follow_empty_texts(self, node: Node) -> tuple[tuple[str, ...], bool, list[tuple[str, Node | None]]]:
-        """Return the texts that may follow at a node, whether the text may end there, and the texts with the nodes."""
+    def _follow_empty_texts(self, node: Node) -> tuple[bool, list[tuple[str, Node | None]]]:
+        """Return whether the text may end at a node, and the texts that may follow with the nodes after them."""
         ends = False
         threads: list[tuple[str, Node | None]] = []
         done: set[Node] = set()
 
         def visit(node: Node, path: tuple[Node, ...]) -> None:
             nonlocal ends
-            if node in path:
-                raise ValueError(
-                    f"choices with empty text lead from node {node!r} back to it; give one of them a text"
-                )
             if len(path) > _EMPTY_STEPS:
                 raise ValueError(
-                    f"more than {_EMPTY_STEPS} consecutive choices after node {path[0]!r} have empty text; "
-                    "give some of them a text"
+                    f"more than {_EMPTY_STEPS} consecutive choices after node {path[0]!r} have empty text, perhaps "
+                    "because they lead back to it; give some of them a text"
                 )
             if node in done:
                 return
@@ -177,7 +174,7 @@ class ChoiceTreeConstraint:
             done.add(node)
 
         visit(node, ())
-        return tuple([text for text, _ in threads]), ends, threads
+        return ends, threads
 
 
 class _Position:
@@ -280,6 +277,7 @@ class ChoiceState:
             raise ValueError(f"the text may not end here: {self._position.literals.expected()}")
 
     def forced_text(self) -> bytes:
+        """Return the longest prefix of all allowed continuations; empty if the text may end here."""
         return b"" if self.finished else self._position.literals.forced_text
 
 

@@ -212,6 +212,7 @@ class GrammarState:
         self.finished = token == vocabulary.eos
 
     def forced_text(self) -> bytes:
+        """Return a prefix, not always the longest, of all allowed continuations; empty if the text may end here."""
         return b"" if self.finished else self._matcher.find_jump_forward_string().encode()
 
     def _new_mask(self) -> np.ndarray:

@@ -9,36 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import State, pack_ids, read_only
-from .vocabulary import Vocabulary
+from .base import pack_ids, read_only
+from .choices import ChoiceState, ChoiceTreeConstraint
+from .grammar import GrammarConstraint, GrammarState
 
 _SPELLING_CACHE = 4096
 _MASK_CACHE = 2048
-
-
-class TextState(State, Protocol):
-    """A state that also reports the text that must follow."""
-
-    def forced_text(self) -> bytes:
-        """Return a prefix that all allowed continuations share; empty if the text may end here.
-
-        The prefix is not necessarily the longest one. The state does not advance.
-        """
-
-
-class TextConstraint(Protocol):
-    """A constraint whose states report the text that must follow."""
-
-    vocab_size: int
-    vocabulary: Vocabulary
-
-    def start(self, row: Mapping[str, Any]) -> TextState | None: ...
-
-    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> TextState | None: ...
 
 
 class OneSpelling:
@@ -48,7 +28,7 @@ class OneSpelling:
     that follows, but not by a shorter one.
     """
 
-    def __init__(self, tokenizer: Any, constraint: TextConstraint):
+    def __init__(self, tokenizer: Any, constraint: GrammarConstraint | ChoiceTreeConstraint):
         self.constraint = constraint
         self.vocabulary = constraint.vocabulary
         self.vocab_size = constraint.vocab_size
@@ -126,7 +106,7 @@ class SpelledState:
 
     __slots__ = ("_constraint", "_spelling", "_state")
 
-    def __init__(self, constraint: OneSpelling, state: TextState, spelling: Spelling):
+    def __init__(self, constraint: OneSpelling, state: GrammarState | ChoiceState, spelling: Spelling):
         self._constraint, self._state, self._spelling = constraint, state, spelling
 
     @property
@@ -135,11 +115,10 @@ class SpelledState:
 
     @property
     def origin(self) -> Hashable:
-        return getattr(self._state, "origin", None)
+        return self._state.origin
 
     def fork(self) -> SpelledState:
-        inner: Any = self._state  # the states of grammars and choice trees can fork
-        return SpelledState(self._constraint, inner.fork(), self._spelling)
+        return SpelledState(self._constraint, self._state.fork(), self._spelling)
 
     def mask(self) -> np.ndarray:
         fixed, too_short, _ = self._spelling
