@@ -22,23 +22,29 @@ PROMPTS = [[9], [5, 6, 7], LONG[:8], LONG[:9], LONG, [5, 6, 7, 8, 10]]
 
 
 class Counted:
-    """Records the largest number of rows in the cache of a decoder, and that every row is released."""
+    """Records the largest number of rows in the caches of a decoder, and that every row is released."""
 
     def __init__(self, decoder):
         self.rows, self.most = set(), 0
-        reserve, release = decoder.reserve, decoder.release
+        allocate = decoder._allocate
 
-        def counted_reserve(row, prompt):
-            assert row not in self.rows
-            self.rows.add(row)
-            self.most = max(self.most, len(self.rows))
-            return reserve(row, prompt)
+        def counted_allocate(*args):
+            allocate(*args)
+            add, release = decoder.cache.add, decoder.cache.release
 
-        def counted_release(row):
-            self.rows.remove(row)
-            release(row)
+            def counted_add(row, prompt):
+                assert row not in self.rows
+                self.rows.add(row)
+                self.most = max(self.most, len(self.rows))
+                return add(row, prompt)
 
-        decoder.reserve, decoder.release = counted_reserve, counted_release
+            def counted_release(row):
+                self.rows.remove(row)
+                release(row)
+
+            decoder.cache.add, decoder.cache.release = counted_add, counted_release
+
+        decoder._allocate = counted_allocate
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ def test_lm_head_stays_in_float32_with_cast_lm_head_to_fp32(kind):
     for in_fp32 in (False, True):
         decoder = kind(copy.deepcopy(MODELS["llama"]), head_in_fp32=in_fp32)
         with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([prompt], 8, 1.0), torch.no_grad():
-            decoder.prefill([0], [prompt], [decoder.reserve(0, prompt)])
+            decoder.prefill([0], [prompt], [decoder.cache.add(0, prompt)])
             outs[in_fp32] = decoder.feed([0], [[7]], [2])[0].float()
     assert torch.equal(outs[False], outs[False].bfloat16().float())
     assert not torch.equal(outs[True], outs[True].bfloat16().float())
