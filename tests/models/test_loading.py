@@ -87,11 +87,16 @@ def test_tiny_is_built_once_and_again_if_it_would_differ(tmp_path):
 CHAT = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
 
 
-def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
-    """Base models and some GGUF files name an eos_token that differs from the one that ends an answer in a chat."""
+def chat_tokenizer(template):
     tokenizer = make_tokenizer(TOKENS, context=32)
     tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
+    """Base models and some GGUF files name an eos_token that differs from the one that ends an answer in a chat."""
+    tokenizer = chat_tokenizer(CHAT)
     tokenizer.eos_token = "<|start|>"
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
@@ -110,10 +115,7 @@ def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
     ],
 )
 def test_end_of_answer_is_read_from_the_chat_template(template, end):
-    tokenizer = make_tokenizer(TOKENS, context=32)
-    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
-    tokenizer.chat_template = template
-    assert end_of_answer(tokenizer) == end
+    assert end_of_answer(chat_tokenizer(template)) == end
 
 
 def test_missing_models_are_reported(tmp_path, monkeypatch):
