@@ -124,30 +124,22 @@ class GrammarConstraint:
         return GrammarConstraint, (self.vocabulary, self.grammar)
 
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
-        grammar = self._grammar_of(row)
-        if grammar is None:
-            return None
-        import xgrammar
-
-        matcher = xgrammar.GrammarMatcher(self._compile(grammar, self.vocabulary.strips_leading_space))
-        return GrammarState(self, matcher, grammar)
+        return self._start(row, is_first=True)
 
     def start_after(self, row: Mapping[str, Any], remainder: bytes) -> GrammarState | None:
-        grammar = self._grammar_of(row)
-        if grammar is None:
-            return None
-        import xgrammar
+        state = self._start(row, is_first=False)
+        return None if state is None or (remainder and not state._matcher.accept_string(remainder)) else state
 
-        matcher = xgrammar.GrammarMatcher(self._compile(grammar, False))
-        if remainder and not matcher.accept_string(remainder):
-            return None
-        return GrammarState(self, matcher, grammar, is_first=False)
-
-    def _grammar_of(self, row: Mapping[str, Any]) -> Grammar | None:
+    def _start(self, row: Mapping[str, Any], is_first: bool) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if not isinstance(grammar, Grammar | None):
             raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
-        return grammar
+        if grammar is None:
+            return None
+        import xgrammar
+
+        compiled = self._compile(grammar, is_first and self.vocabulary.strips_leading_space)
+        return GrammarState(self, xgrammar.GrammarMatcher(compiled), grammar, is_first)
 
     def _compile_new(self, grammar: Grammar, drops_space: bool) -> Any:
         """Compile a grammar. `drops_space`: decoding drops a leading space of the text."""
@@ -178,12 +170,7 @@ class GrammarState:
     __slots__ = ("_constraint", "_is_first", "_matcher", "_words", "finished", "origin")
 
     def __init__(
-        self,
-        constraint: GrammarConstraint,
-        matcher: Any,
-        origin: Grammar,
-        is_first: bool = True,
-        finished: bool = False,
+        self, constraint: GrammarConstraint, matcher: Any, origin: Grammar, is_first: bool, finished: bool = False
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
         self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
