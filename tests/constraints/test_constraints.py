@@ -27,7 +27,7 @@ from tests.support.tokenizer_makes import (
     word_level,
 )
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, Vocabulary, replay, unpack
-from trl_grpo_tasks.constraints.base import FORCED_LIMIT, pack
+from trl_grpo_tasks.constraints.base import only_token, pack
 from trl_grpo_tasks.constraints.vocabulary import token_bytes
 
 # Vocabularies
@@ -55,10 +55,8 @@ def test_token_bytes_agree_with_xgrammar(make):
 
     theirs = xgrammar.TokenizerInfo.from_huggingface(MAKES[make]).decoded_vocab
     for id, ours in enumerate(token_bytes(MAKES[make])):
-        if (
-            ours is not None and MAKES[make].convert_ids_to_tokens(id) != "é 1"
-        ):  # an added token, not in the byte-level alphabet
-            assert ours == theirs[id]
+        # The added token is not in the byte-level alphabet.
+        assert ours is None or ours == theirs[id] or MAKES[make].convert_ids_to_tokens(id) == "é 1"
 
 
 def test_vocabularies_are_cached_and_unsupported_tokenizers_rejected():
@@ -93,18 +91,6 @@ def test_masks_are_exact_and_walks_end_in_allowed_texts(tokenizer):
         for _ in range(4):
             tokens = walk(constraint, LINES, chance.choice)
             assert tokenizer.decode(tokens, skip_special_tokens=True) in LINES, kind
-
-
-@every_make
-def test_every_text_can_be_written_in_its_natural_tokenisation(tokenizer):
-    for constraint in (lines_tree(tokenizer), constraints_for(tokenizer, LINES)["ebnf"]):
-        for text in sorted(LINES):
-            natural = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-            state = constraint.start({})
-            for token, mask in zip(natural, replay(constraint, {}, natural), strict=True):
-                assert np.array_equal(state.mask(), mask)
-                state.accept(token)
-            assert state.finished
 
 
 @pytest.mark.parametrize("make", ["sentencepiece", "metaspace"])
@@ -251,7 +237,6 @@ def test_grammar_per_row_and_unconstrained_rows():
         return Grammar.regex(row["pattern"]) if row["pattern"] else None
 
     constraint = GrammarConstraint(MAKES["word_level"], grammar)
-    assert constraint.start({"pattern": None}) is None
     assert replay(constraint, {"pattern": None}, [3, 4]) == [None, None]
     walk(constraint, {"1", "10"}, max, {"pattern": "10?"})
     walk(constraint, {"2x"}, max, {"pattern": "2x"})
@@ -284,18 +269,6 @@ def test_text_without_a_token_is_an_error_not_an_empty_mask():
         tree.start({}).mask()
 
 
-def test_a_grammar_of_any_text_allows_all_text_and_nothing_else():
-    for tokenizer in (MAKES["word_level"], MAKES["sentencepiece_unstripped"]):
-        constraint = GrammarConstraint(tokenizer, Grammar.regex(r"(.|\n)*"))
-        spelled = [b.decode(errors="ignore") if b else "" for b in constraint.vocabulary.bytes_of]
-        mask = constraint.start({}).mask()
-        allowed = unpack(mask, constraint.vocab_size)
-        assert np.array_equal(mask, pack(allowed)), "spare bits are set"
-        assert allowed[tokenizer.eos_token_id]
-        assert all(allowed[id] for id, text in enumerate(spelled) if text)
-        assert sum(allowed[id] for id in tokenizer.all_special_ids) == 1
-
-
 # Choice trees
 
 
@@ -309,7 +282,9 @@ def test_dead_end_nodes_are_dropped_or_reported():
     with pytest.raises(RuntimeError, match="node 'doomed'"):
         state.accept(ids[2])
     state.accept(ids[0])  # "1" may still become "10x", but the text may not end here
-    assert MAKES["word_level"].decode(state.forced()) == "0x</s>"
+    for token in [*MAKES["word_level"].encode("0x"), MAKES["word_level"].eos_token_id]:
+        assert only_token(state.mask()) == token
+        state.accept(token)
     with pytest.raises(RuntimeError, match="node 'dead'"):
         careful.start({"node": "dead"})
     quick = ChoiceTreeConstraint(MAKES["word_level"], lambda row: "doomed", tree.__getitem__, look_ahead=False)
@@ -319,22 +294,10 @@ def test_dead_end_nodes_are_dropped_or_reported():
 
 def test_endless_choices_with_empty_text_are_an_error():
     circle = {0: [("", 1), ("1", None)], 1: [("", 0)]}
-    with pytest.raises(ValueError, match="node 0 back to it"):
+    with pytest.raises(ValueError, match="after node 0 have empty text, perhaps"):
         ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, circle.__getitem__).start({})
     with pytest.raises(ValueError, match="have empty text"):
         ChoiceTreeConstraint(MAKES["word_level"], lambda row: 0, lambda node: [("", node + 1)]).start({})
-
-
-def test_forced_tokens_stop_at_the_end_and_at_the_limit():
-    tokenizer = MAKES["word_level"]
-    for constraint in constraints_for(tokenizer, {"1x2 (1,1)\n"}).values():
-        state = constraint.start({})
-        mask = state.mask().copy()
-        assert tokenizer.decode(state.forced()) == "1x2 (1,1)\n</s>"
-        assert np.array_equal(state.mask(), mask) and not state.finished
-    endless = ChoiceTreeConstraint(tokenizer, lambda row: 0, lambda node: [("1x", node + 1)])
-    assert len(endless.start({}).forced()) == FORCED_LIMIT
-    assert len(GrammarConstraint(tokenizer, Grammar.ebnf('root ::= "1x" root')).start({}).forced()) == FORCED_LIMIT
 
 
 def test_new_nodes_share_masks_and_caches_are_bounded():
@@ -350,10 +313,6 @@ def test_new_nodes_share_masks_and_caches_are_bounded():
         assert cache.cache_info().maxsize is not None
     with pytest.raises(ValueError, match="read-only"):
         state.mask()[0] = 0
-
-
-def test_unconstrained_rows_of_a_tree():
-    assert lines_tree(MAKES["word_level"]).start({"on": False}) is None
 
 
 # The interface

@@ -1,19 +1,21 @@
 """Sampling filters keep the same tokens as transformers, kept sets are recorded, and training under them is exact."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.base import pack, pack_ids, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
-from trl_grpo_tasks.constraints.table import FREE, MaskTable
+from trl_grpo_tasks.constraints.table import FREE, MaskTable, pad_mask_numbers
 from trl_grpo_tasks.training.groups import RolloutGroups
 
 FILTERS = st.builds(
@@ -111,16 +113,8 @@ def dense_kept(logits, filters):
 @pytest.mark.parametrize("engine", ["fast", "trl"])
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_kept_set_is_recorded_and_used_for_scoring(tiny_path, tmp_path, options, engine, constrain):
-    trainer = toy_trainer(
-        tiny_path,
-        tmp_path,
-        rollout=engine,
-        constrain=constrain,
-        temperature=0.8,
-        beta=0.1,
-        num_iterations=2,
-        **options,
-    )
+    trainer = toy_trainer(tiny_path, tmp_path, rollout=engine, constrain=constrain, temperature=0.8, beta=0.1,
+                          num_iterations=2, **options)  # fmt: skip
     filters = trainer.args.sampling_filters
     trainer.model.train()
     output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
@@ -155,17 +149,8 @@ def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
     """Summed over all completions of up to two tokens, weighted by their probability, the gradient of the loss equals
     the gradient of the expected reward under the filtered policy, with fixed kept sets."""
     filters = SamplingFilters(top_k=5, top_p=0.9, min_p=0.05)
-    trainer = toy_trainer(
-        tiny_path,
-        tmp_path,
-        constrain=constrain,
-        loss_type="dr_grpo",
-        max_completion_length=2,
-        temperature=0.9,
-        top_k=filters.top_k,
-        top_p=filters.top_p,
-        min_p=filters.min_p,
-    )
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=constrain, loss_type="dr_grpo", max_completion_length=2,
+                          temperature=0.9, **asdict(filters))  # fmt: skip
     model, tokenizer = trainer.model.double(), trainer._tokenizer
     row = json.loads(trainer.train_dataset[0]["row"])
     prompt, eos = tokenizer(row["prompt"])["input_ids"], tokenizer.eos_token_id
@@ -202,22 +187,13 @@ def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
 
     table = trainer.generation.tables.start("train", outputs)
     batch = len(completions)
-    padding = [[0] * (2 - len(ids)) for ids, _ in completions]
     inputs = {
         "prompt_ids": torch.tensor([prompt] * batch),
         "prompt_mask": torch.ones(batch, len(prompt), dtype=torch.long),
-        "completion_ids": torch.tensor([ids + pad for (ids, _), pad in zip(completions, padding, strict=True)]),
-        "completion_mask": torch.tensor(
-            [[1] * len(ids) + pad for (ids, _), pad in zip(completions, padding, strict=True)]
-        ),
+        "completion_ids": pad_sequence([torch.tensor(ids) for ids, _ in completions], batch_first=True),
+        "completion_mask": pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids, _ in completions], True),
         "advantages": probabilities.detach() * rewards * batch * 2,
-        "mask_numbers": torch.tensor(
-            [
-                [table.number_of(pack_ids(kept, outputs)) for kept in row] + pad
-                for row, pad in zip(sets, padding, strict=True)
-            ],
-            dtype=torch.int32,
-        ),
+        "mask_numbers": pad_mask_numbers([[table.number_of(pack_ids(kept, outputs)) for kept in row] for row in sets]),
         "num_items_in_batch": torch.tensor(2 * batch),
     }
     model.train()

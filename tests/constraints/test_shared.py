@@ -14,8 +14,8 @@ from trl_grpo_tasks.constraints import (
     pack_ids,
 )
 from trl_grpo_tasks.constraints import shared as shared_module
-from trl_grpo_tasks.constraints.base import FORCED_LIMIT, unpack
-from trl_grpo_tasks.constraints.shared import SharedStates
+from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.constraints.shared import FORCED_LIMIT, SharedStates
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.brick.constraint import brick_constraint
@@ -55,9 +55,6 @@ class CountingState:
             raise ValueError(f"token {token} is not allowed here")
         self.finished, self._count = token == TOKENIZER.eos_token_id, self._count + 1
 
-    def forced(self):
-        return []
-
 
 class CountingConstraint:
     vocab_size = len(TOKENIZER)
@@ -76,7 +73,7 @@ CONSTRAINTS = {
     "bricks": brick_constraint(TOKENIZER, world=3, max_bricks=3, canonical=True),
     "spelled bricks": OneSpelling(TOKENIZER, brick_constraint(TOKENIZER, world=2, max_bricks=4, form="pivot")),
     "thought, spelled grammars": ThinkThen(TOKENIZER, OneSpelling(TOKENIZER, GRAMMARS), [": ", "))"], most_tokens=4),
-    "thought, tree": ThinkThen(TOKENIZER, TREE, "@@", least_tokens=1),
+    "thought, tree": ThinkThen(TOKENIZER, TREE, "@@"),
     "another author's": CountingConstraint(),
 }
 

@@ -20,7 +20,7 @@ from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
 from tests.support.toy_repair import AdvisingToy
 from trl_grpo_tasks.constraints import replay, unpack
-from trl_grpo_tasks.constraints.rebuilt import ReplayedStates, replay_all
+from trl_grpo_tasks.constraints.rebuilt import replay_all
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint, join_turns, split_turns
@@ -109,7 +109,7 @@ def test_feedback_in_a_chat_injects_no_turn(chat_tokenizer, pairs, is_chat):
     state, ids = constraint.start(row), []
     for turn, _ in pairs:
         while not state.finished and state._feedback:
-            ids += state.forced()[:1]
+            ids.append(state._feedback[0])
             state.accept(ids[-1])
         written = chat_tokenizer(turn, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         for token in [*written, chat_tokenizer.eos_token_id]:
@@ -182,19 +182,14 @@ def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(mod
         out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[tokenizer.eos_token_id],
                       constraint=constraint, rows=rows, table=table, decoder=decoder)  # fmt: skip
         assert out.masks == replay_all(constraint, rows, out.completion_ids, table)
-        assert {len(constraint.turns_of(row, ids)) for row, ids in zip(rows, out.completion_ids, strict=True)} >= {
-            1,
-            2,
-        }
+        counts = {len(constraint.turns_of(row, ids)) for row, ids in zip(rows, out.completion_ids, strict=True)}
+        assert counts >= {1, 2}
         for row, ids, masks, logps in zip(rows, out.completion_ids, out.masks, out.logps, strict=True):
             is_decision = table.counts(np.array(masks)) > 1
             turns = constraint.turns_of(row, ids)
             inside = {at for start, end in turns for at in range(start, end)}
             assert all(not is_decision[at] and logps[at] == 0 for at in set(range(len(ids))) - inside)
-            state = constraint.start(row)
-            for token in ids:
-                state.accept(token)
-            assert state.finished or len(ids) == length
+            assert masks == [table.number_of(mask) for mask in replay(constraint, row, ids)]
 
 
 @pytest.mark.parametrize("held_by", ["this process", "workers"])
@@ -256,23 +251,3 @@ def test_restarted_rows_are_past_their_questions(tokenizer):
                 expected.append(int(only[0]))
                 state.accept(expected[-1])
             assert list(forced.tokens) == expected
-
-
-@pytest.mark.parametrize("held_by", ["this process", "workers"])
-def test_shared_states_and_workers_hold_conversations(tokenizer, held_by):
-    constraint, table = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer))
-    completions = [ids for row in ROWS for ids in conversations(toy_constraint(tokenizer), row)[::40]]
-    rows = [row for row in ROWS for _ in conversations(toy_constraint(tokenizer), row)[::40]]
-    # A third turn is begun where the second failed, so a conversation of two turns is its beginning.
-    if held_by == "this process":
-        states = SharedStates(constraint, table)
-    else:
-        states = WorkerStates(started(constraint), table, constraint.answers)
-    replayed = ReplayedStates(states)
-    replayed.start(range(len(rows)), rows)
-    for position in range(max(map(len, completions))):
-        slots = [slot for slot, ids in enumerate(completions) if position < len(ids)]
-        for slot, number in zip(slots, replayed.numbers(slots), strict=True):
-            mask = replay(constraint, rows[slot], completions[slot][: position + 1])[-1]
-            assert number == table.number_of(mask)
-        replayed.accept(slots, [completions[slot][position] for slot in slots])

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.constraints.test_shared import CONSTRAINTS, PATTERNS, TOKENIZER, tokens_of
+from tests.constraints.test_shared import CONSTRAINTS, PATTERNS, TOKENIZER
 from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint
 from trl_grpo_tasks.constraints import workers as workers_module
@@ -35,51 +35,37 @@ def assert_ended(processes):
 
 
 @pytest.mark.parametrize("kind", exhaustive_but(["spelled tree"], ["spelled tree", "spelled bricks", "thought, tree"]))
-def test_workers_agree_with_independent_states_and_end_when_nobody_uses_them(kind):
+def test_workers_agree_with_states_of_this_process_and_end_when_nobody_uses_them(kind):
     constraint, rng = CONSTRAINTS[kind], np.random.default_rng(0)
     workers = started(constraint)
+    rows = {slot: {"pattern": PATTERNS[slot // 2]} for slot in range(2 * len(PATTERNS))}
     for _ in range(2):  # the workers serve several rollouts
         table = MaskTable(WIDE_MODEL)
-        states = WorkerStates(workers, table)
-        rows = {slot: {"pattern": PATTERNS[slot // 2]} for slot in range(2 * len(PATTERNS))}
-        written = {slot: [] for slot in rows}
-
-        def replayed(slot, constraint=constraint, rows=rows, written=written):
-            state = constraint.start(rows[slot])
-            for token in written[slot] if state is not None else ():
-                state.accept(token)
-            return state
-
-        def append(slot, forced, written=written, table=table, replayed=replayed):
-            for token, number in zip(*forced, strict=True):
-                assert tokens_of(replayed(slot).mask()) == [token] == table.ids(number).tolist()
-                written[slot].append(token)
-
-        for slot, forced in zip(rows, states.start(list(rows), list(rows.values())), strict=True):
-            append(slot, forced)
+        states, expected = WorkerStates(workers, table), SharedStates(constraint, table)
+        begun = [each.start(list(rows), list(rows.values())) for each in (states, expected)]
+        assert begun[0] == begun[1]
+        written = {slot: list(forced.tokens) for slot, forced in zip(rows, begun[0], strict=True)}
         for turn in range(12):
-            active = []
-            for slot, number in zip(rows, states.numbers(list(rows)), strict=True):
-                state = replayed(slot)
-                if state is None or state.finished:
-                    assert number == FREE
-                else:
-                    assert table.ids(number).tolist() == tokens_of(state.mask())
-                    active.append(slot)
-            tokens = [int(rng.choice(tokens_of(replayed(slot).mask()))) for slot in active]
+            numbers = states.numbers(list(rows))
+            assert numbers == expected.numbers(list(rows))
+            active = [slot for slot, number in zip(rows, numbers, strict=True) if number != FREE]
+            tokens = [int(rng.choice(table.ids(numbers[slot]))) for slot in active]
             accepted = states.accept(active, tokens)
+            assert accepted == expected.accept(active, tokens)
             for slot, token, forced in zip(active, tokens, accepted, strict=True):
-                written[slot].append(token)
-                append(slot, forced)
+                written[slot] += [token, *forced.tokens]
             if turn % 3 == 0 and active:
                 slot = active[0]
-                del written[slot][len(written[slot]) // 2 :]
-                append(slot, states.restart(slot, written[slot]))
+                kept = written[slot][: len(written[slot]) // 2]
+                forced = states.restart(slot, kept)
+                assert forced == expected.restart(slot, kept)
+                written[slot] = [*kept, *forced.tokens]
             if turn == 5:
-                states.release(1)
-                assert states.numbers([1]) == [FREE]
-                written[1] = []
-                append(1, states.start([1], [rows[1]])[0])
+                for each in (states, expected):
+                    each.release(1)
+                    assert each.numbers([1]) == [FREE]
+                written[1] = list(states.start([1], [rows[1]])[0].tokens)
+                assert written[1] == list(expected.start([1], [rows[1]])[0].tokens)
     processes = [process.pid for process in workers._processes]
     del workers, states
     gc.collect()

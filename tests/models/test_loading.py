@@ -48,15 +48,6 @@ def test_text_is_tokenized_greedily_and_decoded_without_loss(text):
     assert TOKENIZER.decode([*ids, TOKENIZER.eos_token_id], skip_special_tokens=True) == text
 
 
-@given(st.text(max_size=40))
-@settings(max_examples=200, deadline=None)
-def test_any_text_can_be_encoded(text):
-    ids = TOKENIZER.encode(text)
-    assert all(0 <= i < len(TOKENIZER) for i in ids)
-    known = "".join(token for token in TOKENIZER.convert_ids_to_tokens(ids) if token != "<unk>")
-    assert len(known) <= len(text)
-
-
 def test_unknown_characters_keep_their_position():
     ids = TOKENIZER.encode("a??b")
     assert ids[0] == TOKENIZER.convert_tokens_to_ids("a") and ids[-1] == TOKENIZER.convert_tokens_to_ids("b")
@@ -69,15 +60,6 @@ def test_invalid_tokens_are_rejected(tokens):
         make_tokenizer(tokens, 8)
 
 
-def test_the_tokenizer_is_the_same_after_saving(tmp_path):
-    TOKENIZER.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    for text in ("abcab  brick.*(é\\", "a? b", ""):
-        assert again.encode(text) == TOKENIZER.encode(text)
-        assert again.decode(again.encode(text)) == TOKENIZER.decode(TOKENIZER.encode(text))
-    assert (again.padding_side, again.model_max_length, again.get_vocab()) == ("left", 32, TOKENIZER.get_vocab())
-
-
 def test_the_chat_template_ends_answers():
     question = [{"role": "user", "content": "ab"}]
     answer = [{"role": "assistant", "content": "b"}]
@@ -85,10 +67,6 @@ def test_the_chat_template_ends_answers():
     whole = TOKENIZER.apply_chat_template(question + answer, return_dict=True)["input_ids"]
     assert whole[: len(asked)] == asked and TOKENIZER.decode(asked) == "ab\n"
     assert whole[len(asked) :] == [TOKENIZER.convert_tokens_to_ids("b"), TOKENIZER.eos_token_id]
-
-
-def test_special_tokens_in_text_are_not_special_to_the_vocabulary():
-    assert len(TOKENIZER) == len(TOKENS) + 4  # pad, eos, unk, newline
 
 
 # ---- sources of models
@@ -101,6 +79,7 @@ def test_tiny_is_built_once_and_again_if_it_would_differ(tmp_path):
     assert (Path(folder) / "model.safetensors").read_bytes() == weights
     prepare_model("tiny", ToyTask(), tmp_path, seed=4)
     assert (Path(folder) / "model.safetensors").read_bytes() != weights
+    (Path(folder) / "made_from.json").unlink()  # it is incomplete
     prepare_model("tiny", MyTask(), tmp_path)
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 64
 
@@ -108,11 +87,16 @@ def test_tiny_is_built_once_and_again_if_it_would_differ(tmp_path):
 CHAT = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
 
 
-def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
-    """Base models and some GGUF files name an eos_token that differs from the one that ends an answer in a chat."""
+def chat_tokenizer(template):
     tokenizer = make_tokenizer(TOKENS, context=32)
     tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
+    """Base models and some GGUF files name an eos_token that differs from the one that ends an answer in a chat."""
+    tokenizer = chat_tokenizer(CHAT)
     tokenizer.eos_token = "<|start|>"
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
@@ -131,18 +115,7 @@ def test_eos_token_is_the_one_that_the_chat_template_uses(tmp_path):
     ],
 )
 def test_end_of_answer_is_read_from_the_chat_template(template, end):
-    tokenizer = make_tokenizer(TOKENS, context=32)
-    tokenizer.add_tokens(["<|start|>", "<|end|>"], special_tokens=True)
-    tokenizer.chat_template = template
-    assert end_of_answer(tokenizer) == end
-
-
-def test_incomplete_models_are_built_again(tmp_path):
-    folder = Path(prepare_model(None, ToyTask(), tmp_path))
-    (folder / "made_from.json").unlink()
-    (folder / "model.safetensors").write_bytes(b"half")
-    prepare_model(None, ToyTask(), tmp_path)
-    AutoModelForCausalLM.from_pretrained(folder)
+    assert end_of_answer(chat_tokenizer(template)) == end
 
 
 def test_missing_models_are_reported(tmp_path, monkeypatch):
@@ -243,16 +216,12 @@ def test_the_cold_start_teaches_the_answers_and_to_end_them(tmp_path, chat, caps
     after = success_of(folder, task, rows)
     assert losses[-1] < 0.3 * losses[0]
     assert before["success"] < 0.5 and after["success"] > 0.9
-    assert after["tokens"] == pytest.approx(2, abs=0.2) and after["cut_off"] == 0, (
-        "one letter and the end-of-sequence token"
-    )
+    assert after["tokens"] == pytest.approx(2, abs=0.2) and after["cut_off"] == 0, "one letter and the end token"
     weights = (Path(folder) / "model.safetensors").read_bytes()
     assert cold_start(str(tmp_path / "base"), task, rows, folder, **options) == folder
     assert (Path(folder) / "model.safetensors").read_bytes() == weights and not capsys.readouterr().out
     cold_start(str(tmp_path / "base"), task, rows, folder, **(options | {"steps": 2}))
-    assert (Path(folder) / "model.safetensors").read_bytes() != weights, (
-        "with other options, the model must be built again"
-    )
+    assert (Path(folder) / "model.safetensors").read_bytes() != weights, "other options make another model"
 
 
 def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
@@ -268,9 +237,7 @@ def test_only_the_answer_counts_in_the_cold_start(tiny_path, tmp_path):
         counted = ids[labels != -100].tolist()
         assert len(counted) == 2 and counted[-1] == tokenizer.eos_token_id
         prompt = ids[(labels == -100) & (ids != tokenizer.pad_token_id)].tolist()
-        assert tokenizer.decode(prompt)[0] == tokenizer.decode(counted[:1]), (
-            "the answer is the first letter of the prompt"
-        )
+        assert tokenizer.decode(prompt)[0] == tokenizer.decode(counted[:1]), "the first letter of the prompt"
         assert labels[labels != -100].tolist() == counted
 
 

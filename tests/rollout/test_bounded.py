@@ -9,7 +9,6 @@ from tests.support.families import FAMILIES, SIZES, SOME_FAMILIES
 from tests.support.rollouts import EOS, MODELS, PAGED, TOKENIZER, Paged, dense_logps, tiny
 from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import replay
-from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.rollout import Decoder, rollout
 from trl_grpo_tasks.rollout import decoder as decoder_module
@@ -23,23 +22,29 @@ PROMPTS = [[9], [5, 6, 7], LONG[:8], LONG[:9], LONG, [5, 6, 7, 8, 10]]
 
 
 class Counted:
-    """Records the largest number of rows in the cache of a decoder, and that every row is released."""
+    """Records the largest number of rows in the caches of a decoder, and that every row is released."""
 
     def __init__(self, decoder):
         self.rows, self.most = set(), 0
-        reserve, release = decoder.reserve, decoder.release
+        allocate = decoder._allocate
 
-        def counted_reserve(row, prompt):
-            assert row not in self.rows
-            self.rows.add(row)
-            self.most = max(self.most, len(self.rows))
-            return reserve(row, prompt)
+        def counted_allocate(*args):
+            allocate(*args)
+            add, release = decoder.cache.add, decoder.cache.release
 
-        def counted_release(row):
-            self.rows.remove(row)
-            release(row)
+            def counted_add(row, prompt):
+                assert row not in self.rows
+                self.rows.add(row)
+                self.most = max(self.most, len(self.rows))
+                return add(row, prompt)
 
-        decoder.reserve, decoder.release = counted_reserve, counted_release
+            def counted_release(row):
+                self.rows.remove(row)
+                release(row)
+
+            decoder.cache.add, decoder.cache.release = counted_add, counted_release
+
+        decoder._allocate = counted_allocate
 
 
 @torch.no_grad()
@@ -52,33 +57,6 @@ def check(model, prompts, out, length, temperature=1.0, constraint=None, rows=No
         if constraint is not None:
             assert masks == [table.number_of(mask) for mask in replay(constraint, rows[i], ids)]
         assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, table, temperature), abs=1e-4)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=8),
-    st.sampled_from([1, 2, 3, None]),
-    st.integers(1, 14),
-    st.sampled_from(["free", "constrained", "filtered"]),
-    st.booleans(),
-    st.integers(0, 10**6),
-)
-def test_any_batch_size_completes_every_row(given_rows, batch_size, length, kind, is_paged, seed):
-    model, table = MODELS["llama"], MaskTable(VOCABULARY)
-    prompts, rows = [prompt for prompt, _ in given_rows], [{"pattern": pattern} for _, pattern in given_rows]
-    decoder = Paged(model) if is_paged else Decoder(model)
-    counted = Counted(decoder)
-    options = {}
-    if kind == "constrained":
-        options = {"constraint": CONSTRAINT, "rows": rows, "table": table}
-    if kind == "filtered":
-        options = {"filters": SamplingFilters(top_k=5), "table": table}
-    torch.manual_seed(seed)
-    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=0.8, decoder=decoder,
-                  batch_size=batch_size, **options)  # fmt: skip
-    constrained = options if kind == "constrained" else {"table": options.get("table")}
-    check(model, prompts, out, length, temperature=0.8, **constrained)
-    assert not counted.rows and 1 <= counted.most <= (batch_size or len(prompts))
 
 
 @settings(max_examples=8, deadline=None)

@@ -125,13 +125,3 @@ def test_shared_pages_count_once():
     cache.release(0)  # the first row leaves, and the others keep the prompt
     assert cache.fits(prompt) and not cache.fits(LONG)
     assert cache.add(3, prompt) == 1
-
-
-def test_room_of_a_row():
-    assert [pages_for(length, 5) for length in (1, 3, 4, 7)] == [4, 4, 5, 5]  # 14, 16, 17 and 20 tokens
-    shape = CacheShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
-    assert shape.bytes_per_token == 2 * 3 * 2 * 8 * 2
-    assert (
-        sum(buffer.nbytes for pair in shape.buffers(5, 7, make=torch.empty) for buffer in pair)
-        == 35 * shape.bytes_per_token
-    )

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from tests.support.rollouts import EOS, MODELS, PROMPTS, Paged
-from trl_grpo_tasks.rollout import Decoder, rollout
+from tests.support.rollouts import MODELS, Paged
+from trl_grpo_tasks.rollout import Decoder
 
 
 @pytest.mark.parametrize("kind", [Decoder, Paged])
@@ -16,19 +16,11 @@ def test_lm_head_stays_in_float32_with_cast_lm_head_to_fp32(kind):
     for in_fp32 in (False, True):
         decoder = kind(copy.deepcopy(MODELS["llama"]), head_in_fp32=in_fp32)
         with torch.autocast("cpu", dtype=torch.bfloat16), decoder.running([prompt], 8, 1.0), torch.no_grad():
-            decoder.prefill([0], [prompt], [decoder.reserve(0, prompt)])
+            decoder.prefill([0], [prompt], [decoder.cache.add(0, prompt)])
             outs[in_fp32] = decoder.feed([0], [[7]], [2])[0].float()
     assert torch.equal(outs[False], outs[False].bfloat16().float())
     assert not torch.equal(outs[True], outs[True].bfloat16().float())
     torch.testing.assert_close(outs[True], outs[False], atol=0.3, rtol=0.05)
-
-
-def test_rollout_with_weights_already_in_the_autocast_dtype():
-    model = copy.deepcopy(MODELS["llama"]).to(torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = rollout(model, PROMPTS, max_new_tokens=3, eos_token_ids=[EOS], temperature=0)
-        assert all(len(ids) == 3 or ids[-1] == EOS for ids in out.completion_ids)
-    assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
 def test_decoder_disables_cudnn_attention():

@@ -10,7 +10,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tests.support.families import FAMILIES, SIZES, SOME_FAMILIES
 from tests.support.rollouts import EOS, TOKENIZER, dense_logps, tiny
-from trl_grpo_tasks.rollout import decoder, rollout, unsupported_reason
+from trl_grpo_tasks.rollout import rollout, unsupported_reason
 from trl_grpo_tasks.rollout.support import KNOWN_FAMILIES
 
 # Repeated prompts, one of a single token, and one that is longer than the sliding windows.
@@ -59,12 +59,6 @@ def assert_log_probs_equal_a_forward_pass(model):
     for prompt, ids, masks, logps in zip(PROMPTS, out.completion_ids, out.masks, out.logps, strict=True):
         with torch.no_grad():
             assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, None, 0.9), abs=1e-4)
-
-
-@pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_prompts_that_are_read_in_several_passes(family, monkeypatch):
-    monkeypatch.setattr(decoder, "MAX_MASKED_PREFILL_TOKENS", 4)
-    assert_log_probs_equal_a_forward_pass(model_of(family))
 
 
 def test_text_model_of_a_vision_language_model():

@@ -251,10 +251,8 @@ def test_linear_layer_with_adapters(tokens, ends, inputs, rank, has_bias, monkey
     monkeypatch.setattr(kernels.linear, "ADAPTED_BLOCK_K", 32)
     outputs, dtype = ends[-1], torch.float16
     x = random_numbers(tokens, inputs + 8, seed=0, dtype=dtype)[:, :inputs]
-    weight, bias = (
-        random_numbers(outputs, inputs, seed=1).div(10).to(dtype),
-        random_numbers(outputs, seed=2, dtype=dtype),
-    )
+    weight = random_numbers(outputs, inputs, seed=1).div(10).to(dtype)
+    bias = random_numbers(outputs, seed=2, dtype=dtype)
     down = random_numbers(rank * len(ends), inputs, seed=3).div(10).to(dtype)
     up = torch.zeros(outputs, rank * len(ends), dtype=dtype)
     expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
 from torch.nn.functional import linear
 
 from tests.support.quantised import needs_bitsandbytes, quantization, save_sharp
@@ -100,19 +99,6 @@ def test_rounded_activations_are_the_int8_values_of_bitsandbytes(threshold):
         torch.testing.assert_close(round_activations(x.float(), threshold), expected, rtol=1e-6, atol=1e-9)
 
 
-@torch.no_grad()
-def test_tokens_share_outlier_columns_as_in_bitsandbytes():
-    """A column is kept if any token of the pass has an outlier there, so the batch changes a token's rounding."""
-    layer, x = layer_8bit(), activations(torch.float32, outliers=False)[0]
-    alone, together = x[:1], torch.cat([x[:1], torch.full((1, IN), 0.1).index_fill(1, torch.tensor([3, 9]), 20.0)])
-    ours = [round_activations(batch, 6.0)[:1] for batch in (alone, together)]
-    theirs = [layer(batch)[:1] for batch in (alone, together)]
-    changed = (ours[0] != ours[1]).nonzero()[:, 1].tolist()
-    assert changed == [3, 9] and torch.equal(ours[1][:, [3, 9]], x[:1, [3, 9]])
-    change = linear(ours[1] - ours[0], dense_weight(layer, torch.float32))
-    torch.testing.assert_close(change, theirs[1] - theirs[0], rtol=1e-2, atol=1e-4)
-
-
 def test_rounding_has_no_graph_break_and_no_step_that_depends_on_values():
     compiled = torch.compile(round_activations, fullgraph=True, backend="aot_eager")
     for outliers in (False, True):
@@ -125,10 +111,6 @@ def test_values_beyond_float16_are_outliers_and_stay():
     rounded = round_activations(x, 6.0)
     assert rounded[:, 0].equal(x[:, 0]) and rounded[:, 1].equal(x[:, 1])
     assert rounded[0, 2] == pytest.approx(round(-0.5 * 127) / 127)
-
-
-def test_ordinary_layers_are_not_quantised():
-    assert not is_quantised(nn.Linear(4, 4)) and activation_threshold(nn.Linear(4, 4)) is None
 
 
 @pytest.mark.parametrize(

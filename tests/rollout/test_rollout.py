@@ -1,5 +1,6 @@
 """Rollouts: samples follow the exact distribution, constraints are respected."""
 
+import math
 import random
 from collections import Counter
 
@@ -8,71 +9,64 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
+from tests.rollout.test_bounded import PROMPTS as SOME_PROMPTS
+from tests.rollout.test_bounded import Counted, check
 from tests.support.rollouts import EOS, MODELS, PAGED, PROMPTS, TOKENIZER, Paged, dense_logps
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, ThinkThen
 from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.filters import SamplingFilters
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.rollout import engine, rollout, unsupported_reason
+from trl_grpo_tasks.rollout import Decoder, engine, rollout
 
 
 def line_choices(node):
     kind, lines = node
     if kind == "line":
-        more = (
-            [(f"{a}x{b} (".replace(" ", ""), ("at", lines)) for a in (1, 2) for b in (1, 10, 12)] if lines < 3 else []
-        )
+        more = [(f"{a}x{b}(", ("at", lines)) for a in (1, 2) for b in (1, 10, 12) if lines < 3]
         return more + ([("", None)] if lines else [])
     return [(f"{n},0)", ("line", lines + 1)) for n in range(12)]
 
 
+GRAMMARS = GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None)
+TREE = ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, line_choices)
 CONSTRAINTS = {
-    "regex": GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
-    "spelt": OneSpelling(
-        TOKENIZER,
-        GrammarConstraint(TOKENIZER, lambda row: Grammar.regex(row["pattern"]) if row["pattern"] else None),
-    ),
-    "tree": ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, line_choices),
-    "thought": ThinkThen(
-        TOKENIZER,
-        ChoiceTreeConstraint(TOKENIZER, lambda row: ("line", 0) if row["pattern"] else None, line_choices),
-        "x(",
-        most_tokens=8,
-    ),
+    "regex": GRAMMARS,
+    "spelt": OneSpelling(TOKENIZER, GRAMMARS),
+    "tree": TREE,
+    "thought": ThinkThen(TOKENIZER, TREE, "x(", most_tokens=8),
 }
 PATTERNS = [r"abcde[0-9]{2}abcde(x|\(\))", r"(ab,)+", r"[a-e]{1,30}", None, r"abcde"]
 
 
-@pytest.mark.parametrize(("groups", "batch_size"), [(1, None), (3, None), (1, 70)])
-def test_samples_follow_the_exact_distribution(groups, batch_size, monkeypatch):
-    """Chi-squared test over all completions of a constraint with six texts. Rows may wait for others to end."""
-    monkeypatch.setattr(engine, "group_count", lambda *_: groups)
+def assert_samples_follow_the_exact_distribution(texts, **options):
+    """Chi-squared test over all completions of a constraint with six texts, of which the editor keeps `texts`."""
     model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
     constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
     torch.manual_seed(1)
     out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
-                  rows=[{}] * 3000, table=table, decoder=PAGED["qwen2"] if groups > 1 else None,
-                  batch_size=batch_size)  # fmt: skip
-    counts: dict[tuple, int] = {}
-    exact: dict[tuple, float] = {}
-    for ids, masks in zip(out.completion_ids, out.masks, strict=True):
-        key = tuple(ids)
-        counts[key] = counts.get(key, 0) + 1
-        if key not in exact:
-            with torch.no_grad():
-                exact[key] = float(np.exp(sum(dense_logps(model, PROMPTS[0], ids, masks, table, 1.0))))
-    assert {TOKENIZER.decode(key, skip_special_tokens=True) for key in counts} <= {
-        "a0x",
-        "a1x",
-        "a2x",
-        "ab0",
-        "ab1",
-        "b",
-    }
-    expected = {key: 3000 * p for key, p in exact.items() if 3000 * p >= 5}
-    chi2 = sum((counts[key] - e) ** 2 / e for key, e in expected.items())
+                  rows=[{}] * 3000, table=table, **options)  # fmt: skip
+    counts, exact = Counter(map(tuple, out.completion_ids)), {}
+    for ids in counts:  # some texts have two tokenizations
+        masks = [table.number_of(mask) for mask in replay(constraint, {}, list(ids))]
+        with torch.no_grad():
+            exact[ids] = math.exp(sum(dense_logps(model, PROMPTS[0], list(ids), masks, table, 1.0)))
+    assert {TOKENIZER.decode(ids, skip_special_tokens=True) for ids in counts} == set(texts)
+    share = 3000 / sum(exact.values())
+    expected = {ids: share * p for ids, p in exact.items() if share * p >= 5}
+    chi2 = sum((counts[ids] - e) ** 2 / e for ids, e in expected.items())
     assert len(expected) >= 4 and chi2 < 3.3 * len(expected) + 12
+    return sum(exact.values())
+
+
+@pytest.mark.parametrize(("groups", "batch_size"), [(1, None), (3, None), (1, 70)])
+def test_samples_follow_the_exact_distribution(groups, batch_size, monkeypatch):
+    """Rows may wait for others to end."""
+    monkeypatch.setattr(engine, "group_count", lambda *_: groups)
+    decoder = PAGED["qwen2"] if groups > 1 else None
+    texts = ["a0x", "a1x", "a2x", "ab0", "ab1", "b"]
+    sampled = assert_samples_follow_the_exact_distribution(texts, batch_size=batch_size, decoder=decoder)
+    assert sampled == pytest.approx(1, abs=0.01)
 
 
 class RandomEditor:
@@ -91,36 +85,36 @@ class RandomEditor:
         return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    st.sampled_from([None, *sorted(CONSTRAINTS)]),
-    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=6),
+    st.sampled_from([None, "filters", *sorted(CONSTRAINTS)]),
+    st.lists(st.tuples(st.sampled_from(SOME_PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=8),
     st.integers(1, 25),
     st.sampled_from([0.7, 1.0, 1.4]),
+    st.sampled_from([1, 2, 3, None]),
     st.integers(0, 10**6),
     st.booleans(),
     st.integers(0, 8),
 )
-def test_any_batch_under_any_constraint(kind, patterns, length, temperature, seed, is_paged, times):
-    """Without an editor and after any number of deletions: masks equal those of a replay, log-probs equal those of a
-    plain forward pass, and forced tokens are certain."""
+def test_any_batch_under_any_constraint(kind, given_rows, length, temperature, batch_size, seed, is_paged, times):
+    """Without an editor and after any number of deletions, in any number of places: masks equal those of a replay,
+    log-probs equal those of a plain forward pass, and forced tokens are certain."""
     model, table = MODELS["llama"], MaskTable(len(TOKENIZER) + 3)
-    rows = [{"pattern": pattern} for pattern in patterns]
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(rows))]
-    constrained = {"constraint": CONSTRAINTS[kind], "rows": rows, "table": table} if kind else {}
-    torch.manual_seed(seed)
+    prompts, rows = [prompt for prompt, _ in given_rows], [{"pattern": pattern} for _, pattern in given_rows]
+    constrained = {"table": table}
+    if kind in CONSTRAINTS:
+        constrained |= {"constraint": CONSTRAINTS[kind], "rows": rows}
+    filters = {"filters": SamplingFilters(top_k=5)} if kind == "filters" else {}
     editor = RandomEditor(seed, times) if times else None
+    decoder = Paged(model) if is_paged else Decoder(model)
+    counted = Counted(decoder)
+    torch.manual_seed(seed)
     out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=temperature, editor=editor,
-                  decoder=PAGED["llama"] if is_paged else None, **constrained)  # fmt: skip
-    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        ids, masks, logps = out.completion_ids[i], out.masks[i], out.logps[i]
-        assert len(ids) == len(masks) == len(logps) and (editor is None or (i, tuple(ids)) in editor.asked)
-        assert 1 <= len(ids) <= length and (len(ids) == length or ids[-1] == EOS) and EOS not in ids[:-1]
-        if kind:
-            assert masks == [table.number_of(mask) for mask in replay(CONSTRAINTS[kind], row, ids)]
-        with torch.no_grad():
-            wanted = dense_logps(model, prompt, ids, masks, table, temperature)
-        assert logps == pytest.approx(wanted, abs=1e-4)
+                  decoder=decoder, batch_size=batch_size, **constrained, **filters)  # fmt: skip
+    check(model, prompts, out, length, temperature, **constrained)
+    assert not counted.rows and 1 <= counted.most <= (batch_size or len(prompts))
+    for i, (ids, masks, logps) in enumerate(zip(out.completion_ids, out.masks, out.logps, strict=True)):
+        assert editor is None or (i, tuple(ids)) in editor.asked
         assert all(logps[t] == 0 for t, count in enumerate(table.counts(np.array(masks))) if count == 1)
 
 
@@ -136,25 +130,9 @@ class RejectionEditor:
 
 @pytest.mark.parametrize("decoders", [{}, PAGED], ids=["plain", "paged"])
 def test_rejection_editor_samples_the_conditional_distribution(decoders):
-    """Chi-squared test over the four of six texts that are not rejected."""
-    model, table = MODELS["qwen2"], MaskTable(len(TOKENIZER) + 3)
-    constraint = GrammarConstraint(TOKENIZER, Grammar.regex("a[0-2]x|ab[01]|b"))
     good = ["a0x", "a2x", "ab0", "b"]
-    torch.manual_seed(2)
-    out = rollout(model, [PROMPTS[0]] * 3000, max_new_tokens=8, eos_token_ids=[EOS], constraint=constraint,
-                  rows=[{}] * 3000, table=table, editor=RejectionEditor(good.__contains__),
-                  decoder=decoders.get("qwen2"))  # fmt: skip
-    counts = Counter(map(tuple, out.completion_ids))
-    weight = {}
-    for ids in counts:
-        masks = [table.number_of(mask) for mask in replay(constraint, {}, list(ids))]
-        with torch.no_grad():
-            weight[ids] = float(np.exp(sum(dense_logps(model, PROMPTS[0], list(ids), masks, table, 1.0))))
-    assert {TOKENIZER.decode(ids, skip_special_tokens=True) for ids in counts} == set(good)
-    share = 3000 / sum(weight.values())
-    # some texts have two tokenizations
-    chi2 = sum((counts[ids] - share * w) ** 2 / (share * w) for ids, w in weight.items() if share * w >= 5)
-    assert len(counts) >= 4 and chi2 < 3.3 * len(counts) + 12
+    editor = RejectionEditor(good.__contains__)
+    assert_samples_follow_the_exact_distribution(good, editor=editor, decoder=decoders.get("qwen2"))
 
 
 def test_forced_tokens_and_shared_prompts_save_forward_passes():
@@ -177,11 +155,3 @@ def test_passes_have_few_sizes_and_finished_rows_leave_the_batch():
                 rows=[{}] * 30, table=MaskTable(len(TOKENIZER) + 3), decoder=decoder)  # fmt: skip
         seen.append(set(decoder._graphs._passes))
     assert seen[-1] == seen[5] == {8, 16, 24, 32}
-
-
-def test_unsupported_models_are_reported():
-    from transformers import GPT2Config
-
-    assert unsupported_reason(MODELS["llama"]) is None
-    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
-    assert "'gpt2'" in unsupported_reason(gpt2)

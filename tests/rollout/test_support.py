@@ -73,7 +73,7 @@ def test_reasons_of_models(model, reason):
     assert unsupported_reason(model) == reason
 
 
-def trainer_with(model=None, stage=None, fsdp=None, max_completion_length=16):
+def trainer_with(model=None, fsdp=None, max_completion_length=16):
     options = {"use_vllm": False, "use_transformers_continuous_batching": False, "generation_kwargs": None,
                "cache_implementation": None}  # fmt: skip
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=fsdp == 2)
@@ -91,13 +91,9 @@ QUANTISED_MODEL = model_with(Qwen3Config(), quantization=BitsAndBytesConfig(load
     ("options", "reason"),
     [
         ({}, None),
-        ({"stage": 0}, None),
-        ({"stage": 1}, None),
-        ({"stage": 2}, None),
-        ({"stage": 3}, None),
         ({"fsdp": 2}, None),
         ({"fsdp": 1}, FIRST_FSDP),
-        ({"stage": 2, "model": QUANTISED_MODEL}, None),
+        ({"model": QUANTISED_MODEL}, None),
     ],
     ids=str,
 )

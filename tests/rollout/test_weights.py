@@ -126,9 +126,8 @@ def test_joined_weights_stay_those_of_the_model(tmp_path):
     assert_same_state(model, before)
     again = RolloutWeights(model, None, True)
     again.load()
-    assert [layer.weight.data_ptr() for layer in again._layers] == [
-        layer.weight.data_ptr() for layer in weights._layers
-    ]
+    places, before_places = ([layer.weight.data_ptr() for layer in each._layers] for each in (again, weights))
+    assert places == before_places
     assert weights.load() is False
     train_one_step(model)
     with weights.used():  # a captured pass reads the new weights, although they were not loaded again
@@ -213,9 +212,9 @@ def test_dropout_does_not_act_in_rollouts(kind):
 def test_small_adapters_are_not_lost(dtype, uses_kernels):
     """An adapter of 1e-5 beside bf16 weights of 0.02 would be rounded away if it were merged into them."""
     model = make_model("some", dtype)
-    layers = [part for part in model.modules() if hasattr(part, "lora_A")]
+    layers = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
     generator = torch.Generator().manual_seed(0)
-    for layer in layers:
+    for layer in layers.values():
         shape = layer.base_layer.weight.shape
         layer.base_layer.weight.copy_((torch.randn(shape, generator=generator) * 0.02).bfloat16())
         for weight, scale in ((layer.lora_A["default"].weight, 1.0), (layer.lora_B["default"].weight, 1e-5)):
@@ -226,24 +225,13 @@ def test_small_adapters_are_not_lost(dtype, uses_kernels):
 
     def shares():
         """For each adapted layer, the part of its adapter that is left in its output."""
-        for layer in without_adapter(model).model.layers:
-            parts = dict(layer.self_attn.named_children()) | dict(layer.mlp.named_children())
-            out = {name: parts[name](inputs[..., :16]) for name in ("q_proj", "k_proj", "v_proj")}
-            out["down_proj"] = parts["down_proj"](inputs)
-            for name in ("q_proj", "v_proj", "down_proj"):
-                original = originals[layer, name]
-                x = inputs[0, :, : original.in_features].double()
-                a, b = (part["default"].weight.double() for part in (original.lora_A, original.lora_B))
-                delta = x @ a.T @ b.T * 5 / 3
-                left = out[name][0].double() - x @ original.base_layer.weight.double().T
-                yield ((left * delta).sum() / (delta**2).sum()).item()
+        for name, layer in layers.items():
+            x = inputs[..., : layer.in_features]
+            a, b = (part["default"].weight.double() for part in (layer.lora_A, layer.lora_B))
+            delta = x[0].double() @ a.T @ b.T * 5 / 3
+            left = model.get_submodule(name)(x)[0].double() - x[0].double() @ layer.base_layer.weight.double().T
+            yield ((left * delta).sum() / (delta**2).sum()).item()
 
-    originals = {
-        (layer, name): part
-        for layer in without_adapter(model).model.layers
-        for block in (layer.self_attn, layer.mlp)
-        for name, part in block.named_children()
-    }
     with torch.autocast("cpu", torch.bfloat16):
         in_training = list(shares())
         with weights.used():

@@ -78,9 +78,6 @@ class ScriptState:
         self._t += 1
         self.finished = token == self._eos
 
-    def forced(self):
-        return self._allowed[self._t] if not self.finished and len(self._allowed[self._t]) == 1 else []
-
 
 def rewards_by_position(completions, **kwargs):
     return [(7 * i % 5) / 5 for i in range(len(completions))]

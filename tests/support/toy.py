@@ -26,9 +26,6 @@ class LettersState:
         self._left -= 1
         self._any = True
 
-    def forced(self):
-        return [] if self._left or self.finished else [self._eos]
-
 
 class LettersConstraint:
     def __init__(self, tokenizer, most=3):

@@ -194,7 +194,8 @@ def test_every_pack_repairs_a_bad_answer_and_does_not_tell_the_gold_one(pack):
         state = constraint.start(row)
         for text in (bad, gold):
             for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id, None]:
-                forced = state.forced() if token is None else [token]
+                feedback = () if state.question is None else constraint.answers([state.question])[0]
+                forced = list(feedback) if token is None else [token]
                 for one in forced:
                     state.accept(one)
                 ids += forced

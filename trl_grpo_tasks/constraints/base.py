@@ -16,8 +16,6 @@ import numpy as np
 
 # Mask number 0 allows every token. It is used for padding and for positions without a constraint or filter.
 FREE = 0
-# Upper limit on the tokens that `forced` returns: a constraint may force text without end.
-FORCED_LIMIT = 512
 
 
 class State(Protocol):
@@ -39,13 +37,6 @@ class State(Protocol):
 
     def accept(self, token: int) -> None:
         """Advance by one token. Raises ValueError if the token is not allowed here."""
-
-    def forced(self) -> list[int]:
-        """Return the tokens that must follow: at each of these positions only one token is allowed.
-
-        The list includes a forced end-of-sequence token and has at most FORCED_LIMIT tokens. It is empty where
-        several tokens are allowed. The state does not advance.
-        """
 
 
 class SharedState(State, Protocol):
@@ -108,6 +99,12 @@ def pack(allowed_V: np.ndarray) -> np.ndarray:
     return np.packbits(padded, bitorder="little").view(np.int32)
 
 
+def read_only(words: np.ndarray) -> np.ndarray:
+    """Return a packed mask after making it read-only, so that it can be shared."""
+    words.flags.writeable = False
+    return words
+
+
 def pack_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
     """Return the packed mask that allows exactly these token ids."""
     allowed_V = np.zeros(vocab_size, dtype=bool)
@@ -128,6 +125,30 @@ def only_token(words: np.ndarray) -> int | None:
         return None
     word = int(words[filled[0]]) & 0xFFFFFFFF
     return None if word & (word - 1) else int(filled[0]) * 32 + word.bit_length() - 1
+
+
+class FreeText:
+    """The state of text without a constraint: every token of `words`, which include end-of-sequence, may follow."""
+
+    __slots__ = ("_eos", "_words", "finished")
+
+    origin = "free"
+
+    def __init__(self, words: np.ndarray, eos: int, finished: bool = False):
+        self._words, self._eos, self.finished = words, eos, finished
+
+    def fork(self) -> FreeText:
+        return FreeText(self._words, self._eos, self.finished)
+
+    def mask(self) -> np.ndarray:
+        return np.zeros_like(self._words) if self.finished else self._words
+
+    def accept(self, token: int) -> None:
+        if self.finished:
+            raise ValueError(f"token {token} is not allowed after the end of the text")
+        if not (0 <= token < 32 * len(self._words) and self._words[token // 32] >> token % 32 & 1):
+            raise ValueError(f"token {token} is not allowed here")
+        self.finished = token == self._eos
 
 
 def replay(constraint: Constraint, row: Mapping[str, Any], token_ids: Sequence[int]) -> list[np.ndarray | None]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import FORCED_LIMIT, pack_ids
+from .base import pack_ids, read_only
 from .literals import Literals
 from .vocabulary import Vocabulary
 
@@ -63,11 +63,12 @@ class ChoiceTreeConstraint:
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
-        self.literals = lru_cache(_MASK_CACHE)(self._literals_new)
+        self.literals = lru_cache(_MASK_CACHE)(lambda *parts: Literals(self.vocabulary, self.literals, *parts))
         self._literals_of_choices = lru_cache(_MASK_CACHE)(
             lambda texts, ends: self.literals(tuple([text.encode() for text in texts]), ends, False)
         )
-        self.packed = lru_cache(_MASK_CACHE)(self._pack_new)
+        # A mask is shared by all states that allow these tokens.
+        self.packed = lru_cache(_MASK_CACHE)(lambda tokens: read_only(pack_ids(sorted(tokens), self.vocab_size)))
 
     def __reduce__(self) -> Any:  # without the caches
         make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead)
@@ -77,15 +78,17 @@ class ChoiceTreeConstraint:
         node = self._root(row)
         if node is None:
             return None
-        texts, ends, nodes = self.expand(node).parts()
-        if not ends and not texts:
+        position = self.expand(node)
+        if position.is_dead_end:
             raise _dead_end_error([node])
+        texts, nodes = position.literals.texts, position.nodes
         if self.vocabulary.strips_leading_space:
             # Decoding drops one leading space. So a space may precede any text, and must precede a text that itself
             # begins with a space.
             threads = [thread for thread in zip(texts, nodes, strict=True) if not thread[0].startswith(b" ")]
             texts, nodes = (b" ", *(text for text, _ in threads)), (node, *(after for _, after in threads))
-        return ChoiceState(self, _Position(self, self.literals(texts, ends, True), nodes), node)
+        literals = self.literals(texts, position.literals.may_end, True)
+        return ChoiceState(self, _Position(self, literals, nodes), node)
 
     def start_after(self, row: Mapping[str, Any], remainder: bytes) -> ChoiceState | None:
         node = self._root(row)
@@ -140,25 +143,22 @@ class ChoiceTreeConstraint:
             del threads[-1]
         texts = tuple([text for text, _ in threads])
         if self._look_ahead or "" in texts:
-            texts, ends, threads = self._follow_empty_texts(node)
+            ends, threads = self._follow_empty_texts(node)
+            texts = tuple([text for text, _ in threads])
         return _Position(self, self._literals_of_choices(texts, ends), tuple([after for _, after in threads]))
 
-    def _follow_empty_texts(self, node: Node) -> tuple[tuple[str, ...], bool, list[tuple[str, Node | None]]]:
-        """Return the texts that may follow at a node, whether the text may end there, and the texts with the nodes."""
+    def _follow_empty_texts(self, node: Node) -> tuple[bool, list[tuple[str, Node | None]]]:
+        """Return whether the text may end at a node, and the texts that may follow with the nodes after them."""
         ends = False
         threads: list[tuple[str, Node | None]] = []
         done: set[Node] = set()
 
         def visit(node: Node, path: tuple[Node, ...]) -> None:
             nonlocal ends
-            if node in path:
-                raise ValueError(
-                    f"choices with empty text lead from node {node!r} back to it; give one of them a text"
-                )
             if len(path) > _EMPTY_STEPS:
                 raise ValueError(
-                    f"more than {_EMPTY_STEPS} consecutive choices after node {path[0]!r} have empty text; "
-                    "give some of them a text"
+                    f"more than {_EMPTY_STEPS} consecutive choices after node {path[0]!r} have empty text, perhaps "
+                    "because they lead back to it; give some of them a text"
                 )
             if node in done:
                 return
@@ -174,15 +174,7 @@ class ChoiceTreeConstraint:
             done.add(node)
 
         visit(node, ())
-        return tuple([text for text, _ in threads]), ends, threads
-
-    def _literals_new(self, texts: tuple[bytes, ...], may_end: bool, is_first: bool) -> Literals:
-        return Literals(self.vocabulary, self.literals, texts, may_end, is_first)
-
-    def _pack_new(self, tokens: frozenset[int]) -> np.ndarray:
-        words = pack_ids(sorted(tokens), self.vocab_size)
-        words.flags.writeable = False  # the array is shared by all states that allow these tokens
-        return words
+        return ends, threads
 
 
 class _Position:
@@ -201,9 +193,6 @@ class _Position:
 
     def threads(self) -> Iterable[Thread]:
         return zip(self.literals.texts, self.nodes, strict=True)
-
-    def parts(self) -> tuple[tuple[bytes, ...], bool, tuple[Node | None, ...]]:
-        return self.literals.texts, self.literals.may_end, self.nodes
 
     def tokens(self) -> frozenset[int]:
         """Return the tokens that may follow, including tokens that continue through the nodes after the literals."""
@@ -288,17 +277,8 @@ class ChoiceState:
             raise ValueError(f"the text may not end here: {self._position.literals.expected()}")
 
     def forced_text(self) -> bytes:
+        """Return the longest prefix of all allowed continuations; empty if the text may end here."""
         return b"" if self.finished else self._position.literals.forced_text
-
-    def forced(self) -> list[int]:
-        tokens: list[int] = []
-        position, eos = self._position, self._constraint.vocabulary.eos
-        while not self.finished and len(tokens) < FORCED_LIMIT and len(position.tokens()) == 1:
-            tokens += position.tokens()
-            if tokens[-1] == eos:
-                break
-            position = position.move(tokens[-1])
-        return tokens
 
 
 def _dead_end_error(nodes: Sequence[Node]) -> RuntimeError:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .base import FORCED_LIMIT, only_token, pack_ids, words_for
+from .base import pack_ids, words_for
 from .patterns import pattern_to_ebnf
 from .schemas import unenforced_keywords
 from .vocabulary import Vocabulary
@@ -124,30 +124,22 @@ class GrammarConstraint:
         return GrammarConstraint, (self.vocabulary, self.grammar)
 
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
-        grammar = self._grammar_of(row)
-        if grammar is None:
-            return None
-        import xgrammar
-
-        matcher = xgrammar.GrammarMatcher(self._compile(grammar, self.vocabulary.strips_leading_space))
-        return GrammarState(self, matcher, grammar)
+        return self._start(row, is_first=True)
 
     def start_after(self, row: Mapping[str, Any], remainder: bytes) -> GrammarState | None:
-        grammar = self._grammar_of(row)
-        if grammar is None:
-            return None
-        import xgrammar
+        state = self._start(row, is_first=False)
+        return None if state is None or (remainder and not state._matcher.accept_string(remainder)) else state
 
-        matcher = xgrammar.GrammarMatcher(self._compile(grammar, False))
-        if remainder and not matcher.accept_string(remainder):
-            return None
-        return GrammarState(self, matcher, grammar, is_first=False)
-
-    def _grammar_of(self, row: Mapping[str, Any]) -> Grammar | None:
+    def _start(self, row: Mapping[str, Any], is_first: bool) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if not isinstance(grammar, Grammar | None):
             raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
-        return grammar
+        if grammar is None:
+            return None
+        import xgrammar
+
+        compiled = self._compile(grammar, is_first and self.vocabulary.strips_leading_space)
+        return GrammarState(self, xgrammar.GrammarMatcher(compiled), grammar, is_first)
 
     def _compile_new(self, grammar: Grammar, drops_space: bool) -> Any:
         """Compile a grammar. `drops_space`: decoding drops a leading space of the text."""
@@ -178,12 +170,7 @@ class GrammarState:
     __slots__ = ("_constraint", "_is_first", "_matcher", "_words", "finished", "origin")
 
     def __init__(
-        self,
-        constraint: GrammarConstraint,
-        matcher: Any,
-        origin: Grammar,
-        is_first: bool = True,
-        finished: bool = False,
+        self, constraint: GrammarConstraint, matcher: Any, origin: Grammar, is_first: bool, finished: bool = False
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
         self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
@@ -212,16 +199,8 @@ class GrammarState:
         self.finished = token == vocabulary.eos
 
     def forced_text(self) -> bytes:
+        """Return a prefix, not always the longest, of all allowed continuations; empty if the text may end here."""
         return b"" if self.finished else self._matcher.find_jump_forward_string().encode()
-
-    def forced(self) -> list[int]:
-        tokens: list[int] = []
-        state = self
-        while not state.finished and len(tokens) < FORCED_LIMIT and (token := only_token(state.mask())) is not None:
-            state = state if tokens else self.fork()
-            state.accept(token)
-            tokens.append(token)
-        return tokens
 
     def _new_mask(self) -> np.ndarray:
         constraint = self._constraint
@@ -235,14 +214,11 @@ class GrammarState:
         if self._is_first:
             words &= constraint._first_token_mask
         if not np.count_nonzero(words):  # three times as fast as any()
-            raise RuntimeError(_NO_TOKEN_ALLOWED)
+            raise RuntimeError(
+                "the grammar allows no token here: it has a rule that can never be completed, or text that the "
+                "tokenizer cannot encode; change the grammar"
+            )
         return words
-
-
-_NO_TOKEN_ALLOWED = (
-    "the grammar allows no token here: it has a rule that can never be completed, or text that the tokenizer cannot "
-    "encode; change the grammar"
-)
 
 
 def separators(spellings: Iterable[bytes]) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
+from os.path import commonprefix
 from typing import NamedTuple
 
 from .vocabulary import Vocabulary
@@ -34,19 +34,6 @@ class Literals:
     (the allowed tokens if there is no extending literal).
     """
 
-    __slots__ = (
-        "_intern",
-        "_vocabulary",
-        "allowed",
-        "extending",
-        "forced_text",
-        "is_first",
-        "may_end",
-        "moves",
-        "texts",
-        "tokens",
-    )
-
     def __init__(
         self,
         vocabulary: Vocabulary,
@@ -58,7 +45,7 @@ class Literals:
         self._vocabulary, self._intern = vocabulary, intern
         self.texts, self.may_end, self.is_first = texts, may_end, is_first
         self.extending = tuple(i for i, text in enumerate(texts) if vocabulary.along(b"", text)[1])
-        self.forced_text = b"" if may_end or not texts else _common_prefix(min(texts), max(texts))
+        self.forced_text = b"" if may_end else commonprefix(texts) or b""  # noqa: RUF071 - these are no paths
         self.tokens: frozenset[int] | None = None
         self.moves: dict[int, Move] = {}
         self.allowed: dict[tuple[Literals | None, ...], frozenset[int]] = {}
@@ -100,7 +87,3 @@ class Literals:
         texts = sorted({text.decode(errors="replace") for text in self.texts})
         shown = ", ".join(map(repr, texts[:8])) + (", ..." if len(texts) > 8 else "")
         return f"expected {shown or 'the end of the text'}"
-
-
-def _common_prefix(first: bytes, second: bytes) -> bytes:
-    return bytes(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

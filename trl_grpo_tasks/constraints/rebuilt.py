@@ -13,24 +13,21 @@ from .workers import WorkerStates, states_for
 
 
 class ReplayedStates:
-    """States by slot that advance by one token at a time. The given states advance past forced tokens at once, so that
-    a forced token costs no work when it comes."""
+    """States by slot that advance by one token at a time, with the methods of SharedStates. The given states advance
+    past forced tokens at once, so that a forced token costs no work when it comes."""
 
     def __init__(self, states: SharedStates | WorkerStates):
         self._states = states
         self._forced: dict[int, deque[tuple[int, int]]] = {}  # tokens that must follow, and their mask numbers
 
     def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Start rows."""
         for slot, forced in zip(slots, self._states.start(slots, rows), strict=True):
             self._expect(slot, forced)
 
     def restart(self, slot: int, tokens: Sequence[int]) -> None:
-        """Replace the completion of a slot by these tokens. Raises ValueError if a token is not allowed."""
         self._expect(slot, self._states.restart(slot, tokens))
 
     def numbers(self, slots: Sequence[int]) -> list[int]:
-        """Return the table number of the mask at each slot's next token."""
         numbers = self._states.numbers(slots)
         return [self._forced[slot][0][1] if self._forced[slot] else n for slot, n in zip(slots, numbers, strict=True)]
 
@@ -47,7 +44,6 @@ class ReplayedStates:
             self._expect(slot, forced)
 
     def release(self, slot: int) -> None:
-        """Forget the row of a slot."""
         self._forced.pop(slot, None)
         self._states.release(slot)
 

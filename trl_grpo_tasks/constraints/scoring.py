@@ -9,8 +9,9 @@ The number of tokens that a position's mask allows decides how the position is s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ CHUNK_ELEMENTS = 2**24  # number of logits computed at a time
 VOCAB_TILE = 32768  # tile size of TRL's fused kernel
 CACHED_TABLE_SIZE = 4096  # for a table of at most this many masks, all narrow masks are prepared once and cached
 DENSE_MASK_ELEMENTS = 2**26  # narrow masks are stored as a dense boolean matrix if it has at most this many elements
+
+# Which columns of a head are disallowed at each position of a slice of the batch, as a boolean matrix.
+Disallowed = Callable[[slice], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -123,23 +127,24 @@ def narrow(
     masks = _narrow_masks(masks_N, table, hidden_N_H.device)
     weight = head.weight_V_H.index_select(0, masks.token_ids)
     bias = None if head.bias_V is None else head.bias_V.index_select(0, masks.token_ids)
-    rows = _NarrowRows(masks, masks_N)
-    return _MaskedLogProbs.apply(hidden_N_H, weight, bias, masks.column_of[targets_N], rows, head.scale)
+    return _MaskedLogProbs.apply(
+        hidden_N_H, weight, bias, masks.column_of[targets_N], masks.disallowed_at(masks_N), head.scale
+    )
 
 
 def wide(
     hidden_N_H: torch.Tensor, head: Head, targets_N: torch.Tensor, masks_N: np.ndarray, table: MaskTable
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Score positions with the full LM head; disallowed tokens get a logit of -inf."""
-    masks = _WideMasks(masks_N, table, hidden_N_H.device)
-    return _MaskedLogProbs.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, masks, head.scale)
+    used, rows = np.unique(masks_N, return_inverse=True)
+    rows_N, words_M_W = (torch.from_numpy(array).to(hidden_N_H.device) for array in (rows, table.words(used)))
+    bits, vocab_size = torch.arange(32, device=hidden_N_H.device, dtype=torch.int32), table.vocab_size
 
+    def disallowed(part: slice) -> torch.Tensor:  # unpacks the masks of one chunk of positions at a time
+        words_n_W = words_M_W[rows_N[part]]
+        return ((words_n_W[:, :, None] >> bits) & 1).flatten(1)[:, :vocab_size] == 0
 
-class _Masks(Protocol):
-    """The masks of a batch of positions over the columns of a head."""
-
-    def disallowed(self, part: slice) -> torch.Tensor:
-        """Return a boolean matrix: the columns that are disallowed at each position of `part`."""
+    return _MaskedLogProbs.apply(hidden_N_H, head.weight_V_H, head.bias_V, targets_N, disallowed, head.scale)
 
 
 class _NarrowMasks:
@@ -162,9 +167,15 @@ class _NarrowMasks:
         self.token_ids, self.column_of, self._columns, self._counts_M, self._starts_M = on_device
         self._disallowed_M_K: torch.Tensor | None = None
         if len(numbers) * len(self.token_ids) <= DENSE_MASK_ELEMENTS:
-            self._disallowed_M_K = self.disallowed(torch.arange(len(numbers), device=device), len(flat_ids))
+            self._disallowed_M_K = self._disallowed(torch.arange(len(numbers), device=device), len(flat_ids))
 
-    def disallowed(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+    def disallowed_at(self, masks_N: np.ndarray) -> Disallowed:
+        """Return which columns positions with these mask numbers disallow."""
+        places_N = np.searchsorted(self.numbers, masks_N)
+        counts_N, rows_N = self.counts[places_N], torch.from_numpy(places_N).to(self.token_ids.device)
+        return lambda part: self._disallowed(rows_N[part], int(counts_N[part].sum()))
+
+    def _disallowed(self, rows: torch.Tensor, total: int) -> torch.Tensor:
         """Return the columns that each of these masks disallows.
 
         `total` is the number of columns that they allow in total. It is passed in because the CPU knows it; computing
@@ -197,33 +208,6 @@ def _narrow_masks(masks_N: np.ndarray, table: MaskTable, device: torch.device) -
     return table.cache["masks"]
 
 
-class _NarrowRows:
-    """The narrow masks of a batch of positions."""
-
-    def __init__(self, masks: _NarrowMasks, masks_N: np.ndarray):
-        rows_N = np.searchsorted(masks.numbers, masks_N)
-        self._masks, self._counts_N = masks, masks.counts[rows_N]
-        self._rows_N = torch.from_numpy(rows_N).to(masks.token_ids.device)
-
-    def disallowed(self, part: slice) -> torch.Tensor:
-        return self._masks.disallowed(self._rows_N[part], int(self._counts_N[part].sum()))
-
-
-class _WideMasks:
-    """Masks over the full vocabulary, which are unpacked for one chunk of positions at a time."""
-
-    def __init__(self, masks_N: np.ndarray, table: MaskTable, device: torch.device):
-        used, rows = np.unique(masks_N, return_inverse=True)
-        self._rows_N = torch.from_numpy(rows).to(device)
-        self._words_M_W = torch.from_numpy(table.words(used)).to(device)
-        self._vocab_size = table.vocab_size
-
-    def disallowed(self, part: slice) -> torch.Tensor:
-        words_n_W = self._words_M_W[self._rows_N[part]]
-        bits = torch.arange(32, device=words_n_W.device, dtype=torch.int32)
-        return ((words_n_W[:, :, None] >> bits) & 1).flatten(1)[:, : self._vocab_size] == 0
-
-
 class _MaskedLogProbs(torch.autograd.Function):
     """Masked log-softmax of hidden @ weight.T in chunks of positions; the backward pass recomputes the logits."""
 
@@ -234,7 +218,7 @@ class _MaskedLogProbs(torch.autograd.Function):
         weight_K_H: torch.Tensor,
         bias_K: torch.Tensor | None,
         targets_N: torch.Tensor,
-        masks: _Masks,
+        disallowed: Disallowed,
         scale: HeadScale,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
@@ -242,7 +226,7 @@ class _MaskedLogProbs(torch.autograd.Function):
         ctx.compute_dtype = (
             torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden_N_H.dtype
         )
-        ctx.scale, ctx.masks = scale, masks
+        ctx.scale, ctx.disallowed = scale, disallowed
         logps_N = torch.empty(len(targets_N), device=hidden_N_H.device, dtype=_at_least_float32(hidden_N_H))
         entropies_N = torch.empty_like(logps_N)
         for part in _chunks(len(targets_N), weight_K_H.shape[0]):
@@ -296,7 +280,7 @@ def _masked_log_softmax(
     """Return masked log-probs, -inf for disallowed tokens, and the derivative of the logits with respect to the LM
     head's output."""
     logits, slope = sampled_logits(hidden, weight, bias, ctx.scale, ctx.compute_dtype)
-    return logits.masked_fill_(ctx.masks.disallowed(part), -torch.inf).log_softmax(1), slope
+    return logits.masked_fill_(ctx.disallowed(part), -torch.inf).log_softmax(1), slope
 
 
 def sampled_logits(

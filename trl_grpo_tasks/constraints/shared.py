@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import FORCED_LIMIT, FREE, Constraint, only_token
+from .base import FREE, Constraint, only_token
 
+# Upper limit on the tokens that are forced at a time: a constraint may force text without end.
+FORCED_LIMIT = 512
 _MASK_CACHE = 4096
 
 

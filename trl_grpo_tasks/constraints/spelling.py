@@ -9,36 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import FORCED_LIMIT, State, only_token, pack_ids
-from .vocabulary import Vocabulary
+from .base import pack_ids, read_only
+from .choices import ChoiceState, ChoiceTreeConstraint
+from .grammar import GrammarConstraint, GrammarState
 
 _SPELLING_CACHE = 4096
 _MASK_CACHE = 2048
-
-
-class TextState(State, Protocol):
-    """A state that also reports the text that must follow."""
-
-    def forced_text(self) -> bytes:
-        """Return a prefix that all allowed continuations share; empty if the text may end here.
-
-        The prefix is not necessarily the longest one. The state does not advance.
-        """
-
-
-class TextConstraint(Protocol):
-    """A constraint whose states report the text that must follow."""
-
-    vocab_size: int
-    vocabulary: Vocabulary
-
-    def start(self, row: Mapping[str, Any]) -> TextState | None: ...
-
-    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> TextState | None: ...
 
 
 class OneSpelling:
@@ -48,13 +28,13 @@ class OneSpelling:
     that follows, but not by a shorter one.
     """
 
-    def __init__(self, tokenizer: Any, constraint: TextConstraint):
+    def __init__(self, tokenizer: Any, constraint: GrammarConstraint | ChoiceTreeConstraint):
         self.constraint = constraint
         self.vocabulary = constraint.vocabulary
         self.vocab_size = constraint.vocab_size
         self._tokenizer = tokenizer
         self.spell = lru_cache(_SPELLING_CACHE)(self._spell_new)
-        self.single = lru_cache(_MASK_CACHE)(self._single_new)
+        self.single = lru_cache(_MASK_CACHE)(lambda token: read_only(pack_ids([token], self.vocab_size)))
         self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
 
     def __reduce__(self) -> Any:  # without the caches
@@ -84,17 +64,11 @@ class OneSpelling:
             if len(self._restricted) >= _MASK_CACHE:
                 self._restricted.clear()
             # `words` is stored as well: while it exists, no other array has its id
-            known = self._restricted[key] = (words, self._without_new(words, too_short))
-            known[1].flags.writeable = False
+            known = self._restricted[key] = (words, read_only(self._without_new(words, too_short)))
         return known[1]
 
     def _without_new(self, words: np.ndarray, too_short: frozenset[int]) -> np.ndarray:
         return words & ~pack_ids(sorted(too_short), self.vocab_size)
-
-    def _single_new(self, token: int) -> np.ndarray:
-        words = pack_ids([token], self.vocab_size)
-        words.flags.writeable = False
-        return words
 
     def _spell_new(self, text: bytes) -> Spelling:
         """Return the tokenization of a forced text, or no restriction if the text cannot be tokenized by itself."""
@@ -132,7 +106,7 @@ class SpelledState:
 
     __slots__ = ("_constraint", "_spelling", "_state")
 
-    def __init__(self, constraint: OneSpelling, state: TextState, spelling: Spelling):
+    def __init__(self, constraint: OneSpelling, state: GrammarState | ChoiceState, spelling: Spelling):
         self._constraint, self._state, self._spelling = constraint, state, spelling
 
     @property
@@ -141,11 +115,10 @@ class SpelledState:
 
     @property
     def origin(self) -> Hashable:
-        return getattr(self._state, "origin", None)
+        return self._state.origin
 
     def fork(self) -> SpelledState:
-        inner: Any = self._state  # the states of grammars and choice trees can fork
-        return SpelledState(self._constraint, inner.fork(), self._spelling)
+        return SpelledState(self._constraint, self._state.fork(), self._spelling)
 
     def mask(self) -> np.ndarray:
         fixed, too_short, _ = self._spelling
@@ -165,14 +138,3 @@ class SpelledState:
             self._spelling = after
         else:
             self._spelling = _UNRESTRICTED if state.finished else self._constraint.spell(state.forced_text())
-
-    def forced(self) -> list[int]:
-        tokens: list[int] = []
-        spelling = self._spelling
-        while spelling.fixed is not None and spelling.after is not None:
-            tokens.append(spelling.fixed)
-            spelling = spelling.after
-        if tokens:
-            return tokens[:FORCED_LIMIT]
-        only = only_token(self.mask())  # the forced text after this token is tokenized once the token is accepted
-        return [] if only is None else [only]

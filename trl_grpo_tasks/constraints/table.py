@@ -110,17 +110,8 @@ def _ids_of(words_N_W: np.ndarray, counts_N: np.ndarray) -> list[np.ndarray]:
     return [ids.copy() for ids in np.split(flat, np.cumsum(counts_N)[:-1])] if len(counts_N) else []
 
 
-class MaskTables:
+class MaskTables(dict[str, MaskTable]):
     """The mask tables of the current training rollout and of the current evaluation rollout, by mode."""
-
-    def __init__(self) -> None:
-        self._tables: dict[str, MaskTable] = {}
-
-    def __getitem__(self, mode: str) -> MaskTable:
-        return self._tables[mode]
-
-    def __setitem__(self, mode: str, table: MaskTable) -> None:
-        self._tables[mode] = table
 
     def start(self, mode: str, vocab_size: int) -> MaskTable:
         """Replace the table of `mode` by a new, empty one and return it."""

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import TemplateError
 
-from .base import Constraint, State, pack_ids
-from .free import FreeText
+from .base import Constraint, FreeText, State, pack_ids, read_only
 from .vocabulary import special_ids
 
 MARK = "\u241e"  # the visible symbol of the record separator
@@ -80,10 +79,11 @@ class TurnsConstraint:
         self._special = special_ids(tokenizer)
         self._chat_form: FeedbackForm | None = None
         self._feedback: dict[Question, Feedback] = {}
-        self.only = lru_cache(_FEEDBACK_CACHE)(lambda token: self._read_only([token]))
+        self.only = lru_cache(_FEEDBACK_CACHE)(lambda token: read_only(pack_ids([token], self.vocab_size)))
         # Special tokens could imitate the chat template.
         banned = self._special - {tokenizer.eos_token_id}
-        self.free_mask = self._read_only([id for id in range(self.vocab_size) if id not in banned])
+        allowed = [id for id in range(self.vocab_size) if id not in banned]
+        self.free_mask = read_only(pack_ids(allowed, self.vocab_size))
 
     def __reduce__(self) -> Any:  # without the caches and `reasons`, which may use processes of this one
         return TurnsConstraint, (self.tokenizer, self.inner, self._reason, self.turns)
@@ -177,11 +177,6 @@ class TurnsConstraint:
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _read_only(self, ids: Sequence[int]) -> np.ndarray:
-        words = pack_ids(ids, self.vocab_size)
-        words.flags.writeable = False
-        return words
-
 
 class TurnsState:
     """The position of one completion in a conversation. Rows differ in their feedback, so only equal rows share.
@@ -234,10 +229,6 @@ class TurnsState:
             self._turn += 1
             self._written = []
             self._inner = self._constraint.start_turn(self._row)
-
-    def forced(self) -> list[int]:
-        self._settle()
-        return list(self._feedback) if self._feedback else self._inner.forced()
 
     def resume(self, answer: Feedback) -> None:
         self.question = None

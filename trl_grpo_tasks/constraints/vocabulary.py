@@ -72,15 +72,20 @@ class Vocabulary:
     follow the prefix itself.
     """
 
-    def __init__(self, bytes_of: list[bytes | None], eos: int, *, strips_leading_space: bool = False):
+    def __init__(
+        self,
+        bytes_of: list[bytes | None],
+        eos: int,
+        strips_leading_space: bool = False,
+        not_first: frozenset[int] = frozenset(),
+    ):
         self.bytes_of = list(bytes_of)
         self.size = len(self.bytes_of)
         if not 0 <= eos < self.size:
             raise ValueError(f"the end-of-sequence token {eos} is outside the vocabulary of {self.size} tokens")
         self.eos = eos
         self.bytes_of[eos] = None
-        self.strips_leading_space = strips_leading_space
-        self.not_first: frozenset[int] = frozenset()
+        self.strips_leading_space, self.not_first = strips_leading_space, not_first
         ids_of: dict[bytes, list[int]] = {}
         for id, spelling in enumerate(self.bytes_of):
             if spelling:  # empty tokens are excluded: they would never advance the text
@@ -90,7 +95,7 @@ class Vocabulary:
         self.along: Callable[[bytes, bytes], tuple[tuple[int, ...], bool]] = lru_cache(_ALONG_CACHE)(self._along)
 
     def __reduce__(self) -> Any:  # without the caches
-        return _copy_vocabulary, (self.bytes_of, self.eos, self.strips_leading_space, self.not_first)
+        return Vocabulary, (self.bytes_of, self.eos, self.strips_leading_space, self.not_first)
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
@@ -114,15 +119,11 @@ class Vocabulary:
         whole = {id: text for id, spelling in enumerate(spelled) if spelling and (text := _utf8(spelling)) is not None}
         spaced = [id for id, text in whole.items() if text[0] == " " and text[1:2] != " "]
         strips = bool(spaced) and not tokenizer.decode([spaced[0]]).startswith(" ")
-        vocabulary = cls(spelled, eos, strips_leading_space=strips)
-        if strips:
-            # Metaspace decoders drop every space of the first token, not only the leading one.
-            several = [id for id, text in whole.items() if " " in text[1:]]
-            vocabulary.not_first = frozenset(
-                id for id in several if tokenizer.decode([id]) != whole[id].removeprefix(" ")
-            )
+        # Metaspace decoders drop every space of the first token, not only the leading one.
+        several = [id for id, text in whole.items() if strips and " " in text[1:]]
+        not_first = frozenset(id for id in several if tokenizer.decode([id]) != whole[id].removeprefix(" "))
         _check_decoding(tokenizer, whole, strips)
-        return vocabulary
+        return cls(spelled, eos, strips, not_first)
 
     def _along(self, prefix: bytes, text: bytes) -> tuple[tuple[int, ...], bool]:
         """Return the tokens that begin with all of `prefix` and end within the `text` after it, and whether any token
@@ -131,22 +132,10 @@ class Vocabulary:
         for end in range(1, len(text) + 1):
             candidate = prefix + text[:end]
             found += self._ids_of.get(candidate, ())
-            if not self._has_extension(candidate):
+            longer = bisect_right(self._sorted, candidate)  # of the tokens that begin with the candidate, if any does
+            if longer == len(self._sorted) or not self._sorted[longer].startswith(candidate):
                 return tuple(found), False
         return tuple(found), True
-
-    def _has_extension(self, prefix: bytes) -> bool:
-        """Whether some token begins with `prefix` and is longer."""
-        after = bisect_right(self._sorted, prefix)
-        return after < len(self._sorted) and self._sorted[after].startswith(prefix)
-
-
-def _copy_vocabulary(
-    bytes_of: list[bytes | None], eos: int, strips_leading_space: bool, not_first: frozenset[int]
-) -> Vocabulary:
-    vocabulary = Vocabulary(bytes_of, eos, strips_leading_space=strips_leading_space)
-    vocabulary.not_first = not_first
-    return vocabulary
 
 
 _VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Vocabulary]] = weakref.WeakKeyDictionary()
@@ -207,27 +196,17 @@ def _token_to_bytes(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
     return to_bytes
 
 
+@lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the mapping from characters to bytes in byte-level BPE.
+    """Return the mapping from characters to bytes in byte-level BPE."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    Printable Latin-1 characters map to themselves; the characters from U+0100 on map to the other bytes, in order.
-    """
-    alphabet: dict[str, int] = {}
-    for byte in range(256):
-        printable = 0x21 <= byte <= 0x7E or (0xA1 <= byte <= 0xFF and byte != 0xAD)
-        if printable:
-            alphabet[chr(byte)] = byte
-    for shift, byte in enumerate(sorted(set(range(256)) - set(alphabet.values()))):
-        alphabet[chr(0x100 + shift)] = byte
-    return alphabet
-
-
-_BYTE_LEVEL = _byte_level_alphabet()
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _byte_level_bytes(token: str) -> bytes:
     try:
-        return bytes([_BYTE_LEVEL[character] for character in token])
+        return bytes([_byte_level_alphabet()[character] for character in token])
     except KeyError:  # an added token, which the decoder emits verbatim
         return token.encode()
 
@@ -244,16 +223,13 @@ def _check_decoding(tokenizer: Any, whole: dict[int, str], strips_leading_space:
     ids = list(whole)[:: max(1, len(whole) // _CHECKED_TOKENS)]
     ids.sort(key=lambda id: whole[id].startswith(" "))  # so that the joined text begins without a space
     id_of = {text: id for id, text in whole.items()}
-    ids += [
-        id_of[text] for text in (" ", ",", " ", ".") if text in id_of
-    ]  # text that clean_up_tokenization_spaces would change
-    expected = "".join(whole[id] for id in ids)
-    if strips_leading_space:
-        expected = expected.removeprefix(" ")
-    if tokenizer.decode(ids) == expected:
+    # Text that clean_up_tokenization_spaces would change.
+    ids += [id_of[text] for text in (" ", ",", " ", ".") if text in id_of]
+    dropped = " " if strips_leading_space else ""
+    if tokenizer.decode(ids) == "".join(whole[id] for id in ids).removeprefix(dropped):
         return
     for id in sorted(set(ids)):
-        alone = whole[id].removeprefix(" ") if strips_leading_space else whole[id]
+        alone = whole[id].removeprefix(dropped)
         if (decoded := tokenizer.decode([id])) != alone:
             raise ValueError(
                 f"token {id} should decode to {alone!r}, but the tokenizer decodes it to {decoded!r}; constraints do "

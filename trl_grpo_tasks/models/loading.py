@@ -53,13 +53,9 @@ def prepare_model(
                 save_tiny(spec, folder, seed)
         return str(folder)
     check_local_path(name, "--model")
-    if name.endswith((".gguf", ".pt")):
-        file = Path(name).expanduser()
-        convert: Callable[[Path, str | Path], None] = convert_gguf
-        if file.suffix == ".pt":
-            convert = partial(convert_pt, mode=GENERATOR)
-        return converted(file, folder, convert)
     path = Path(name).expanduser()
+    if path.suffix in (".gguf", ".pt"):
+        return converted(path, folder, convert_gguf if path.suffix == ".gguf" else partial(convert_pt, mode=GENERATOR))
     if path.is_file():
         raise ValueError(f"--model {name} is a file; give a folder, a .gguf or .pt file, a Hub id, or tiny")
     if not path.is_dir():
@@ -343,15 +339,10 @@ def set_template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) 
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}\n"
         for name, value in (variables or {}).items()
     )
-    template = tokenizer.chat_template
-    if isinstance(template, dict):  # several templates by name
-        tokenizer.chat_template = {name: _headed(head, text) for name, text in template.items()}
-    else:
-        tokenizer.chat_template = _headed(head, template)
-
-
-def _headed(head: str, template: str) -> str:
-    return template if template.startswith(head) else head + template
+    given = tokenizer.chat_template
+    templates = given if isinstance(given, dict) else {"": given}  # by name, if there are several
+    headed = {name: text if text.startswith(head) else head + text for name, text in templates.items()}
+    tokenizer.chat_template = headed if isinstance(given, dict) else headed[""]
 
 
 def end_of_answer(tokenizer: Any) -> str | None:

@@ -20,4 +20,4 @@ def is_bf16_fast() -> bool:
     """
     if torch.cuda.is_available():
         return torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8
-    return hasattr(torch, "xpu") and torch.xpu.is_available()
+    return torch.xpu.is_available()

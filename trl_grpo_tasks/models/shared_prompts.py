@@ -124,9 +124,8 @@ class _Packing:
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         self.inputs = {
             "input_ids": on_grids(ids)[self._places_N][None],
-            "attention_mask": torch.empty(
-                1, 1, 1, 1, device=ids.device
-            ),  # 4D: transformers creates no mask of its own
+            # 4D, so that transformers creates no mask of its own.
+            "attention_mask": torch.empty(1, 1, 1, 1, device=ids.device),
             "position_ids": on_grids(columns)[self._places_N][None],
             "shared": self,
         }
@@ -263,10 +262,8 @@ def supports_flash(value: torch.Tensor) -> bool:
     """Whether torch's FlashAttention takes tensors (N, H, D) of this device, precision and size."""
     if not value.is_cuda or value.dtype not in FLASH_DTYPES or value.shape[2] > 256 or value.shape[2] % 8:
         return False
-    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(value.device) >= (
-        8,
-        0,
-    )
+    capability = torch.cuda.get_device_capability(value.device)
+    return torch.backends.cuda.is_flash_attention_available() and capability >= (8, 0)
 
 
 def flash_attention(

@@ -69,9 +69,9 @@ class Batch:
         """
         rows: list[int] = []
         sources = []
-        while self.waiting and len(rows) < limit and self.decoder.fits(self.prompts[self.waiting[0]]):
+        while self.waiting and len(rows) < limit and self.decoder.cache.fits(self.prompts[self.waiting[0]]):
             rows.append(self.waiting.popleft())
-            sources.append(self.decoder.reserve(rows[-1], self.prompts[rows[-1]]))
+            sources.append(self.decoder.cache.add(rows[-1], self.prompts[rows[-1]]))
         self._in_progress += len(rows)
         self.result.batch_size = max(self.result.batch_size, self._in_progress)
         if rows:
@@ -130,7 +130,7 @@ class Batch:
 
     def release(self, row: int) -> None:
         self._in_progress -= 1
-        self.decoder.release(row)
+        self.decoder.cache.release(row)
         if self.states is not None:
             self.states.release(row)
 

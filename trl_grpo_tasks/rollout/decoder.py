@@ -63,7 +63,7 @@ class Decoder:
         self._addresses = torch.zeros(len(self._attention_layers), 2, dtype=torch.int64, device=self.device)
         self._graphs = Graphs(self._forward, self._head_logits, self._compiled, self.device)
         self._stepping: tuple[list[int], torch.Tensor] | None = None  # rows of the latest steps, and their input
-        self._cache: Any = None
+        self.cache: Any = None  # within `running`, a PagedCache or RowCache, whose rows the caller adds and releases
         self.scale = HeadScale()
         self.passes = 0  # forward passes since the start of `running`
 
@@ -87,35 +87,21 @@ class Decoder:
             try:
                 yield
             finally:
-                self._cache = None
+                self.cache = None
                 for layer in self._attention_layers:
                     layer.row_cache = layer.cache_table = layer.cache_addresses = None
 
     # ---- rows
 
-    def fits(self, prompt: tuple[int, ...]) -> bool:
-        """Whether the cache has room for another row with this prompt."""
-        return self._cache.fits(prompt)
-
-    def reserve(self, row: int, prompt: tuple[int, ...]) -> int | None:
-        """Reserve room for a row. Returns a row with the same prompt in the cache, or None."""
-        return self._cache.add(row, prompt)
-
     def prefill(self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]], sources: Sequence[int | None]) -> None:
-        """Read all but the last token of the prompts of new rows, or copy them from rows with the same prompt."""
-        self._cache.publish()
+        """Read all but the last token of the prompts of rows that were added to the cache, or copy them from the
+        `sources`, rows with the same prompt."""
+        self.cache.publish()
         new = [(row, prompt) for row, prompt, source in zip(rows, prompts, sources, strict=True) if source is None]
         self._extend([row for row, _ in new], [prompt[:-1] for _, prompt in new], [0] * len(new))
-        copied = [
-            ((source, row), len(prompt) - 1)
-            for row, prompt, source in zip(rows, prompts, sources, strict=True)
-            if source is not None
-        ]
-        self._cache.copy_prompts([pair for pair, _ in copied], [length for _, length in copied])
-
-    def release(self, row: int) -> None:
-        """Free the room of a row."""
-        self._cache.release(row)
+        pairs = [(source, row) for row, source in zip(rows, sources, strict=True) if source is not None]
+        lengths = [len(prompt) - 1 for prompt, source in zip(prompts, sources, strict=True) if source is not None]
+        self.cache.copy_prompts(pairs, lengths)
 
     # ---- passes
 
@@ -178,7 +164,7 @@ class Decoder:
     def _set_rows(self, entry: torch.Tensor, rows: list[int], new: Mapping[int, tuple[int, int]]) -> None:
         """Write tokens, slots and positions of rows; those of rows in the latest steps are on the device."""
         packed = np.tile(PADDING, entry.shape[1])
-        packed[1, : len(rows)] = self._cache.slots(rows)
+        packed[1, : len(rows)] = self.cache.slots(rows)
         source = np.full(entry.shape[1], -1)
         before, latest = self._stepping or ([], entry)
         column = {row: k for k, row in enumerate(before)}
@@ -233,7 +219,7 @@ class Decoder:
         step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         index = np.repeat(begins, counts) + step
         packed[0, index] = np.fromiter(chain.from_iterable(new_tokens), np.int64, len(index))
-        packed[1, index] = np.repeat(self._cache.slots(rows), counts)
+        packed[1, index] = np.repeat(self.cache.slots(rows), counts)
         packed[2, index] = np.repeat(starts, counts) + step
         return packed
 
@@ -241,7 +227,7 @@ class Decoder:
         """Run a pass and return the hidden state of each token."""
         self.passes += 1
         if not self.uses_kernels:
-            self._cache.start_pass(packed[1], packed[2])
+            self.cache.start_pass(packed[1], packed[2])
             return self._forward(self._upload(packed))
         count = packed.shape[1]
         bucket = next((size for size in TOKEN_BUCKETS if size >= count), None) if captures else None
@@ -305,9 +291,9 @@ class Decoder:
                 f"{budget * gigabytes:.1f} GB can be used; lower max_completion_length or the length of prompts"
             )
         if not self.uses_kernels:
-            self._cache = RowCache(shape, min(rows, budget // longest), longest)
+            self.cache = RowCache(shape, min(rows, budget // longest), longest)
             for layer in self._attention_layers:
-                layer.row_cache = self._cache
+                layer.row_cache = self.cache
             return
         size = (max(_power_of_2(rows), len(self._table)), max(_power_of_2(longest // PAGE), self._table.shape[1]))
         if size != self._table.shape:
@@ -316,7 +302,7 @@ class Decoder:
         for layer, addresses in zip(self._attention_layers, self._addresses, strict=True):
             layer.cache_table, layer.cache_addresses = self._table, addresses
         pages = min(budget // PAGE, pages_of_largest(prompts, max_new_tokens, rows))
-        self._cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
+        self.cache = PagedCache(shape, rows, pages, max_new_tokens, self._table, self._addresses)
 
     def _cache_shape(self) -> CacheShape:
         return CacheShape.of(self._model.config, self._autocast_dtype or self._model.dtype, self.device)

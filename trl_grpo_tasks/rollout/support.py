@@ -39,18 +39,11 @@ def unsupported_reason(model: Any) -> str | None:
         return f"attention implementation {config._attn_implementation!r} does not accept a custom mask"
     if config.model_type == "gemma2" and config.attn_logit_softcapping and config._attn_implementation == "sdpa":
         return "attention implementation 'sdpa' ignores attn_logit_softcapping"  # possible in transformers 5.17
-    return unsupported_quantization(model)
-
-
-def unsupported_quantization(model: Any) -> str | None:
-    """Return the reason why fast rollouts do not support the quantised weights of this model, or None if they do."""
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization is None:
-        return None
+    quantization = getattr(model.config, "quantization_config", None) or {"quant_method": "bitsandbytes"}
     method = quantization["quant_method"] if isinstance(quantization, dict) else quantization.quant_method
-    if method == "bitsandbytes":
-        return None
-    return f"weights quantised with {getattr(method, 'value', method)!r} are not supported"
+    if method != "bitsandbytes":
+        return f"weights quantised with {getattr(method, 'value', method)!r} are not supported"
+    return None
 
 
 def unsupported_reason_for_sharing(model: Any) -> str | None:

@@ -123,9 +123,9 @@ class _FusedLinear(nn.Module):
         self.up: Any = None
         self.threshold: float | None = None
         ranks = {0 if adapter is None else adapter.r[_name(adapter)] for adapter in self._adapters}
-        adapter_dtype = autocast_dtype or (_adapter_dtype(self._adapters) if any(ranks) else None)
-        self.uses_kernel = uses_kernels and len(ranks) == 1 and adapter_dtype == self._dtype
-        self._adapter_dtype = adapter_dtype
+        dtypes = [adapter.lora_A[_name(adapter)].weight.dtype for adapter in self._adapters if adapter is not None]
+        self._adapter_dtype = autocast_dtype or next(iter(dtypes), None)
+        self.uses_kernel = uses_kernels and len(ranks) == 1 and self._adapter_dtype == self._dtype
         self.latest: Any = None  # the output, until all parts of it were used
 
     @property
@@ -250,17 +250,11 @@ def _name(adapter: Any) -> str:
     return adapter.active_adapters[0]
 
 
-def _adapter_dtype(adapters: Sequence[Any]) -> torch.dtype:
-    return next(adapter.lora_A[_name(adapter)].weight.dtype for adapter in adapters if adapter is not None)
-
-
 def _can_fuse(layers: Sequence[Any]) -> bool:
     """Whether all layers exist and have weights of one kind and dtype."""
-    if any(layer is None for layer in layers):
+    if None in layers:
         return False
-    bases = [_base(layer) for layer in layers]
-    kinds = {(type(base), base.in_features, base.weight.dtype) for base in bases}
-    return len(kinds) == 1
+    return len({(type(base), base.in_features, base.weight.dtype) for base in map(_base, layers)}) == 1
 
 
 def joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
