@@ -393,8 +393,8 @@ def test_solids_in_front_hide_what_is_behind():
     assert wheel[0] > 0.5
     for azimuth, is_dark in ((-90.0, True), (90.0, True)):  # a wheel on each side is in front of the bar
         camera = Camera(wheel, 3.0, (60, 60), 1.0, azimuth=azimuth, elevation=0.0)
-        pixels = np.array(paint(camera, frames.model, frames.positions[0], frames.matrices[0], frames.sites[0]))
-        assert (pixels[55:65, 55:65].max() < 80) == is_dark
+        pixels = np.array(paint(camera, frames, 0))
+        assert (pixels[28:32, 28:32].max() < 80) == is_dark
 
 
 def test_animations_move():
