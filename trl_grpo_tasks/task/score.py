@@ -78,4 +78,5 @@ class NoOptions:
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """Declare a field of a task's `Options` with its default value and its help text on the command line."""
-    return field(default=default, metadata={"help": help, **more})
+    value: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**value, metadata={"help": help, **more})

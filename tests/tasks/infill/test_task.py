@@ -20,14 +20,18 @@ from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.main import main as command
 from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.rewards import classifier
 from trl_grpo_tasks.rewards.classifier import FrozenClassifier, check_judge
 from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.tasks.infill import classifiers, data, fills, masking
 from trl_grpo_tasks.tasks.infill.render import UNJUDGED, colour, picture, to_html
 from trl_grpo_tasks.tasks.infill.task import JUDGE_SEED
+from trl_grpo_tasks.training.cold_start import cold_start
 
 SMALL = {"text_length": 16, "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2, "judge_width": 16}
 CORPUS = "\n\n".join(
@@ -47,13 +51,10 @@ def judged(corpus, tmp_path_factory):
     """A task whose two judges were made by the command."""
     folder = tmp_path_factory.mktemp("judges")
     options = SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)}
-    flags = [
-        word
-        for name in ("corpus", "judge_steps", "text_length", "judge_width")
-        for word in (f"--{name}", str(options[name]))
-    ]
-    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
-    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "b"), "--held_out", *flags]) == 0
+    flags = [word for name in ("corpus", "judge_steps", "text_length", "judge_width")
+             for word in (f"--{name}", str(options[name]))]  # fmt: skip
+    for name, more in (("a", []), ("b", ["--held_out"])):
+        assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / name), *more, *flags]) == 0
     return get_task("infill", options | {"judge": str(folder / "a"), "held_out_judge": str(folder / "b")})
 
 
@@ -139,9 +140,7 @@ def test_a_file_with_too_little_text_is_reported(tmp_path, content, words):
         ({"policy": "diffusion"}, "choose from: causal, masked"),
         ({"masking": ["word"]}, r"did you mean 'words'\?"),
         ({"mask_ratios": [1.5]}, "at most 1"),
-        ({"judge_width": 0}, "--judge_width 0 must be a multiple of 8"),
         ({"tiny_width": 18, "tiny_heads": 3, "judge_width": 20}, "--judge_width 20 must be a multiple of 8"),
-        ({"tiny_width": 20, "tiny_heads": 4}, "--tiny_width 20 must be a multiple of 8, twice the number of heads"),
         ({"tiny_heads": 0}, "--tiny_heads 0 must be at least 1"),
         ({"gap_slack": 2}, "requires --policy causal"),
         ({"policy": "causal", "tokens_of": "bert"}, "requires --policy masked"),
@@ -236,17 +235,10 @@ def test_a_judge_distinguishes_real_from_corrupted_text_and_stays_frozen(judged,
         judge.judge(["something new"])
 
 
-def test_an_evaluation_loads_each_judge_once(judged, tmp_path, monkeypatch):
-    from trl_grpo_tasks.evaluation.evaluate import evaluate
-    from trl_grpo_tasks.models.loading import load_model, load_tokenizer
-    from trl_grpo_tasks.models.tiny import save_tiny
-    from trl_grpo_tasks.rewards import classifier as judge
-    from trl_grpo_tasks.rewards.executor import RewardExecutor
-
-    loaded, load_judge = [], judge.load_judge
-    monkeypatch.setattr(judge, "load_judge", lambda source: loaded.append(source) or load_judge(source))
-    save_tiny(judged.tiny(), tmp_path)
-    model, tokenizer = load_model(str(tmp_path), policy="masked"), load_tokenizer(str(tmp_path))
+def test_an_evaluation_loads_each_judge_once(judged, encoder_path, monkeypatch):
+    loaded, load_judge = [], classifier.load_judge
+    monkeypatch.setattr(classifier, "load_judge", lambda source: loaded.append(source) or load_judge(source))
+    model, tokenizer = load_model(encoder_path, policy="masked"), load_tokenizer(encoder_path)
     with RewardExecutor(judged, 0) as executor:
         rows = judged.dataset("test", 6, 0)
         done = evaluate("x", model, tokenizer, judged, rows, executor=executor, num_samples=2, batch_size=4)
@@ -293,15 +285,13 @@ def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsy
 
 @pytest.mark.exhaustive
 def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
-    task = get_task(
-        "infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(tmp_path / "judges")}
-    )
+    folder, said = tmp_path / "judges", []
+    task = get_task("infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)})
     task.prepare(0)
-    weights = (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes()
-    said = []
+    weights = (folder / "judge" / "model.safetensors").read_bytes()
     task.prepare(1, said.append)
-    assert not said and (tmp_path / "judges" / "judge" / "model.safetensors").read_bytes() == weights
-    assert sorted(path.name for path in (tmp_path / "judges").iterdir()) == ["held_out", "judge"]
+    assert not said and (folder / "judge" / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in folder.iterdir()) == ["held_out", "judge"]
 
 
 @pytest.mark.exhaustive
@@ -486,19 +476,7 @@ def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
     assert all(answer["success"] == (answer["score"] >= 0.5) for answer in answers), "the judge decides"
 
 
-def test_a_prompt_longer_than_the_context_is_reported_immediately(judged, encoder_path, tmp_path, capsys):
-    options = judged.options
-    flags = ["--task", "infill", "--judge", options.judge, "--held_out_judge"]
-    flags += [options.held_out_judge, "--text_length", "64", "--model_name_or_path", encoder_path]
-    assert command(["train", *flags, "--output_dir", str(tmp_path), "--use_cpu", "true"]) == 2
-    assert "longer than the model's context of 24" in capsys.readouterr().err
-
-
 def test_the_cold_start_learns_gold_fills(judged, tmp_path):
-    from trl_grpo_tasks.evaluation.evaluate import evaluate
-    from trl_grpo_tasks.rewards.executor import RewardExecutor
-    from trl_grpo_tasks.training.cold_start import cold_start
-
     options = {**vars(judged.options), "mask_ratios": [0.1], "tiny_width": 48, "tiny_layers": 2}
     task, untrained = get_task("infill", options), str(tmp_path / "untrained")
     save_tiny(task.tiny(), untrained, seed=1)

@@ -96,29 +96,6 @@ def test_random_tokens_under_the_mask_make_valid_machines(make):
         assert ConstructionTree.parse(text).validate() == [], text
 
 
-def test_masks_against_trying_every_token():
-    """A token is allowed exactly if accepting it succeeds."""
-    constraint = machine_constraint(VOCABULARY, PROMPT_BLOCKS, 5)
-    rng = random.Random(2)
-    for _ in range(3):
-        trail = []
-        state = constraint.start({})
-        while not state.finished:
-            allowed = set(unpack(state.mask(), constraint.vocab_size).nonzero()[0].tolist())
-            if len(trail) % 7 == 0:
-                for token in range(constraint.vocab_size):
-                    copy = constraint.start({})
-                    for earlier in trail:
-                        copy.accept(earlier)
-                    if token in allowed:
-                        copy.accept(token)
-                    else:
-                        with pytest.raises(ValueError):
-                            copy.accept(token)
-            trail.append(rng.choice(sorted(allowed)))
-            state.accept(trail[-1])
-
-
 def spells(constraint, row, text):
     """Return whether the constraint accepts a text, character by character."""
     state = constraint.start(row)

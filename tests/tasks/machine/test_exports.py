@@ -10,6 +10,7 @@ from PIL import Image
 
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.tasks.machine import ConstructionTree, simulate
+from trl_grpo_tasks.tasks.machine.render import animation
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 
 LARGEST_FILM = 1_000_000  # bytes
@@ -55,7 +56,7 @@ def test_the_xml_simulates_the_same(trial):
 
 def test_the_film_is_short_and_small():
     for trial in ("car", "catapult"):
-        _, _, files = files_and_row(trial)
+        task, row, files = files_and_row(trial)
         film = Image.open(io.BytesIO(files["film.gif"]))
         assert film.format == "GIF" and 5 < film.n_frames <= 51 and len(files["film.gif"]) < LARGEST_FILM
         frames = []
@@ -63,6 +64,8 @@ def test_the_film_is_short_and_small():
             film.seek(number)
             frames.append(np.asarray(film.convert("RGB")))
         assert (frames[0] != frames[1]).any()
+    with pytest.raises(ValueError, match="record=True"):
+        animation(simulate(task.gold(row), "catapult"), "catapult")
 
 
 def test_json_and_what_is_missing():
@@ -71,12 +74,8 @@ def test_json_and_what_is_missing():
     blocks = json.loads(files["machine.json"])
     assert blocks == json.loads(task.gold(row)) and blocks[0] == {"id": "0", "order_id": 0, "parent": -1, "bp_id": -1}
     for ours, theirs in zip(blocks, json.loads(files["paper.json"]), strict=True):
-        assert theirs == {
-            "type": ours["id"],
-            "id": ours["order_id"],
-            "parent": ours["parent"],
-            "face_id": ours["bp_id"],
-        }
+        names = {"type": "id", "id": "order_id", "parent": "parent", "face_id": "bp_id"}
+        assert theirs == {paper: ours[name] for paper, name in names.items()}
     spring = ConstructionTree((ROOT, Block("15", 0, 4), Block("9", 0, 1, 1, 0))).to_paper_json()
     assert json.loads(spring)[2] == {
         "type": "9", "id": 2, "parent_a": 0, "face_id_a": 1, "parent_b": 1, "face_id_b": 0,

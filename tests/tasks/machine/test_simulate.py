@@ -10,10 +10,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from tests.tasks.machine.test_tree import car, catapult, mirrored, random_machine, reordered
+from tests.tasks.machine.test_tree import car, catapult, random_machine, reordered
 from trl_grpo_tasks.tasks.machine import ConstructionTree, simulate
 from trl_grpo_tasks.tasks.machine import simulator as module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS
+from trl_grpo_tasks.tasks.machine.designs import mirrored
 from trl_grpo_tasks.tasks.machine.scene import WHEEL_DAMPING, WHEEL_KV, WHEEL_SPEED, Scene, to_xml
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 from trl_grpo_tasks.tasks.machine.trials import TRIALS, Trial, get_trial, task_score
@@ -29,16 +30,8 @@ def machine(*blocks):
 
 def tower_with_boulder():
     """A boulder on the side of a tower seven high, with nothing below it: it just falls."""
-    return machine(
-        *(
-            Block("63", 0, 5),
-            Block("63", 1, 0),
-            Block("35", 2, 3),
-            Block("35", 2, 9),
-            Block("35", 2, 12),
-        ),
-        Block("36", 0, 3),
-    )
+    ballast = [Block("35", 2, face) for face in (3, 9, 12)]
+    return machine(Block("63", 0, 5), Block("63", 1, 0), *ballast, Block("36", 0, 3))
 
 
 # ---- analytic physics
@@ -64,18 +57,6 @@ def test_projectile_lands_at_the_analytic_distance():
     assert throw.height == pytest.approx(5 + 100 / (2 * G), abs=0.002) and throw.rise == pytest.approx(
         throw.height - 5
     )
-    # The same through MuJoCo, with the boulder of a machine thrown by hand.
-    model = mujoco.MjModel.from_xml_string(to_xml(tower_with_boulder()))
-    data = mujoco.MjData(model)
-    boulder = model.joint("j6")
-    data.qpos[boulder.qposadr[0] : boulder.qposadr[0] + 3] = [0, 10, 5 + 0.95]
-    data.qvel[boulder.dofadr[0] : boulder.dofadr[0] + 3] = [0, 10, 10]
-    flown = []
-    for _ in range(150):
-        mujoco.mj_kinematics(model, data)
-        flown.append(data.body("b6").xpos.copy())
-        mujoco.mj_step(model, data, nstep=4)
-    assert module.flight(np.array(flown), np.array(flown)).distance == pytest.approx(24.541, abs=0.06)
 
 
 def test_a_ball_that_never_leaves_the_ground_is_not_thrown():
@@ -94,11 +75,7 @@ def test_end_speed_and_distance_of_a_car():
 
 
 def test_powered_wheels_drive_the_way_the_game_says():
-    """On the left and on the right: forward. Facing forward: to the left. Facing back: to the right."""
-    across = [Block("63", 0, 2), Block("63", 0, 3)]
-    left = machine(*across, Block("2", 1, 3), Block("2", 2, 6), Block("40", 0, 1))
-    facing = [left.placements[3].facing, left.placements[4].facing]
-    assert facing in (["z+", "z-"], ["z-", "z+"], ["z-", "z-"], ["z+", "z+"])
+    """Facing forward: to the left. Facing back: to the right."""
     for face, facing, sign in ((0, "z+", -1), (1, "z-", 1)):
         one = machine(Block("2", 0, face), Block("1", 0, 2), Block("1", 0, 3))
         assert one.placements[1].facing == facing
@@ -107,17 +84,9 @@ def test_powered_wheels_drive_the_way_the_game_says():
 
 
 def test_a_machine_without_power_stands_still():
-    still = machine(
-        *(
-            Block("63", 0, 0),
-            Block("63", 0, 1),
-            Block("40", 1, 3),
-            Block("40", 1, 6),
-            Block("40", 2, 3),
-            Block("40", 2, 6),
-        ),
-        *(Block("5", 0, 4), Block("63", 7, 0), Block("35", 0, 5)),
-    )
+    wheels = [Block("40", bar, face) for bar in (1, 2) for face in (3, 6)]
+    arm = [Block("5", 0, 4), Block("63", 7, 0), Block("35", 0, 5)]
+    still = machine(Block("63", 0, 0), Block("63", 0, 1), *wheels, *arm)
     flat = machine(*(Block("63", 0, face) for face in (0, 1, 2, 3)), Block("35", 0, 4))
     for tree in (flat, still):
         result = simulate(tree, Trial("rest", "", "distance", 1.0, seconds=2.0))
@@ -197,9 +166,7 @@ def test_a_spring_pulls_when_triggered_and_not_before():
     trial = Trial("t", "", "distance", 1.0, seconds=1.0)
     pulled, free = (simulate(tree, trial, record=True).frames for tree in (hung, without))
     arm = [frames.model.geom("g7").id for frames in (pulled, free)]
-    moved = [
-        frames.positions[:, geom] - frames.positions[0, geom] for frames, geom in zip((pulled, free), arm, strict=True)
-    ]
+    moved = [f.positions[:, geom] - f.positions[0, geom] for f, geom in zip((pulled, free), arm, strict=True)]
     before = pulled.times <= module.TRIGGER_S
     assert np.abs(moved[0][before]).max() < 0.05 and np.abs(moved[1]).max() < 0.3
     assert np.linalg.norm(moved[0][-1]) > 1.0 and moved[0][-1][1] > 0.5  # forward, to where the spring is fastened
@@ -233,13 +200,9 @@ def test_motor_hinge_brace_winch_grabber_and_suspension():
     at_trigger = round(module.TRIGGER_S / 0.02)
     assert np.abs(path[at_trigger] - path[0]).max() < 0.03 and path[at_trigger + 20, 2] < path[0, 2] - 0.5
 
-    soft = [
-        Block("63", 0, 0),
-        Block("63", 0, 1),
-        Block("35", 0, 4),
-        *(Block("16", n, f) for n, f in ((1, 10), (1, 12), (2, 10), (2, 12))),
-    ]
-    frames = simulate(machine(*soft), trial, record=True).frames
+    feet = [Block("16", bar, face) for bar in (1, 2) for face in (10, 12)]
+    soft = machine(Block("63", 0, 0), Block("63", 0, 1), Block("35", 0, 4), *feet)
+    frames = simulate(soft, trial, record=True).frames
     sunk = frames.positions[0, frames.model.geom("g0").id] - frames.positions[-1, frames.model.geom("g0").id]
     # 0.25 + 2 + 3 kg on four springs of 400 N/m.
     assert sunk[2] == pytest.approx(5.25 * G / (4 * 400), abs=0.005)
@@ -260,12 +223,13 @@ def test_faults_are_invalid_with_a_reason(monkeypatch):
 
 def test_diverging_simulations_are_invalid_and_write_no_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "WHEEL_SPEED", float("nan"))
-    result = simulate(car())
-    assert not result.valid and ("MuJoCo reported" in result.reason or "not finite" in result.reason)
-    monkeypatch.setattr(module, "WHEEL_SPEED", 1e12)
-    monkeypatch.setattr(module, "to_xml", lambda *a, **k: to_xml(*a, **k).replace('forcerange="-60.0 60.0"', ""))
-    assert not simulate(car()).valid
+    changed = [('damping="1.0"', 'damping="-1e9"'), ('ctrl="10 10 10 10"', 'ctrl="1e12 1e12 1e12 1e12"')]
+    for old, new in changed:
+        xml = to_xml(car()).replace(old, new).replace('forcerange="-60.0 60.0"', "")
+        assert new in xml
+        monkeypatch.setattr(module, "to_xml", lambda *a, xml=xml, **k: xml)
+        result = simulate(car())
+        assert not result.valid and "the simulation became unstable" in result.reason
     assert os.listdir(tmp_path) == []
 
 

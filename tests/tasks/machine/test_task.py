@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import mujoco
 import numpy as np
@@ -16,22 +17,32 @@ from tests.commands.test_recipes import save_small
 from tests.support.exhaustive import exhaustive_but
 from tests.support.paths import RECIPES
 from tests.tasks.machine.test_constraint import SIGNS, VOCABULARY, spells
-from tests.tasks.machine.test_tree import car, catapult, mirrored
+from tests.tasks.machine.test_tree import car, catapult
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.models.tiny import make_tokenizer
-from trl_grpo_tasks.tasks.machine import ConstructionTree, MachineOptions, MachineTask, designs, simulate, to_xml
+from trl_grpo_tasks.tasks.machine import (
+    ConstructionTree,
+    MachineOptions,
+    MachineTask,
+    make_gold,
+    show,
+    simulate,
+    survey,
+    to_xml,
+)
 from trl_grpo_tasks.tasks.machine import task as task_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
 from trl_grpo_tasks.tasks.machine.data import GOLD_FILE, MARGIN, GoldMachine, gold_machines
 from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, sketch_car, sketch_catapult
-from trl_grpo_tasks.tasks.machine.prompts import TEST_VARIANTS, manual, variants
+from trl_grpo_tasks.tasks.machine.painter import Camera, paint
+from trl_grpo_tasks.tasks.machine.prompts import manual
 from trl_grpo_tasks.tasks.machine.reasoning import explanation
-from trl_grpo_tasks.tasks.machine.render import animation, picture
+from trl_grpo_tasks.tasks.machine.render import picture
 from trl_grpo_tasks.tasks.machine.results import Result
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 from trl_grpo_tasks.tasks.machine.trials import SCORINGS, TRIALS, Trial, task_score
@@ -90,16 +101,14 @@ def test_there_are_ten_thousand_different_designs_of_cars_and_catapults():
 
 
 def test_rods_for_wood_change_only_the_colour():
+    other_kind = {"1": "41", "41": "1"}
     for gold in gold_machines()["catapult"][-200::40]:
-        other = gold.exchanged()
-        assert other.tree != gold.tree and other.exchanged().tree == gold.tree and not gold.holds
-        one, two = (re.sub(r' rgba="[^"]*"', "", to_xml(each.tree)) for each in (gold, other))
+        blocks = [replace(block, kind=other_kind.get(block.kind, block.kind)) for block in gold.tree.blocks]
+        assert tuple(blocks) != gold.tree.blocks and not gold.holds
+        one, two = (
+            re.sub(r' rgba="[^"]*"', "", to_xml(each)) for each in (gold.tree, ConstructionTree(tuple(blocks)))
+        )
         assert one == two, "MuJoCo simulates the same model"
-
-
-def test_mirror_images_of_gold_machines_are_mirrored():
-    for gold in [*gold_machines()["car"][::400], *gold_machines()["wall"][::30]]:
-        assert designs.mirrored(gold.tree) == mirrored(gold.tree)
 
 
 def test_a_shape_does_not_depend_on_the_order_of_blocks():
@@ -116,14 +125,6 @@ def test_gold_machines_fit_into_a_small_file():
     for gold in gold_machines()["catapult"][::10]:
         assert GoldMachine.of(ConstructionTree.parse(gold.machine), gold.score, gold.holds) == gold
         assert gold.size == len(gold.tree.blocks) and gold.kinds == {block.kind for block in gold.tree.blocks}
-
-
-def test_phrasings_are_distinct_and_split():
-    texts = [text for trial in TRIALS.values() for text in trial.requests]
-    assert len(texts) == len(set(texts)) >= 60
-    for trial in TRIALS.values():
-        train, test = variants(trial, "train"), variants(trial, "test")
-        assert [*train, *test] == list(range(len(trial.requests))) and len(test) == TEST_VARIANTS
 
 
 @pytest.mark.parametrize("trials", [[trial] for trial in TRIALS] + [list(MachineOptions().trials)])
@@ -148,9 +149,7 @@ def test_rows_cover_trials_and_levels_evenly():
         assert row["max_blocks"] <= LEVELS[row["level"]][1] and row["goal"] in TRIALS[row["trial"]].goals
         assert len(ConstructionTree.parse(row["gold"]).blocks) <= row["max_blocks"]
     for demand, count in (("max_blocks", 15), ("goal", 8)):
-        assert len({row[demand] for row in train if row["trial"] == "car"}) >= count, (
-            "requests differ in what they ask"
-        )
+        assert len({row[demand] for row in train if row["trial"] == "car"}) >= count
     with pytest.raises(ValueError, match="unknown split 'dev'"):
         task.dataset("dev", 1, 0)
     with pytest.raises(ValueError, match=r"no known machine succeeds at car with only the blocks 0, 36 .*allow more"):
@@ -176,22 +175,6 @@ def test_more_rows_than_requests_have_further_gold_machines():
     assert len(few) > len({row["gold"] for row in few}), "with fewer machines than requests, some are in several rows"
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
-def test_gold_machines_succeed_for_their_rows(scoring):
-    task = make(trials=list(TRIALS), scoring=scoring)
-    for row in task.dataset("train", 36, 3) + task.dataset("test", 18, 3):
-        assert task.score(row, row["gold"]).success, row
-
-
-def test_success_depends_on_the_request():
-    task = make()
-    row = {"trial": "car", "max_blocks": 10}  # the car drives about 44 m
-    assert task.score(row | {"goal": 40}, car().to_json()).success
-    failed = task.score(row | {"goal": 60}, car().to_json())
-    assert not failed.success and failed.valid and failed.reason.endswith("success needs 60")
-    assert not task.score(row | {"goal": 40, "max_blocks": 9}, car().to_json()).valid
-
-
 def test_the_manual_names_every_block_it_offers():
     text = manual(["0", *PROMPT_BLOCKS])
     assert all(f"\n{kind}: {BLOCKS[kind].name}" in text for kind in PROMPT_BLOCKS)
@@ -213,8 +196,6 @@ def test_sketches_and_changes_can_be_built():
 
 
 def test_the_script_writes_gold_machines_and_resumes(tmp_path, capsys, monkeypatch):
-    from trl_grpo_tasks.tasks.machine import make_gold
-
     output = tmp_path / "gold.json"
     output.write_text('{"wall": [["1/0/0", 50.0, 0]], "car": []}')
     monkeypatch.setattr(make_gold, "LEVELS", {"small": (2, 10)})
@@ -276,15 +257,6 @@ def test_a_hand_computed_explanation():
     assert "Boulder 14 on container 13, " in text and "brace 15 from block 9 to 3" in text
 
 
-def test_text_before_the_machine_does_not_change_its_score():
-    task, row = make(), {"trial": "car", "max_blocks": 24}
-    plain = task.score(row, car().to_json())
-    other = '[{"id":"0","order_id":0,"parent":-1,"bp_id":-1},{"id":"15","order_id":1,"parent":0,"bp_id":0}]'
-    for text in ("", "Wheels [1] and [2, 3] drive. ", f"First I thought of {other}, but ", "[] or {} or [{ "):
-        assert task.score(row, f"{text}{car().to_json()}") == plain
-        assert task.score(row, f"{text}\n```json\n{car().to_json()}\n```\nThat is all.") == plain
-
-
 def test_reasoning_needs_a_pretrained_model_without_constraint(tmp_path, capsys):
     task = make(reasoning=True)
     assert task.constraint(None) is None and task.tiny() is None
@@ -326,9 +298,13 @@ def test_rewards_are_metres_or_nothing():
     score = task.score(drive, car().to_json())
     assert score.valid and score.success and score.total == score.components["score"] == pytest.approx(44, abs=2)
     assert score.components["distance"] == score.total and score.components["blocks"] == 10
+    failed = task.score({**drive, "goal": 60}, car().to_json())
+    assert not failed.success and failed.valid and failed.reason.endswith("success needs 60")
     thrown = task.score(throw, catapult().to_json())
     flight = thrown.info["throws"][0]
     assert thrown.total == pytest.approx(flight["height"] * flight["distance"]) and thrown.total > 100
+    authors = make(scoring="authors").score(throw, catapult().to_json())
+    assert authors.total == pytest.approx((1 + flight["rise"]) * flight["distance"]) and authors.total < thrown.total
     nothing = task.score(throw, car().to_json())
     assert nothing.valid and nothing.total == 0 and nothing.reason == "the machine has no boulder to throw"
     broken = task.score(drive, car().to_json().replace('"bp_id":3', '"bp_id":99', 1))
@@ -336,14 +312,6 @@ def test_rewards_are_metres_or_nothing():
     long = task.score({**drive, "max_blocks": 9}, car().to_json())
     assert not long.valid and "10 blocks; the prompt allows at most 9" in long.reason
     assert pickle.loads(pickle.dumps(thrown)) == thrown
-
-
-def test_authors_score_counts_the_rise_instead_of_the_height():
-    row = {"trial": "catapult", "max_blocks": 24}
-    paper, authors = (make(scoring=scoring).score(row, catapult().to_json()) for scoring in SCORINGS)
-    (throw,) = authors.info["throws"]
-    assert [throw] == paper.info["throws"] and throw["height"] > 1 + throw["rise"]
-    assert authors.total == pytest.approx((1 + throw["rise"]) * throw["distance"]) and authors.total < paper.total
 
 
 def test_a_run_that_exceeds_its_time_limit_is_not_scored(monkeypatch):
@@ -386,31 +354,16 @@ def test_pictures_show_the_machine():
 
 def test_solids_in_front_hide_what_is_behind():
     """Seen from either side, the wheel on that side hides the bar behind it."""
-    from trl_grpo_tasks.tasks.machine.painter import Camera, paint
-
     frames = simulate(car(), Trial("t", "", "distance", 1.0, seconds=0.02), record=True).frames
     wheel = frames.positions[0][frames.model.geom("g6").id]
     assert wheel[0] > 0.5
     for azimuth, is_dark in ((-90.0, True), (90.0, True)):  # a wheel on each side is in front of the bar
         camera = Camera(wheel, 3.0, (60, 60), 1.0, azimuth=azimuth, elevation=0.0)
-        pixels = np.array(paint(camera, frames.model, frames.positions[0], frames.matrices[0], frames.sites[0]))
-        assert (pixels[55:65, 55:65].max() < 80) == is_dark
-
-
-def test_animations_move():
-    result = simulate(catapult(), Trial("catapult", "", "throw", 1.0, seconds=1.0), record=True, to_the_end=True)
-    film = Image.open(io.BytesIO(animation(result, "catapult", frames_per_second=5, caption="throw")))
-    assert film.format == "GIF" and film.n_frames == 6
-    first = np.array(film.convert("RGB"), dtype=int)
-    film.seek(4)
-    assert np.abs(np.array(film.convert("RGB"), dtype=int) - first).max() > 100
-    with pytest.raises(ValueError, match="record=True"):
-        animation(simulate(car()), "car")
+        pixels = np.array(paint(camera, frames, 0))
+        assert (pixels[28:32, 28:32].max() < 80) == is_dark
 
 
 def test_show_prints_scores_and_writes_files(tmp_path, capsys):
-    from trl_grpo_tasks.tasks.machine import show
-
     files = {kind: tmp_path / f"machine.{kind}" for kind in ("png", "xml")}
     (tmp_path / "machine.txt").write_text(f"Here it is:\n```json\n{car().to_json()}\n```")
     words = [str(tmp_path / "machine.txt"), *(w for kind, file in files.items() for w in (f"--{kind}", str(file)))]
@@ -425,8 +378,6 @@ def test_show_prints_scores_and_writes_files(tmp_path, capsys):
 
 
 def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
-    from trl_grpo_tasks.tasks.machine import show, survey
-
     task, row = make(trials=["car"]), {"prompt": "", "trial": "car", "max_blocks": 24}
     texts = {"cold start": [task.bad(row), "nothing"], "GRPO": [task.bad(row), car().to_json()]}
     found = [

@@ -15,11 +15,13 @@ from tests.support.paths import DATA
 from trl_grpo_tasks.commands.check import GARBAGE
 from trl_grpo_tasks.tasks.machine import ConstructionTree
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, FACINGS, PROMPT_BLOCKS, rotation
+from trl_grpo_tasks.tasks.machine.designs import mirrored
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 
 CASES = json.loads((DATA / "machine_trees.json").read_text())["cases"]
 START = {"id": "0", "order_id": 0, "parent": -1, "bp_id": -1}
 WHEEL = {"id": "2", "order_id": 1, "parent": 0, "bp_id": 2}
+KEYS = [*WHEEL, "type", "face_id", "parent_a"]
 
 
 def car():
@@ -37,25 +39,6 @@ def catapult():
     bowl = [Block("30", 11, 7), Block("36", 13, 0)]
     braces = [Block("7", 9, 1, 3, 8), Block("7", 9, 4, 4, 8), Block("7", 9, 8, 1, 9)]
     return ConstructionTree((*base, *ballast, *tower, *bowl, *braces))
-
-
-def mirrored(tree):
-    """Return the mirror image of a machine: Left and Right faces are swapped."""
-
-    def other(parent, face):
-        if parent is None or parent < 0:
-            return face
-        faces = BLOCKS[tree.blocks[parent].kind].faces
-        name = {"Left": "Right", "Right": "Left"}.get(faces[face].name, faces[face].name)
-        x, y, z = faces[face].position
-        return next(i for i, f in enumerate(faces) if f.name == name and f.position == (-x, y, z))
-
-    return ConstructionTree(
-        tuple(
-            Block(b.kind, b.parent, other(b.parent, b.face), b.parent_b, other(b.parent_b, b.face_b))
-            for b in tree.blocks
-        )
-    )
 
 
 def reordered(tree, rng):
@@ -134,13 +117,8 @@ def test_overlaps_against_a_grid_of_points(seed, size):
     while len(blocks) < size:
         parent = rng.randrange(len(blocks))
         if faces := len(blocks[parent].type.faces):
-            blocks.append(
-                Block(
-                    rng.choice([k for k in BLOCKS if k != "0" and not BLOCKS[k].two_ended]),
-                    parent,
-                    rng.randrange(faces),
-                )
-            )
+            kind = rng.choice([k for k in BLOCKS if k != "0" and not BLOCKS[k].two_ended])
+            blocks.append(Block(kind, parent, rng.randrange(faces)))
     tree = ConstructionTree(tuple(blocks))
     steps = np.arange(-0.5 + 0.0125, 0.5, 0.025)
     expected = []
@@ -202,21 +180,15 @@ def test_text_around_the_list_is_skipped():
         ([START], "only the start block"),
         ([{**START, "id": "99"}, WHEEL], "unknown type '99'; types are: 0, 15"),
         ([START, {**WHEEL, "bp_id": 6}], "face 6 of block 0 (start); its faces are: 0 to 5"),
-        ([START, {**WHEEL, "bp_id": -1}], "face -1"),
         ([START, {**WHEEL, "parent": 1}], "sits on block 1; its parent must be one of the blocks before it"),
-        ([START, {**WHEEL, "parent": -1}], "sits on block -1"),
         ([START, {**WHEEL, "order_id": 2}], "'order_id' 2; blocks must be numbered 0, 1, 2"),
-        ([START, WHEEL, {**WHEEL, "bp_id": 3}], "'order_id' 1"),
         ([START, {**WHEEL, "colour": 3}], "extra key 'colour'"),
         ([START, {"id": "2", "order_id": 1, "parent": 0}], "no 'bp_id'"),
         ([START, {**WHEEL, "bp_id": "2"}], "'bp_id' '2', which is not an integer"),
-        ([START, {**WHEEL, "bp_id": True}], "not an integer"),
         ([START, {**WHEEL, "id": "0"}], "second start block"),
-        ([WHEEL], "'order_id' 1"),
         ([{**WHEEL, "order_id": 0}, WHEEL], "block 0 must be the start block"),
         ([START, {**WHEEL, "id": "9"}], "no 'parent_a'"),
         ([START, {"id": "9", "order_id": 1, "parent_a": 0, "bp_id_a": 1, "parent_b": 0, "bp_id_b": 1}], "both ends"),
-        ([START, {"id": "9", "order_id": 1, "parent_a": 0, "bp_id_a": 1}], "no 'parent_b'"),
         ([START, WHEEL, {**WHEEL, "order_id": 2}], "blocks 1 (powered wheel) and 2 (powered wheel) overlap"),
         ([START, {**WHEEL, "id": "36"}, {**WHEEL, "order_id": 2, "parent": 1, "bp_id": 0}], "its faces are: none"),
         ([START, *({"id": "63", "order_id": n, "parent": n - 1, "bp_id": 0} for n in range(1, 7))], "19 long along z"),
@@ -230,16 +202,9 @@ def test_problem_messages(entries, words):
 
 
 def test_all_problems_are_listed():
-    tree = ConstructionTree.parse(
-        text_of(
-            START,
-            {**WHEEL, "bp_id": 9},
-            {**WHEEL, "order_id": 2},
-            {**WHEEL, "order_id": 3},
-            {**WHEEL, "order_id": 4, "parent": 8},
-        )
-    )
-    found = " | ".join(tree.validate())
+    wheels = [{**WHEEL, "order_id": n} for n in (2, 3)]
+    text = text_of(START, {**WHEEL, "bp_id": 9}, *wheels, {**WHEEL, "order_id": 4, "parent": 8})
+    found = " | ".join(ConstructionTree.parse(text).validate())
     assert "face 9" in found and "blocks 2 (powered wheel) and 3" in found and "sits on block 8" in found
     unread = ConstructionTree.parse(text_of(START, {**WHEEL, "id": "x"}, {**WHEEL, "order_id": "2"}, 5)).validate()
     assert len(unread) == 3
@@ -294,26 +259,12 @@ def test_garbage_and_mutations_never_raise():
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from(["id", "order_id", "parent", "bp_id", "type", "face_id", "parent_a"]),
-                inner,
-                max_size=5,
-            )
-        ),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
         max_leaves=15,
     )
 )
 def test_any_json_is_handled(value):
     assert isinstance(ConstructionTree.parse(json.dumps(value)).validate(), list)
-
-
-def test_json_round_trips():
-    rng = random.Random(1)
-    for _ in range(50):
-        tree = random_machine(rng, 9)
-        assert ConstructionTree.parse(tree.to_json()) == tree
 
 
 def test_importing_needs_no_torch():

@@ -32,12 +32,10 @@ def test_a_row_of_the_file_is_found_by_number_id_and_words(task, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("row 31", "the rows of the file are 1 to 30"),
-        ("#0", "the rows of the file are 1 to 30"),
-        ("id none", "0 rows of the file have this id"),
-        (" ", "empty"),
+        ("row 31", "the rows of the file are 1 to 30"), ("#0", "the rows of the file are 1 to 30"),
+        ("id none", "0 rows of the file have this id"), (" ", "empty"),
     ],
-)
+)  # fmt: skip
 def test_there_is_no_such_row(task, text, message):
     with pytest.raises(ValueError, match=message):
         task.row_of(text)

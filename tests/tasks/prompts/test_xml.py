@@ -33,13 +33,11 @@ RELAX_NG = """
         ("<!DOCTYPE html><html>x</html>", 1),
         ("Here it is:\n```xml\n<a/>\n```\nDone.", 1),
         ("<a/> I hope that helps", 0.5),
-        ("Sure: <a><b/></a>!", 0.5),
         ("<a/><b/>", 0.25),  # half of the text before the error, all elements closed
         ("<a><b>1</b><b>2</b>", 0.5 * 2 / 3),  # cut off: no error before the end, two of three elements closed
         ("<a><b></a></b>", 0),
         ("<a>1 < 2</a>", 0),
         ('<a b="1" b="2"/>', 0),
-        ("<a", 0),
         ("no XML at all", 0),
         ("", 0),
         ("<a>" * 30_000, 0),
@@ -75,11 +73,10 @@ def test_entities_cannot_be_declared(text):
 
 
 NAMES = st.sampled_from(["a", "b", "list", "x.y", "_z"])
+ATTRIBUTES = st.text("ab<&\"' ", max_size=4)
 ELEMENTS = st.recursive(
     st.text("xyz é&<>\"'\n", max_size=5),
-    lambda inner: st.tuples(
-        NAMES, st.dictionaries(NAMES, st.text("ab<&\"' ", max_size=4)), st.lists(inner, max_size=3)
-    ),
+    lambda inner: st.tuples(NAMES, st.dictionaries(NAMES, ATTRIBUTES), st.lists(inner, max_size=3)),
     max_leaves=8,
 )
 
@@ -87,9 +84,9 @@ ELEMENTS = st.recursive(
 def built(node, parent=None):
     """A generated tree as ElementTree elements; text goes to where ElementTree keeps it."""
     name, attributes, children = node
-    element = (
-        ElementTree.Element(name, attributes) if parent is None else ElementTree.SubElement(parent, name, attributes)
-    )
+    element = ElementTree.Element(name, attributes)
+    if parent is not None:
+        parent.append(element)
     for child in children:
         if isinstance(child, tuple):
             built(child, element)
@@ -109,12 +106,8 @@ def test_what_a_library_writes_is_well_formed_and_any_prefix_is_not(node):
         assert read_xml(text[:end]).value < 1
 
 
-MARKUP = st.lists(
-    st.sampled_from(
-        ["<a>", "</a>", "<b c='d'>", "</b>", "<e/>", "text", "&amp;", "&", "<!-- x -->", "<![CDATA[<]]>", "]]>"]
-    ),
-    max_size=8,
-)
+PIECES = ["<a>", "</a>", "<b c='d'>", "</b>", "<e/>", "text", "&amp;", "&", "<!-- x -->", "<![CDATA[<]]>", "]]>"]
+MARKUP = st.lists(st.sampled_from(PIECES), max_size=8)
 
 
 @settings(max_examples=300, deadline=None)

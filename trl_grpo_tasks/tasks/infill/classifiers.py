@@ -42,35 +42,30 @@ class Corruption:
         """Return `text` with about one of `RATIOS` of its places changed; at least one letter differs."""
         for _ in range(20):
             places = choose_places(text, rng.choice(list(SCHEDULES)), rng.choice(RATIOS), rng)
-            spoiled = rng.choice(self._kinds)(text, places, rng)
-            if spoiled != text:
+            letters = list(text)
+            rng.choice(self._kinds)(letters, places, rng)
+            if (spoiled := "".join(letters)) != text:
                 return spoiled
         other = next((letter for letter in self._letters if letter != text[0]), "?")
         return other + text[1:]
 
-    def _frequent(self, text: str, places: list[int], rng: random.Random) -> str:
+    def _frequent(self, letters: list[str], places: list[int], rng: random.Random) -> None:
         """Replace places by letters drawn with their frequency in the corpus."""
         drawn = rng.choices(list(self._letters), weights=list(self._letters.values()), k=len(places))
-        return _replaced(text, places, drawn)
+        for place, letter in zip(places, drawn, strict=True):
+            letters[place] = letter
 
-    def _following(self, text: str, places: list[int], rng: random.Random) -> str:
+    def _following(self, letters: list[str], places: list[int], rng: random.Random) -> None:
         """Replace places by letters that follow the previous letter in the corpus."""
-        letters = list(text)
         for place in places:
             after = (self._after.get(letters[place - 1]) if place else None) or self._letters
             letters[place] = rng.choices(list(after), weights=list(after.values()))[0]
-        return "".join(letters)
 
-    def _shuffled(self, text: str, places: list[int], rng: random.Random) -> str:
+    def _shuffled(self, letters: list[str], places: list[int], rng: random.Random) -> None:
         """Permute the letters at these places."""
-        return _replaced(text, places, rng.sample([text[place] for place in places], len(places)))
-
-
-def _replaced(text: str, places: Sequence[int], letters: Sequence[str]) -> str:
-    result = list(text)
-    for place, letter in zip(places, letters, strict=True):
-        result[place] = letter
-    return "".join(result)
+        drawn = rng.sample([letters[place] for place in places], len(places))
+        for place, letter in zip(places, drawn, strict=True):
+            letters[place] = letter
 
 
 def train_judge(
@@ -126,7 +121,7 @@ def train_judge(
         half = BATCH_SIZE // 2
         return real, real[:half] + [corruption.spoil(text, rng) for text in real[half:]]
 
-    is_real = torch.tensor([1] * (BATCH_SIZE // 2) + [0] * (BATCH_SIZE // 2), device=device)
+    is_real = (torch.arange(BATCH_SIZE, device=device) < BATCH_SIZE // 2).long()
     rng = random.Random(f"{seed}-judge")
     for step in range(1, steps + 1):
         real, seen = drawn(train, rng)
@@ -179,7 +174,5 @@ def _check_folder_is_free(folder: Path, origin: dict[str, Any]) -> None:
     made = origin_of(folder)
     if not isinstance(made, dict):
         raise ValueError(f"{folder} is not empty and not a judge, so no judge can be saved there: {way_out}")
-    other = ", ".join(
-        f"{name} {made.get(name)}, not {value}" for name, value in origin.items() if made.get(name) != value
-    )
-    raise ValueError(f"the judge in {folder} was trained with other settings ({other}): {way_out}")
+    other = [f"{name} {made.get(name)}, not {value}" for name, value in origin.items() if made.get(name) != value]
+    raise ValueError(f"the judge in {folder} was trained with other settings ({', '.join(other)}): {way_out}")

@@ -10,15 +10,12 @@ from .masking import runs
 
 def gold_fills(row: Row) -> list[str]:
     """Return the original text of each gap; tokens are joined by spaces."""
-    joint = "" if isinstance(row["pieces"], str) else " "
-    return [joint.join(row["pieces"][place] for place in run) for run in runs(row["places"])]
+    return [_joint(row).join(row["pieces"][place] for place in run) for run in runs(row["places"])]
 
 
 def write(row: Row, fills: Sequence[str]) -> str:
     """Write a completion with these fills, one per gap."""
-    if row["policy"] == "causal":
-        return "\n".join(fills)
-    return ("" if isinstance(row["pieces"], str) else " ").join(fills)
+    return ("\n" if row["policy"] == "causal" else _joint(row)).join(fills)
 
 
 def read(row: Row, completion: str) -> tuple[list[str], str]:
@@ -33,12 +30,11 @@ def read(row: Row, completion: str) -> tuple[list[str], str]:
                 wanted = f"{least}" if least == most else f"{least} to {most}"
                 return [], f"fill {number} has {len(fill)} characters; its gap needs {wanted}"
         return fills, ""
-    pieces = list(completion) if isinstance(row["pieces"], str) else completion.split(" ")
+    pieces = _split(row, completion)
     if len(pieces) != len(row["places"]):
         return [], f"there are {len(pieces)} fills for {len(row['places'])} masks"
     following = iter(pieces)
-    joint = "" if isinstance(row["pieces"], str) else " "
-    return [joint.join(next(following) for _ in run) for run in gaps], ""
+    return [_joint(row).join(next(following) for _ in run) for run in gaps], ""
 
 
 def lengths(row: Row) -> list[tuple[int, int]]:
@@ -49,15 +45,9 @@ def lengths(row: Row) -> list[tuple[int, int]]:
 
 def agreement(row: Row, fills: Sequence[str]) -> float:
     """Return the fraction of places (characters or tokens) at which the fills match the original."""
-    right, total = 0, 0
-    for fill, gold in zip(fills, gold_fills(row), strict=True):
-        if isinstance(row["pieces"], str):
-            ours, theirs = list(fill), list(gold)
-        else:
-            ours, theirs = fill.split(" "), gold.split(" ")
-        right += sum(a == b for a, b in zip(ours, theirs, strict=False))
-        total += max(len(ours), len(theirs))
-    return right / total
+    pairs = [(_split(row, fill), _split(row, gold)) for fill, gold in zip(fills, gold_fills(row), strict=True)]
+    right = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
+    return right / sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
 
 
 def restored(row: Row, fills: Sequence[str]) -> float:
@@ -69,12 +59,16 @@ def restored(row: Row, fills: Sequence[str]) -> float:
 def parts(row: Row, fills: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the filled text in parts, each with whether it is a fill."""
     pieces, result, at = row["pieces"], [], 0
-    joint = "" if isinstance(pieces, str) else " "
     for run, fill in zip(runs(row["places"]), fills, strict=True):
-        if run[0] > at:
-            result.append((joint.join(pieces[at : run[0]]), False))
-        result.append((fill, True))
+        result += [(_joint(row).join(pieces[at : run[0]]), False), (fill, True)]
         at = run[-1] + 1
-    if at < len(pieces):
-        result.append((joint.join(pieces[at:]), False))
-    return result
+    result.append((_joint(row).join(pieces[at:]), False))
+    return [(part, is_fill) for part, is_fill in result if part or is_fill]
+
+
+def _joint(row: Row) -> str:
+    return "" if isinstance(row["pieces"], str) else " "
+
+
+def _split(row: Row, text: str) -> list[str]:
+    return list(text) if isinstance(row["pieces"], str) else text.split(" ")

@@ -71,12 +71,9 @@ def choose_places(
     `words` are the places of each word; by default, words are separated by pieces that are a space.
     """
     count = min(len(pieces), max(1, round(ratio * len(pieces))))
-    layout = Layout(len(pieces), _words_between_spaces(pieces) if words is None else words, span_lengths)
-    return sorted(SCHEDULES[schedule](layout, count, rng))
-
-
-def _words_between_spaces(pieces: Sequence[str]) -> list[list[int]]:
-    return runs([place for place, piece in enumerate(pieces) if piece != " "])
+    if words is None:
+        words = runs([place for place, piece in enumerate(pieces) if piece != " "])
+    return sorted(SCHEDULES[schedule](Layout(len(pieces), words, span_lengths), count, rng))
 
 
 def runs(places: Sequence[int]) -> list[list[int]]:

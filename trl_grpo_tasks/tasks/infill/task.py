@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -44,19 +44,14 @@ class InfillOptions:
     text_column: str = option("text", "Column of the Hub data set that contains the texts.")
     text_length: int = option(64, "Maximum length of a text in characters, or in tokens with --tokens_of.")
     test_fraction: float = option(0.1, "Fraction of the passages held out for testing.")
-    masking: list[str] = field(
-        default_factory=lambda: list(SCHEDULES),
-        metadata={"help": f"Kinds of gaps, one of which is drawn for each row: {', '.join(SCHEDULES)}."},
+    masking: list[str] = option(
+        [*SCHEDULES], f"Kinds of gaps, one of which is drawn for each row: {', '.join(SCHEDULES)}."
     )
-    mask_ratios: list[float] = field(
-        default_factory=lambda: [0.1, 0.2, 0.35],
-        metadata={"help": "Fractions of a text that are missing; each is a level, from easy to hard."},
+    mask_ratios: list[float] = option(
+        [0.1, 0.2, 0.35], "Fractions of a text that are missing; each is a level, from easy to hard."
     )
-    span_lengths: list[int] = field(
-        default_factory=lambda: list(SPAN_LENGTHS),
-        metadata={
-            "help": "Shortest and longest gap of --masking spans, in characters, or in tokens with --tokens_of."
-        },
+    span_lengths: list[int] = option(
+        [*SPAN_LENGTHS], "Shortest and longest gap of --masking spans, in characters, or in tokens with --tokens_of."
     )
     policy: str = option("masked", "'masked': a masked LM fills the gaps. 'causal': a decoder writes them.")
     gap_slack: int = option(
@@ -148,18 +143,19 @@ class InfillTask(Task):
 
     def _row(self, passages: Sequence[str], weights: Sequence[int], rng: random.Random, i: int) -> dict[str, Any]:
         level = self.levels[i % len(self.levels)]
-        length, spans = self.options.text_length, (self.options.span_lengths[0], self.options.span_lengths[1])
-        if self._tokens is None:
-            text = window(passages, weights, length, rng)
-            schedule = rng.choice(self.options.masking)
-            places = choose_places(text, schedule, float(level), rng, spans)
-            return self._with_prompt({"pieces": text, "places": places, "level": level, "schedule": schedule})
+        length, (shortest, longest), tokens = self.options.text_length, self.options.span_lengths, self._tokens
+        pieces: str | list[str]
         for _ in range(DRAWS):
-            pieces, words = self._tokens.split(window(passages, weights, 8 * length, rng), length)
+            if tokens is None:
+                pieces, words = window(passages, weights, length, rng), None
+            else:
+                pieces, words = tokens.split(window(passages, weights, 8 * length, rng), length)
             schedule = rng.choice(self.options.masking)
-            places = choose_places(pieces, schedule, float(level), rng, spans, words)
-            if readable := self._tokens.readable_places(pieces, places, words):
-                return self._with_prompt({"pieces": pieces, "places": readable, "level": level, "schedule": schedule})
+            places: Any = choose_places(pieces, schedule, float(level), rng, (shortest, longest), words)
+            if tokens is not None and words is not None:
+                places = tokens.readable_places(pieces, places, words)
+            if places:
+                return self._with_prompt({"pieces": pieces, "places": places, "level": level, "schedule": schedule})
         raise ValueError(
             f"--tokens_of {self.options.tokens_of}: {DRAWS} texts of the corpus in a row cannot be written in its "
             "tokens with masks; choose a model whose vocabulary suits the corpus"
@@ -169,16 +165,11 @@ class InfillTask(Task):
         row = {**row, "policy": self.policy, "slack": self.options.gap_slack}
         if self.policy == "masked":
             if self._tokens is not None:
-                return {"prompt": self._tokens.prompt(row["pieces"], row["places"]), **row}
-            pieces = list(row["pieces"])
-            for place in row["places"]:
-                pieces[place] = MASK_TOKEN
-            return {"prompt": "".join(pieces), **row}
-        gaps = [GAP * len(run) for run in runs(row["places"])]
-        question = QUESTION
+                return {"prompt": self._tokens.join(self._tokens.masked(row["pieces"], row["places"])), **row}
+            return {"prompt": self._text(row, [MASK_TOKEN * len(run) for run in runs(row["places"])]), **row}
+        question, gaps = QUESTION, [GAP * len(run) for run in runs(row["places"])]
         if row["slack"]:
-            gaps = [f"[{least}-{most}]" for least, most in fills.lengths(row)]
-            question = QUESTION_WITH_SLACK
+            question, gaps = QUESTION_WITH_SLACK, [f"[{least}-{most}]" for least, most in fills.lengths(row)]
         shown = "".join(part for part, _ in fills.parts(row, gaps))
         return {"prompt": [{"role": "user", "content": f"{question}\n{shown}"}], **row}
 
@@ -226,8 +217,7 @@ class InfillTask(Task):
         return fills.write(row, fills.gold_fills(row))
 
     def bad(self, row: Row) -> str:
-        return fills.write(row, ["?" * len(gap) if gap != "?" * len(gap) else "!" * len(gap)
-                                 for gap in fills.gold_fills(row)])  # fmt: skip
+        return fills.write(row, [("!" if set(gap) == {"?"} else "?") * len(gap) for gap in fills.gold_fills(row)])
 
     # ---- judges
 
@@ -381,8 +371,7 @@ class InfillTask(Task):
         """The judge, or None if it has not been trained yet."""
         source = self._sources["judge"]
         is_given = source == self.options.judge and not _pt_file(source)
-        is_there = is_given or (Path(source) / "config.json").is_file()
-        return self._judge_to_show if is_there else None
+        return self._judge_to_show if is_given or (Path(source) / "config.json").is_file() else None
 
     @cached_property
     def _judge_to_show(self) -> Any:
@@ -410,13 +399,8 @@ def _check_options(options: InfillOptions) -> None:
         raise ValueError(f"--span_lengths {given} must be two numbers, the shortest and the longest, such as 2 6")
     if not 0 < options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
-    for name, least in (
-        ("text_length", 4),
-        ("gap_slack", 0),
-        ("judge_steps", 1),
-        ("tiny_layers", 1),
-        ("tiny_heads", 1),
-    ):
+    least_of = {"text_length": 4, "gap_slack": 0, "judge_steps": 1, "tiny_layers": 1, "tiny_heads": 1}
+    for name, least in least_of.items():
         if getattr(options, name) < least:
             raise ValueError(f"--{name} {getattr(options, name)} must be at least {least}")
     for name, heads in (("judge_width", JUDGE_HEADS), ("tiny_width", options.tiny_heads)):

@@ -48,9 +48,9 @@ class ModelTokens:
     def join(self, pieces: Sequence[str]) -> str:
         return self._tokenizer.convert_tokens_to_string(list(pieces))
 
-    def prompt(self, pieces: Sequence[str], places: Sequence[int]) -> str:
-        """Return the text with masks at these places."""
-        return self.join(self._masked(pieces, places))
+    def masked(self, pieces: Sequence[str], places: Sequence[int]) -> list[str]:
+        """Return the tokens with masks at these places."""
+        return [self.mask if place in places else piece for place, piece in enumerate(pieces)]
 
     def readable_places(
         self, pieces: Sequence[str], places: Sequence[int], words: Sequence[Sequence[int]]
@@ -62,13 +62,8 @@ class ModelTokens:
         whole = sorted({place for word in words if set(word) & set(places) for place in word})
         unfillable = set(self._tokenizer.all_special_tokens)
         for candidate in (list(places), whole):
-            if not unfillable & {pieces[place] for place in candidate} and self._is_readable(pieces, candidate):
+            masked = self.masked(pieces, candidate)
+            is_fillable = unfillable.isdisjoint(pieces[place] for place in candidate)
+            if is_fillable and self._tokenizer.tokenize(self.join(masked)) == masked:
                 return candidate
         return None
-
-    def _masked(self, pieces: Sequence[str], places: Sequence[int]) -> list[str]:
-        hidden = set(places)
-        return [self.mask if place in hidden else piece for place, piece in enumerate(pieces)]
-
-    def _is_readable(self, pieces: Sequence[str], places: Sequence[int]) -> bool:
-        return self._tokenizer.tokenize(self.prompt(pieces, places)) == self._masked(pieces, places)

@@ -57,6 +57,21 @@ class BlockType:
         return self.size[0] > 1 and self.joint == "spin"
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block of a tree. Two-ended ones (springs, braces, winches) have a second parent and face."""
+
+    kind: str
+    parent: int
+    face: int
+    parent_b: int | None = None
+    face_b: int | None = None
+
+    @property
+    def type(self) -> BlockType:
+        return BLOCKS[self.kind]
+
+
 def child_facing(facing: str, face: Face) -> str:
     return _CHILD_FACING[facing][FACE_NAMES.index(face.name)]
 

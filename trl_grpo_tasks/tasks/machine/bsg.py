@@ -15,6 +15,7 @@ import numpy as np
 
 from .blocks import BLOCKS, rotation
 from .reading import MOST_BLOCKS
+from .simulator import mujoco_module
 from .tree import ROOT, Block, ConstructionTree, block_json, place
 
 LARGEST_FILE = 2_000_000  # characters; larger files are rejected
@@ -39,30 +40,29 @@ def to_bsg(tree: ConstructionTree, name: str = "machine") -> str:
     if problems := tree.validate():
         raise ValueError(f"a machine that cannot be built has no .bsg file: {'; '.join(problems[:3])}")
     machine = ElementTree.Element("Machine", version="1", bsgVersion="1.3", name=name)
-    where = ElementTree.SubElement(machine, "Global")
-    ElementTree.SubElement(where, "Position", x="0", y=_STANDS_AT, z="0")
-    ElementTree.SubElement(where, "Rotation", x="0", y="0", z="0", w="1")
-    ElementTree.SubElement(ElementTree.SubElement(machine, "Data"), "StringArray", key="requiredMods")
-    blocks = ElementTree.SubElement(machine, "Blocks")
+    where = _add(machine, "Global")
+    _add(where, "Position", x="0", y=_STANDS_AT, z="0")
+    _add(where, "Rotation", x="0", y="0", z="0", w="1")
+    _add(_add(machine, "Data"), "StringArray", key="requiredMods")
+    blocks = _add(machine, "Blocks")
     for index, (block, placement) in enumerate(zip(tree.blocks, tree.placements, strict=True)):
-        element = ElementTree.SubElement(blocks, "Block", id=block.kind, guid=_guid(index, block))
-        transform = ElementTree.SubElement(element, "Transform")
+        element = _add(blocks, "Block", id=block.kind, guid=_guid(index, block))
         at = tree.end(block) if placement is None else placement.origin
-        turn = _quaternion(np.eye(3) if placement is None else rotation(placement.facing))
-        ElementTree.SubElement(transform, "Position", _attributes("xyz", at))
-        ElementTree.SubElement(transform, "Rotation", _attributes("xyzw", turn))
-        ElementTree.SubElement(transform, "Scale", x="1", y="1", z="1")
-        data = ElementTree.SubElement(element, "Data")
-        driven = block.type.drive in ("wheel", "motor")
-        for tag, key, text in [*_SETTINGS.get(block.kind, ()), *(_DRIVEN if driven else ())]:
-            ElementTree.SubElement(data, tag, key=key).text = text
+        transform = _add(element, "Transform")
+        _add(transform, "Position", **_texts("xyz", at))
+        _add(transform, "Rotation", **_texts("xyzw", _quaternion("z+" if placement is None else placement.facing)))
+        _add(transform, "Scale", x="1", y="1", z="1")
+        settings = [*_SETTINGS.get(block.kind, ()), *(_DRIVEN if block.type.drive in ("wheel", "motor") else ())]
         if block.type.drive == "wheel" and placement is not None and placement.facing == "x-":
-            ElementTree.SubElement(data, "Boolean", key="flipped").text = "True"
+            settings.append(("Boolean", "flipped", "True"))
+        data = _add(element, "Data")
+        for tag, key, text in settings:
+            _add(data, tag, key=key).text = text
         if placement is None:
             for key, point in (("start-position", np.zeros(3)), ("end-position", tree.end(block, True) - at)):
-                vector = ElementTree.SubElement(data, "Vector3", key=key)
-                for axis, value in _attributes("XYZ", point).items():
-                    ElementTree.SubElement(vector, axis).text = value
+                vector = _add(data, "Vector3", key=key)
+                for axis, value in _texts("XYZ", point).items():
+                    _add(vector, axis).text = value
     ElementTree.indent(machine, "\t")
     return ElementTree.tostring(machine, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -86,12 +86,10 @@ def from_bsg(text: str) -> ConstructionTree:
     starts = [one for one in saved if one.kind == "0"]
     if len(starts) != 1:
         raise ValueError(f"the file has {len(starts)} start blocks (id 0), not one")
-    (start,) = starts
-    turn, origin = start.turn.T, start.at.copy()
+    turn, origin = starts[0].turn.T, starts[0].at
     for one in saved:
-        one.at, one.turn = turn @ (one.at - origin), turn @ one.turn
-        one.end = turn @ (one.end - origin)
-    tree, left = ConstructionTree((ROOT,)), [one for one in saved if one is not start]
+        one.at, one.end, one.turn = turn @ (one.at - origin), turn @ (one.end - origin), turn @ one.turn
+    tree, left = ConstructionTree((ROOT,)), [one for one in saved if one is not starts[0]]
     while left:  # blocks keep their order, except that each comes after what it sits on
         grown = next(((one, block) for one in left if (block := _attached(tree, one)) is not None), None)
         if grown is None:
@@ -113,38 +111,34 @@ class _Saved:
                 f"block {number} of the file has the id {self.kind!r:.40}, which is not a block of this task; "
                 f"ids are: {', '.join(BLOCKS)}"
             )
-        self.at = np.array(self._numbers(element.find("./Transform/Position"), "xyz"))
-        quaternion = np.array(self._numbers(element.find("./Transform/Rotation"), "xyzw"))
-        if abs(np.linalg.norm(quaternion) - 1) > _NEAR:
+        self.at = self._numbers(element.find("./Transform/Position"), "xyz")
+        quaternion = self._numbers(element.find("./Transform/Rotation"), "xyzw")
+        size = np.linalg.norm(quaternion)
+        if abs(size - 1) > _NEAR:
             raise ValueError(f"{self} has a rotation that is not a unit quaternion")
-        self.turn = _matrix(quaternion / np.linalg.norm(quaternion))
+        self.turn = _matrix(quaternion / size)
         scale = element.find("./Transform/Scale")
-        if scale is not None and np.abs(np.array(self._numbers(scale, "xyz")) - 1).max() > _NEAR:
+        if scale is not None and np.abs(self._numbers(scale, "xyz") - 1).max() > _NEAR:
             raise ValueError(f"{self} is scaled; only blocks of their normal size can be read")
         self.end = self.at
         if BLOCKS[self.kind].two_ended:
             points = {vector.get("key"): vector for vector in element.findall("./Data/Vector3")}
-            ends = [self._vector(points.get(key)) for key in ("start-position", "end-position")]
+            ends = [self._numbers(points.get(key), "XYZ") for key in ("start-position", "end-position")]
             self.at, self.end = (self.at + self.turn @ end for end in ends)
 
     def __str__(self) -> str:
         return f"block {self.number} of the file ({BLOCKS[self.kind].name})"
 
-    def _vector(self, element: ElementTree.Element | None) -> np.ndarray:
-        parts = {} if element is None else {part.tag: part.text or "" for part in element}
-        return np.array(self._floats(parts, "XYZ"))
-
-    def _numbers(self, element: ElementTree.Element | None, names: str) -> list[float]:
-        return self._floats({} if element is None else element.attrib, names)
-
-    def _floats(self, texts: dict[str, str], names: str) -> list[float]:
+    def _numbers(self, element: ElementTree.Element | None, names: str) -> np.ndarray:
+        """Return the numbers in the attributes, or in the children, of these names."""
+        texts = {} if element is None else element.attrib | {part.tag: part.text or "" for part in element}
         try:
             values = [float(texts[name]) for name in names]
         except (KeyError, ValueError):
             values = [math.nan]
         if not all(abs(value) < 1e6 for value in values):
             raise ValueError(f"{self} needs finite numbers {', '.join(names)} for its position, rotation and ends")
-        return values
+        return np.array(values)
 
 
 def _attached(tree: ConstructionTree, saved: _Saved) -> Block | None:
@@ -181,33 +175,23 @@ def _guid(index: int, block: Block) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, block_json(index, block)))
 
 
-def _attributes(names: str, values: np.ndarray) -> dict[str, str]:
+def _add(parent: ElementTree.Element, tag: str, **attributes: str) -> ElementTree.Element:
+    return ElementTree.SubElement(parent, tag, attributes)
+
+
+def _texts(names: str, values: np.ndarray) -> dict[str, str]:
     return {name: f"{value:.7g}" for name, value in zip(names, values + 0.0, strict=True)}
 
 
-def _quaternion(matrix: np.ndarray) -> np.ndarray:
-    """Return x, y, z, w of a rotation matrix."""
-    # The eigenvector of this symmetric matrix for its largest eigenvalue is the quaternion (Bar-Itzhack).
-    ((xx, xy, xz), (yx, yy, yz), (zx, zy, zz)) = matrix
-    symmetric = np.array(
-        [
-            [xx - yy - zz, xy + yx, xz + zx, zy - yz],
-            [xy + yx, yy - xx - zz, yz + zy, xz - zx],
-            [xz + zx, yz + zy, zz - xx - yy, yx - xy],
-            [zy - yz, xz - zx, yx - xy, xx + yy + zz],
-        ]
-    )
-    found = np.linalg.eigh(symmetric)[1][:, -1].round(7)
-    return found * np.sign(found[np.flatnonzero(found)[-1]])
+def _quaternion(facing: str) -> np.ndarray:
+    """Return x, y, z, w of the rotation of a block with this facing."""
+    found = np.zeros(4)  # w, x, y, z
+    mujoco_module().mju_mat2Quat(found, rotation(facing).ravel())
+    return np.roll(found, -1)
 
 
 def _matrix(quaternion: np.ndarray) -> np.ndarray:
     """Return the rotation matrix of x, y, z, w."""
-    x, y, z, w = quaternion
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    found = np.zeros(9)
+    mujoco_module().mju_quat2Mat(found, np.roll(quaternion, 1))
+    return found.reshape(3, 3)

@@ -50,12 +50,8 @@ def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
 
     def entry(names: list[str], **ends: Any) -> dict[str, Any]:
         properties = {"id": {"enum": names}, "order_id": number, **ends}
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
+        required = list(properties)
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     root = {"const": json.loads(block_json(0, ROOT))}
     shapes = []
@@ -63,13 +59,8 @@ def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
         shapes.append(entry(one_ended, parent=number, bp_id=face))
     if two_ended:
         shapes.append(entry(two_ended, parent_a=number, bp_id_a=face, parent_b=number, bp_id_b=face))
-    return {
-        "type": "array",
-        "prefixItems": [root],
-        "items": {"anyOf": shapes},
-        "minItems": 2,
-        "maxItems": max_blocks,
-    }
+    items = {"prefixItems": [root], "items": {"anyOf": shapes}}
+    return {"type": "array", **items, "minItems": 2, "maxItems": max_blocks}
 
 
 class MachineTree:
@@ -123,11 +114,7 @@ class MachineTree:
         faces = [face for parent, face in places if parent == ends[-1]]
         if two_ended and len(ends) == 1:
             return [(f'{face},"parent_b":', (*node, face)) for face in faces]
-        finished = []
-        for face in faces:
-            numbers: list[int] = [*ends, face]
-            finished.append((f"{face}}}", (rules, f"{text},{block_json(index, Block(kind, *numbers))}")))
-        return finished
+        return [(f"{face}}}", (rules, f"{text},{block_json(index, Block(kind, *ends, face))}")) for face in faces]
 
     def _growth(self, text: str) -> Growth:
         """Return the growth of a text, from the cached one a block earlier if possible."""

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import PROMPT_BLOCKS
 from .designs import LEVELS
-from .prompts import manual, question, variants
+from .prompts import question, variants
 from .simulator import DT, simulate
 from .tree import ROOT, Block, ConstructionTree
 from .trials import SCORINGS, TRIALS, Trial, task_score
@@ -63,21 +62,20 @@ class GoldMachine:
     def machine(self) -> str:
         return self.tree.to_json()
 
-    def exchanged(self) -> GoldMachine:
-        """Return the machine with rods instead of wood and wood instead of rods, the same until they break."""
-        other = _WOOD_OR_ROD.sub(lambda match: "41/" if match[0] == "1/" else "1/", self.blocks)
-        return GoldMachine(other, self.score, holds=False)
-
 
 @lru_cache(1)
 def gold_machines() -> dict[str, list[GoldMachine]]:
-    """Return machines that are known to work, by trial: those of gold.json, and the same with rods instead of wood,
-    whose simulation is the same as long as nothing breaks."""
+    """Return machines that are known to work, by trial: those of gold.json, and the same with rods instead of wood
+    and wood instead of rods, whose simulation is the same as long as nothing breaks."""
     found = {}
     for trial, entries in json.loads(GOLD_FILE.read_text()).items():
-        stored = {entry[0]: GoldMachine(entry[0], entry[1], bool(entry[2])) for entry in entries}
-        others = [gold.exchanged() for gold in stored.values()]
-        found[trial] = [*stored.values(), *(other for other in others if other.blocks not in stored)]
+        stored = {blocks: GoldMachine(blocks, score, bool(holds)) for blocks, score, holds in entries}
+        others = [(_WOOD_OR_ROD.sub(lambda m: "41/" if m[0] == "1/" else "1/", blocks), score)
+                  for blocks, score, _ in entries]  # fmt: skip
+        found[trial] = [
+            *stored.values(),
+            *(GoldMachine(*other, holds=False) for other in others if other[0] not in stored),
+        ]
     return found
 
 
@@ -119,8 +117,7 @@ def _machines_for(trial: Trial) -> list[GoldMachine]:
         machines = [known for name in similar for known in gold_machines()[name]]
         candidates = list(dict.fromkeys(known.tree for known in machines if least <= known.size <= most))
         tried = random.Random(0).sample(candidates, min(_TRIED, len(candidates)))
-        golds = (gold for tree in tried if (gold := gold_machine(tree, trial)) is not None)
-        found += itertools.islice(golds, _ENOUGH)
+        found += itertools.islice(filter(None, (gold_machine(tree, trial) for tree in tried)), _ENOUGH)
     return found
 
 
@@ -134,23 +131,22 @@ def rows(
     split: str,
     size: int | None,
     seed: int,
-    *,
-    kinds: Sequence[str] = PROMPT_BLOCKS,
-    with_manual: bool = False,
-    reasoning: bool = False,
-    unbroken: bool = False,
+    kinds: Sequence[str],
+    message: str,
+    reasoning: bool,
+    unbroken: bool,
 ) -> list[dict[str, Any]]:
     """Return rows that alternate between levels and trials; no phrasing is in both splits.
 
     There is one row per request. If `size` is larger than their number, training rows with the machines that no row
     has yet follow. A machine is in two rows only if there is no other for a request. Requests that no known machine
     satisfies are left out. `unbroken` excludes machines that are not known to hold when breakage is simulated. A trial
-    of the user without known machines has rows without gold.
+    of the user without known machines has rows without gold. `message` is the system message, if there is one.
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
     rng = random.Random(f"{seed}-{split}")
-    system = [{"role": "system", "content": manual(kinds, reasoning)}] if with_manual else []
+    system = [{"role": "system", "content": message}] if message else []
     queues: list[list[tuple[_Demand, int]]] = []
     for trial in trials:
         golds = [gold for gold in known_machines(trial) if (gold.holds or not unbroken) and gold.kinds <= set(kinds)]
@@ -159,10 +155,9 @@ def rows(
         for level in LEVELS:
             sizes = [blocks for blocks in range(LEAST_BLOCKS, LEVELS[level][1] + 1) if level_of(blocks) == level]
             demands = [_Demand(shared, *demand) for demand in itertools.product(sizes, trial.goals)]
-            is_open = not golds and trial.name not in TRIALS
-            asked = [
-                (demand, n) for n in variants(trial, split) for demand in demands if len(demand.fitting) or is_open
-            ]
+            if golds or trial.name in TRIALS:
+                demands = [demand for demand in demands if demand.fitting]
+            asked = [(demand, n) for n in variants(trial, split) for demand in demands]
             rng.shuffle(asked)
             queues.append(asked)
     # All levels of one trial come first, so that a few rows already cover all levels.
@@ -180,10 +175,9 @@ def rows(
         }
 
     def answered() -> Iterator[dict[str, Any]]:
-        first: dict[tuple[_Demand, int], GoldMachine | None] = {}
         # Requests with few machines choose before those that can take others.
-        for demand, variant in sorted(order, key=lambda request: len(request[0].fitting)):
-            first[demand, variant] = demand.unused() or demand.any()
+        choosing = sorted(order, key=lambda request: len(request[0].fitting))
+        first = {request: request[0].unused() or request[0].any() for request in choosing}
         for demand, variant in order:
             yield row(demand, variant, first[demand, variant])
         more = split == "train" and size is not None
@@ -225,11 +219,11 @@ class _Demand:
 
     def unused(self) -> GoldMachine | None:
         """Return a machine that no row has yet, None if there is none."""
-        found = next((n for n in self._unused if n not in self.shared.used), None)
-        if found is None:
-            return None
-        self.shared.used.add(found)
-        return self.shared.golds[found]
+        for n in self._unused:
+            if n not in self.shared.used:
+                self.shared.used.add(n)
+                return self.shared.golds[n]
+        return None
 
     def any(self) -> GoldMachine | None:
         """Return the next machine in turn, None if there is none."""

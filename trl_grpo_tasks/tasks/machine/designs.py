@@ -115,7 +115,7 @@ class _Draft:
         return self.growth.blocks
 
     def tree(self) -> ConstructionTree:
-        return ConstructionTree(self.growth.blocks)
+        return ConstructionTree(self.blocks)
 
     def add(
         self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None
@@ -123,14 +123,9 @@ class _Draft:
         """Add a block and return its number, or None if it does not fit."""
         if parent is None or kind not in self.kinds:
             return None
-        if BLOCKS[kind].two_ended:
-            fits = {(parent, face), (parent_b, face_b)} <= set(self.growth.faces) and (parent, face) != (
-                parent_b,
-                face_b,
-            )
-        else:
-            fits = (parent, face) in self.growth.places(kind)
-        if not fits:
+        ends = [(parent, face), (parent_b, face_b)] if BLOCKS[kind].two_ended else [(parent, face)]
+        places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
+        if len(set(ends)) < len(ends) or not set(ends) <= set(places):
             return None
         self.growth = self.growth.grow(Block(kind, parent, face, parent_b, face_b))
         return len(self.blocks) - 1

@@ -45,17 +45,15 @@ def row_of(text: str, trials: Mapping[str, Trial], message: str, reasoning: bool
     goal = _goal_of(text, trial)
     plain = " ".join(_SIZE.sub("", _GOAL.sub("", text)).split()).rstrip(". ").lower()
     same = [n for n, request in enumerate(trial.requests) if request.rstrip(".").lower() == plain]
-    prompt = [{"role": "user", "content": question(trial, same[0] if same else 0, most, goal, reasoning)}]
-    if message:
-        prompt.insert(0, {"role": "system", "content": message})
-    understood = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}"
+    system = [{"role": "system", "content": message}] if message else []
+    asked = question(trial, same[0] if same else 0, most, goal, reasoning)
     return {
-        "prompt": prompt,
+        "prompt": [*system, {"role": "user", "content": asked}],
         "level": level_of(most),
         "trial": name,
         "max_blocks": most,
         "goal": goal,
-        "interpretation": understood,
+        "interpretation": f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}",
     }
 
 

@@ -60,9 +60,10 @@ def main(arguments: Sequence[str]) -> None:
             wanted = options.per_level or (MANY[level] if name in MANY_TRIALS else _FEW)
             before = len(found)
             for start in range(0, wanted, _PART):
-                key = f"{options.seed}-{name}-{level}-{start}-{min(_PART, wanted - start)}"
+                count = min(_PART, wanted - start)
+                key = f"{options.seed}-{name}-{level}-{start}-{count}"
                 if key not in parts:
-                    designs = _part(key, name, level, min(_PART, wanted - start))
+                    designs = _part(key, name, level, count)
                     parts[key] = [dataclasses.astuple(gold) for gold in [*designs, *_images(designs, name)]]
                     write_atomically(unfinished, json.dumps(parts))
                 found |= {GoldMachine(*entry).tree.shape(): entry for entry in parts[key]}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from .results import Frames
 
 try:
     from PIL import Image, ImageDraw
@@ -15,6 +18,7 @@ except ImportError as error:
     raise ImportError("pictures of machines need pillow: pip install 'trl_grpo_tasks[machine]'") from error
 
 SKY, GROUND, GRID, ROPE, RING = (236, 241, 245), (214, 220, 208), (190, 197, 184), (70, 74, 82), (222, 160, 20)
+PATH = (200, 60, 40)
 _LIGHT = np.array([0.35, -0.5, 0.8]) / np.linalg.norm([0.35, -0.5, 0.8])
 _FINE = 2  # pictures are drawn this many times larger, then shrunk
 _PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6  # MuJoCo's mjtGeom values
@@ -57,8 +61,12 @@ class Camera:
         return np.stack([x, y], axis=-1), offset @ towards
 
 
-def paint(camera: Camera, model: Any, positions: np.ndarray, matrices: np.ndarray, sites: np.ndarray) -> Image.Image:
-    """Paint one moment of a run from the poses of all geoms and sites that `simulate(..., record=True)` recorded."""
+def paint(camera: Camera, frames: Frames, moment: int, paths: Sequence[np.ndarray] = ()) -> Image.Image:
+    """Paint one moment of a run from the poses of all geoms and sites that `simulate(..., record=True)` recorded.
+
+    `paths` are drawn over it.
+    """
+    model, positions, matrices = frames.model, frames.positions[moment], frames.matrices[moment]
     image = Image.new("RGB", (_FINE * camera.size[0], _FINE * camera.size[1]), SKY)
     _paint_ground(ImageDraw.Draw(image), camera)
     canvas = _Canvas(np.array(image))
@@ -73,11 +81,10 @@ def paint(camera: Camera, model: Any, positions: np.ndarray, matrices: np.ndarra
         elif shape != _PLANE:
             _solid(canvas, camera, shape, size, centre, matrices[geom].reshape(3, 3), colour)
     image = Image.fromarray(canvas.colours)
-    _paint_ropes_and_rings(ImageDraw.Draw(image), camera, model, sites)
-    return image
-
-
-def shrunk(image: Image.Image) -> Image.Image:
+    draw = ImageDraw.Draw(image)
+    _paint_ropes_and_rings(draw, camera, model, frames.sites[moment])
+    for path in paths:
+        _line(draw, camera, path, PATH, width=4)
     return image.reduce(_FINE)
 
 
@@ -88,7 +95,7 @@ class _Canvas:
         self.colours = colours
         self._depth: np.ndarray = np.full(colours.shape[:2], -np.inf)
 
-    def polygon(self, pixels: np.ndarray, depths: np.ndarray, colour: tuple[int, int, int]) -> None:
+    def polygon(self, pixels: np.ndarray, depths: np.ndarray, colour: list[int]) -> None:
         """Draw a flat convex polygon with a darker rim."""
         window, x, y = self._window(pixels.min(axis=0), pixels.max(axis=0))
         if window is None:
@@ -149,36 +156,26 @@ def _solid(
     else:
         half, turns = np.array([0.0, 0.0, size[1]]), np.linspace(0, 2 * math.pi, _SIDES, endpoint=False)
         ring = size[0] * np.stack([np.cos(turns), np.sin(turns), np.zeros(_SIDES)], axis=1)
-        sides = [
-            np.array([ring[n] - half, ring[n - 1] - half, ring[n - 1] + half, ring[n] + half]) for n in range(_SIDES)
-        ]
-        outlines = [ring + half, ring - half, *sides]
-        normals = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], *((ring + np.roll(ring, 1, axis=0)) / 2)])
+        last = np.roll(ring, 1, axis=0)
+        outlines = [ring + half, ring - half, *np.stack([ring - half, last - half, last + half, ring + half], axis=1)]
+        normals = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], *((ring + last) / 2)])
     turned = normals @ frame.T
     turned = turned / np.linalg.norm(turned, axis=1, keepdims=True)
     lights = 0.55 + 0.45 * np.maximum(turned @ _LIGHT, 0.0)
     for n in np.flatnonzero(turned @ camera.axes[2] > 1e-6):
         pixels, depths = camera.project(centre + outlines[n] @ frame.T)
-        canvas.polygon(pixels, depths, _shaded(colour, float(lights[n])))
-
-
-def _shaded(colour: np.ndarray, light: float) -> tuple[int, int, int]:
-    red, green, blue = (int(255 * light * channel) for channel in colour)
-    return red, green, blue
+        canvas.polygon(pixels, depths, [int(255 * lights[n] * channel) for channel in colour])
 
 
 def _paint_ground(draw: ImageDraw.ImageDraw, camera: Camera) -> None:
-    reach = 2.0 * camera.span
-    x, y = camera.centre[:2]
-    corners = np.array(
-        [[x - reach, y - reach, 0], [x + reach, y - reach, 0], [x + reach, y + reach, 0], [x - reach, y + reach, 0]]
-    )
+    low, high = (np.array([*camera.centre[:2] + reach, 0.0]) for reach in (-2.0 * camera.span, 2.0 * camera.span))
+    corners = np.array([low, [high[0], low[1], 0.0], high, [low[0], high[1], 0.0]])
     draw.polygon([tuple(p) for p in camera.project(corners)[0].tolist()], fill=GROUND)
-    step = camera.grid
-    for line in np.arange(math.floor((x - reach) / step) * step, x + reach, step):
-        _line(draw, camera, [[line, y - reach, 0], [line, y + reach, 0]], GRID)
-    for line in np.arange(math.floor((y - reach) / step) * step, y + reach, step):
-        _line(draw, camera, [[x - reach, line, 0], [x + reach, line, 0]], GRID)
+    for axis in (0, 1):
+        for place in np.arange(math.floor(low[axis] / camera.grid) * camera.grid, high[axis], camera.grid):
+            ends = np.array([low, high])
+            ends[:, axis] = place
+            _line(draw, camera, ends, GRID)
 
 
 def _paint_ropes_and_rings(draw: ImageDraw.ImageDraw, camera: Camera, model: Any, sites: np.ndarray) -> None:
@@ -191,10 +188,6 @@ def _paint_ropes_and_rings(draw: ImageDraw.ImageDraw, camera: Camera, model: Any
             turns = np.linspace(0, 2 * math.pi, 40)
             circle = sites[index] + radius * np.stack([np.cos(turns), 0 * turns, np.sin(turns)], axis=1)
             _line(draw, camera, circle, RING, width=5)
-
-
-def paint_path(image: Image.Image, camera: Camera, path: np.ndarray, colour: tuple[int, int, int]) -> None:
-    _line(ImageDraw.Draw(image), camera, path, colour, width=4)
 
 
 def _line(

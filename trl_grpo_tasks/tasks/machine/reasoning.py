@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,69 +37,62 @@ def explanation(tree: ConstructionTree) -> str:
 
 def _frame(tree: ConstructionTree) -> str:
     """Name the rigid blocks, each with the direction in which it extends and the block that carries it."""
-    found = []
-    for index, block in _of(tree, lambda block: not (block.type.joint or block.type.two_ended or block.kind == "36")):
-        placement = tree.placements[index]
-        assert placement is not None
-        found.append(f"{block.type.name} {index} {_WAYS[placement.facing]} from {block.parent}")
+    rigid = _of(tree, lambda block: not (block.type.joint or block.type.two_ended or block.kind == "36"))
+    found = [f"{block.type.name} {i} {_WAYS[place.facing]} from {block.parent}" for i, block, place in rigid]
     return f"Frame: {', '.join(found)}." if found else ""
 
 
 def _wheels(tree: ConstructionTree) -> str:
-    wheels = _of(tree, lambda block: block.type.is_wheel)
-    if not wheels:
-        return ""
-    carriers: dict[int, list[int]] = {}
+    carriers: dict[str, list[int]] = {}
     does: dict[str, list[int]] = {}
-    for index, block in wheels:
-        placement = tree.placements[index]
-        assert placement is not None
-        carriers.setdefault(block.parent, []).append(index)
-        does.setdefault(_WHEELS[placement.facing[0]] if block.type.drive else "turn freely", []).append(index)
-    places = "; ".join(f"{_listed(some)} on block {parent}" for parent, some in carriers.items())
-    return f"Wheels: {places}; {'; '.join(f'{_listed(some)} {what}' for what, some in does.items())}."
+    for index, block, place in _of(tree, lambda block: block.type.is_wheel):
+        carriers.setdefault(f"on block {block.parent}", []).append(index)
+        does.setdefault(_WHEELS[place.facing[0]] if block.type.drive else "turn freely", []).append(index)
+    parts = (
+        "; ".join(f"{', '.join(map(str, some))} {what}" for what, some in said.items()) for said in (carriers, does)
+    )
+    return f"Wheels: {'; '.join(parts)}." if carriers else ""
 
 
 def _motors(tree: ConstructionTree) -> list[str]:
     """Say for each motor what it turns, about which axis, and how far out the mass is that it turns."""
     said = []
-    for index, _ in _of(tree, lambda block: block.type.drive == "motor"):
-        placement = tree.placements[index]
-        assert placement is not None
+    for index, _, place in _of(tree, lambda block: block.type.drive == "motor"):
         carried = _carried(tree, index)
         mass = sum(tree.blocks[i].type.mass for i in carried)
-        axis = rotation(placement.facing)[:, 2]
-        centres = [place.centre for i in carried if (place := tree.placements[i]) is not None]
-        reach = max((np.linalg.norm(np.cross(at - placement.centre, axis)) for at in centres), default=0.0)
+        axis = rotation(place.facing)[:, 2]
+        centres = [other.centre for i in carried if (other := tree.placements[i]) is not None]
+        reach = max((np.linalg.norm(np.cross(at - place.centre, axis)) for at in centres), default=0.0)
         load = f"{len(carried)} blocks, {mass:g} kg, up to {reach:.1f} m from its axis" if carried else "nothing"
-        said.append(f"Motor {index} turns {load}, about {_AXES[placement.facing[0]]}.")
+        said.append(f"Motor {index} turns {load}, about {_AXES[place.facing[0]]}.")
     return said
 
 
 def _joints(tree: ConstructionTree) -> str:
-    plain = _of(tree, lambda b: b.type.joint and not b.type.is_wheel and b.type.drive != "motor")
-    return f"Joints: {', '.join(f'{block.type.name} {i} on {block.parent}' for i, block in plain)}." if plain else ""
+    plain = _of(tree, lambda block: block.type.joint and not block.type.is_wheel and block.type.drive != "motor")
+    found = [f"{block.type.name} {i} on {block.parent}" for i, block, _ in plain]
+    return f"Joints: {', '.join(found)}." if found else ""
 
 
 def _boulders(tree: ConstructionTree) -> str:
     lowest = tree.boxes[1][:, 1].min()
-    found = []
-    for index, block in _of(tree, lambda block: block.kind == "36"):
-        placement = tree.placements[index]
-        assert placement is not None
-        found.append(f"{index} on {tree.blocks[block.parent].type.name} {block.parent}, "
-                     f"{placement.centre[1] - lowest:.1f} m above the ground")  # fmt: skip
+    found = [
+        f"{i} on {tree.blocks[b.parent].type.name} {b.parent}, {place.centre[1] - lowest:.1f} m above the ground"
+        for i, b, place in _of(tree, lambda block: block.kind == "36")
+    ]
     return f"Boulder {'; '.join(found)}." if found else ""
 
 
 def _ropes(tree: ConstructionTree) -> str:
     ropes = _of(tree, lambda block: block.type.two_ended)
-    ends = ", ".join(f"{block.type.name} {i} from block {block.parent} to {block.parent_b}" for i, block in ropes)
+    ends = ", ".join(f"{block.type.name} {i} from block {block.parent} to {block.parent_b}" for i, block, _ in ropes)
     return f"Connections: {ends}." if ends else ""
 
 
-def _of(tree: ConstructionTree, wanted: Callable[[Block], object]) -> list[tuple[int, Block]]:
-    return [(index, block) for index, block in enumerate(tree.blocks) if index and wanted(block)]
+def _of(tree: ConstructionTree, wanted: Callable[[Block], object]) -> list[tuple[int, Block, Any]]:
+    """Return number, block and placement of those blocks that are wanted."""
+    placed = zip(range(len(tree.blocks)), tree.blocks, tree.placements, strict=True)
+    return [(index, block, placement) for index, block, placement in placed if index and wanted(block)]
 
 
 def _carried(tree: ConstructionTree, root: int) -> list[int]:
@@ -108,7 +102,3 @@ def _carried(tree: ConstructionTree, root: int) -> list[int]:
         if block.parent in found and not block.type.two_ended:
             found.add(index)
     return sorted(found - {root})
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

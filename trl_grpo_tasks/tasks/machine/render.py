@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from .painter import SKY, Camera, Image, ImageDraw, paint, paint_path, shrunk
+from .painter import SKY, Camera, Image, ImageDraw, paint
 from .results import Result
 from .trials import Trial, get_trial
 
-INK, WARNING, PATH = (40, 44, 52), (170, 40, 30), (200, 60, 40)
+INK, WARNING = (40, 44, 52), (170, 40, 30)
 _SIZE, _FILM_SIZE = (560, 350), (400, 250)
 _LINES_SHOWN = 8
 
@@ -35,8 +35,8 @@ def picture(result: Result | None, trial: Trial | str | None, lines: Sequence[st
         _write(image, ["no machine", *lines], WARNING)
         return _png(image)
     paths = _paths(result, get_trial(trial))
-    close = _painted(result, 0, _close_camera(result, 0), ())
-    far = _painted(result, len(result.times) - 1, _far_camera(paths), paths)
+    close = paint(_close_camera(result, 0), result.frames, 0)
+    far = paint(_far_camera(paths), result.frames, len(result.times) - 1, paths)
     image = Image.new("RGB", (_SIZE[0], 2 * _SIZE[1]))
     image.paste(close, (0, 0))
     image.paste(far, (0, _SIZE[1]))
@@ -58,7 +58,7 @@ def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 10
         # A fast car moves more than a metre between frames, so a fine grid would seem to stand still or move back.
         camera = _far_camera(paths) if trial.throws else _close_camera(result, moment, span=14.0, grid=5.0)
         camera = replace(camera, size=_FILM_SIZE)
-        image = _painted(result, moment, camera, [path[: moment + 1] for path in paths if moment])
+        image = paint(camera, result.frames, moment, [path[: moment + 1] for path in paths if moment])
         _write(image, [f"{caption}  {result.times[moment]:.1f} s".strip()], INK)
         images.append(image.quantize(48, method=Image.Quantize.FASTOCTREE))
     stream = io.BytesIO()
@@ -70,14 +70,6 @@ def animation(result: Result, trial: Trial | str, *, frames_per_second: int = 10
 
 def _paths(result: Result, trial: Trial) -> list[np.ndarray]:
     return list(result.boulder_paths) if trial.throws and result.boulder_paths else [result.path]
-
-
-def _painted(result: Result, moment: int, camera: Camera, paths: Sequence[np.ndarray]) -> Any:
-    frames = result.frames
-    image = paint(camera, frames.model, frames.positions[moment], frames.matrices[moment], frames.sites[moment])
-    for path in paths:
-        paint_path(image, camera, path, PATH)
-    return shrunk(image)
 
 
 def _close_camera(result: Result, moment: int, span: float | None = None, grid: float = 1.0) -> Camera:

@@ -20,9 +20,10 @@ GRAVITY = 9.81
 CLEARANCE = 0.02  # blocks are smaller by this on every side, so that touching parts do not rub
 FRICTION = 1.0
 # A wheel without load turns at WHEEL_SPEED * WHEEL_KV / (WHEEL_KV + WHEEL_DAMPING).
-WHEEL_SPEED, WHEEL_KV, WHEEL_DAMPING, WHEEL_TORQUE = 10.0, 50.0, 1.0, 60.0
-# The large gain keeps an arm from sagging; the rotor inertia keeps light machines from being thrown around.
-MOTOR_SPEED, MOTOR_KV, MOTOR_TORQUE, MOTOR_INERTIA = 5.0, 3000.0, 600.0, 0.3
+WHEEL_SPEED, WHEEL_KV, WHEEL_DAMPING = 10.0, 50.0, 1.0
+MOTOR_INERTIA = 0.3  # of the rotor; it keeps light machines from being thrown around
+# Name, speed, gain and greatest torque of actuators. The large gain of motors keeps an arm from sagging.
+_DRIVES = {"wheel": ("drive", WHEEL_SPEED, WHEEL_KV, 60.0), "motor": ("motor", 5.0, 3000.0, 600.0)}
 SPRING_STIFFNESS, SPRING_DAMPING, SPRING_REST, SPRING_PULL = 200.0, 8.0, 0.5, 1000.0
 SERVO_KP, SERVO_KV = 800.0, 40.0
 SUSPENSION_STIFFNESS, SUSPENSION_DAMPING, SUSPENSION_TRAVEL = 400.0, 40.0, 0.8
@@ -47,10 +48,8 @@ class Scene:
 
 @dataclass
 class _Body:
-    """A body of the model under construction; `parent` None is the world."""
-
     name: str
-    parent: _Body | None
+    parent: _Body | None  # None is the world
     position: np.ndarray
     inside: list[str] = field(default_factory=list)
     children: list[_Body] = field(default_factory=list)
@@ -88,25 +87,16 @@ class _Builder:
         self.sensors: list[str] = []
 
     def xml(self, dt: float) -> str:
-        for index, block in enumerate(self.tree.blocks):
-            placement = self.tree.placements[index]
-            if placement is None:
-                self.bodies.append(None)
-            else:
-                self.bodies.append(self._add(index, block, placement))
+        for index, (block, placement) in enumerate(zip(self.tree.blocks, self.tree.placements, strict=True)):
+            self.bodies.append(None if placement is None else self._add(index, block, placement))
         for index, block in enumerate(self.tree.blocks):
             if block.type.two_ended:
                 self._fasten(index, block)
         slope = math.radians(self.scene.slope)
         down = f"0 {_n(-GRAVITY * math.sin(slope))} {_n(-GRAVITY * math.cos(slope))}"
-        start = f'<key name="start" ctrl="{" ".join(map(_n, self.controls))}"/>'
-        sections = {
-            "tendon": self.tendons,
-            "actuator": self.actuators,
-            "keyframe": [start] if self.controls else [],
-            "equality": self.equalities,
-            "sensor": self.sensors,
-        }
+        start = [f'<key name="start" ctrl="{" ".join(map(_n, self.controls))}"/>'] if self.controls else []
+        sections = {"tendon": self.tendons, "actuator": self.actuators, "keyframe": start,
+                    "equality": self.equalities, "sensor": self.sensors}  # fmt: skip
         parts = [
             '<mujoco model="machine">',
             '<compiler angle="radian" autolimits="true" boundmass="1e-6" boundinertia="1e-6"/>',
@@ -146,8 +136,7 @@ class _Builder:
 
     def _add(self, index: int, block: Block, placement: Placement) -> _Body:
         """Add a block and return its body: a new one if it moves relative to its parent, otherwise the parent's."""
-        kind = block.type
-        parent = self.bodies[block.parent] if index else None
+        kind, parent = block.type, self.bodies[block.parent] if index else None
         is_loose = not index or block.kind == "36"
         centre = to_world(placement.centre + self.shift)
         if is_loose:
@@ -161,13 +150,11 @@ class _Builder:
             self._joint(index, block, placement, body)
         elif self.loads:
             body = self._new_body(index, parent, to_world(placement.origin + self.shift))
+            body.inside.append(f'<site name="seat{index}" size="0.05"/>')
+            self.sensors += [f'<{what} name="{what}{index}" site="seat{index}"/>' for what in ("force", "torque")]
         else:
             assert parent is not None
             body = parent
-        if self.loads and not is_loose and not kind.joint:
-            body.inside.append(f'<site name="seat{index}" size="0.05"/>')
-            self.sensors.append(f'<force name="force{index}" site="seat{index}"/>')
-            self.sensors.append(f'<torque name="torque{index}" site="seat{index}"/>')
         body.inside += self._geoms(index, block, placement, centre - body.position, body)
         return body
 
@@ -177,42 +164,38 @@ class _Builder:
         return body
 
     def _joint(self, index: int, block: Block, placement: Placement, body: _Body) -> None:
-        kind, frame = block.type, rotation(placement.facing)
+        kind, frame, name = block.type, rotation(placement.facing), f"j{index}"
         if kind.joint == "ball":
-            body.inside.append(f'<joint name="j{index}" type="ball" damping="{_JOINT_DAMPING["ball"]}"/>')
+            body.inside.append(f'<joint name="{name}" type="ball" damping="{_JOINT_DAMPING["ball"]}"/>')
             return
-        column = {"spin": 2, "slide": 2, "bend": 0, "turn": 1}[kind.joint]
-        axis = to_world(frame[:, column])
+        axis = to_world(frame[:, {"spin": 2, "slide": 2, "bend": 0, "turn": 1}[kind.joint]])
         if kind.joint == "spin":
             # Driven wheels turn so that a wheel on the left or right rolls forward, one that faces forward rolls
             # left, and one that faces back rolls right.
             axis = np.array([-1.0, 0.0, 0.0]) if placement.facing[0] == "x" else -axis
-        name, where = f"j{index}", f'axis="{_v(axis)}"'
         if kind.joint == "slide":
             body.inside.append(
-                f'<joint name="{name}" type="slide" {where} range="{-SUSPENSION_TRAVEL} 0.1" '
+                f'<joint name="{name}" type="slide" axis="{_v(axis)}" range="{-SUSPENSION_TRAVEL} 0.1" '
                 f'stiffness="{SUSPENSION_STIFFNESS}" damping="{SUSPENSION_DAMPING}"/>'
             )
             return
         damping = WHEEL_DAMPING if kind.drive == "wheel" else _JOINT_DAMPING[kind.joint]
         limits = f' range="{-math.pi / 2:.6f} {math.pi / 2:.6f}"' if kind.joint in ("bend", "turn") else ""
         inertia = f' armature="{MOTOR_INERTIA}"' if kind.drive == "motor" else ""
-        body.inside.append(f'<joint name="{name}" type="hinge" {where} damping="{damping}"{limits}{inertia}/>')
-        if kind.drive == "wheel":
-            self.controls.append(WHEEL_SPEED)
-            self.actuators.append(
-                f'<velocity name="drive{index}" joint="{name}" kv="{WHEEL_KV}" '
-                f'forcerange="{-WHEEL_TORQUE} {WHEEL_TORQUE}"/>'
-            )
-        elif kind.drive == "motor":
-            self.controls.append(MOTOR_SPEED)
-            self.actuators.append(
-                f'<velocity name="motor{index}" joint="{name}" kv="{MOTOR_KV}" '
-                f'forcerange="{-MOTOR_TORQUE} {MOTOR_TORQUE}"/>'
+        body.inside.append(
+            f'<joint name="{name}" type="hinge" axis="{_v(axis)}" damping="{damping}"{limits}{inertia}/>'
+        )
+        if kind.drive in _DRIVES:
+            drive, speed, gain, torque = _DRIVES[kind.drive]
+            self._actuator(
+                f'<velocity name="{drive}{index}" joint="{name}" kv="{gain}" forcerange="{-torque} {torque}"/>', speed
             )
         elif kind.drive == "servo":
-            self.controls.append(0.0)
-            self.actuators.append(f'<position name="servo{index}" joint="{name}" kp="{SERVO_KP}" kv="{SERVO_KV}"/>')
+            self._actuator(f'<position name="servo{index}" joint="{name}" kp="{SERVO_KP}" kv="{SERVO_KV}"/>', 0.0)
+
+    def _actuator(self, line: str, control: float) -> None:
+        self.actuators.append(line)
+        self.controls.append(control)
 
     def _geoms(self, index: int, block: Block, placement: Placement, offset: np.ndarray, body: _Body) -> list[str]:
         kind, half = block.type, to_world(placement.half)
@@ -234,30 +217,24 @@ class _Builder:
 
     def _bowl(self, index: int, placement: Placement, offset: np.ndarray) -> list[str]:
         """Return a foot and four walls that lean outwards, so that a boulder can leave."""
-        frame = rotation(placement.facing)
-        swap = np.array([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0]])
-        lines = []
+        frame, (right, up, front) = rotation(placement.facing), np.eye(3)
         mass = f'mass="0.1" rgba="{_COLOURS[""]} 1"'
-        foot = to_world(np.abs(frame @ np.array([0.75, 1.05, 0.5])))
-        at = offset + to_world(frame @ np.array([0.0, 0.0, -0.9]))
-        lines.append(f'<geom name="g{index}" type="box" size="{_v(foot)}" pos="{_v(at)}" {mass}/>')
-        for n, (across, base, rim, width) in enumerate(
-            ((0, 0.79, 1.16, 1.3), (0, -0.79, -1.16, 1.3), (1, 1.09, 1.46, 1.0), (1, -1.09, -1.46, 1.0))
-        ):
+        foot, at = to_world(np.abs(frame @ [0.75, 1.05, 0.5])), offset + to_world(frame @ [0.0, 0.0, -0.9])
+        lines = [f'<geom name="g{index}" type="box" size="{_v(foot)}" pos="{_v(at)}" {mass}/>']
+        for n, (side, along, base, rim, width) in enumerate(
+            ((right, up, 0.79, 1.16, 1.3), (right, up, -0.79, -1.16, 1.3),
+             (up, right, 1.09, 1.46, 1.0), (up, right, -1.09, -1.46, 1.0))
+        ):  # fmt: skip
             lean = math.atan2(rim - base, 1.8)
-            # The axes of a wall (across, along, up), in the block's frame and then in the world's.
-            up, normal, along = np.zeros(3), np.zeros(3), np.zeros(3)
-            up[across], up[2] = math.sin(lean), math.cos(lean)
-            normal[across], normal[2] = math.cos(lean), -math.sin(lean)
-            along[1 - across] = 1.0
-            middle = np.zeros(3)
-            middle[across], middle[2] = (base + rim) / 2, 0.4
-            axes = [swap @ frame @ axis for axis in (normal, along, up)]
+            normal = math.cos(lean) * side - math.sin(lean) * front
+            upwards = math.sin(lean) * side + math.cos(lean) * front
+            axes = [to_world(frame @ axis) for axis in (normal, along, upwards)]
             if np.linalg.det(np.array(axes)) < 0:
                 axes[1] = -axes[1]
+            middle = offset + to_world(frame @ ((base + rim) / 2 * side + 0.4 * front))
             lines.append(
-                f'<geom name="g{index}w{n}" type="box" size="0.04 {width} 0.9" '
-                f'pos="{_v(offset + to_world(frame @ middle))}" xyaxes="{_v(axes[0])} {_v(axes[1])}" {mass}/>'
+                f'<geom name="g{index}w{n}" type="box" size="0.04 {width} 0.9" pos="{_v(middle)}" '
+                f'xyaxes="{_v(axes[0])} {_v(axes[1])}" {mass}/>'
             )
         return lines
 
@@ -267,27 +244,26 @@ class _Builder:
         sites = []
         for body, end, is_second in ((first, "a", False), (second, "b", True)):
             at = _v(to_world(self.tree.end(block, is_second) + self.shift) - body.position)
-            sites.append(f"s{index}{end}")
-            body.inside.append(f'<site name="s{index}{end}" size="0.1" pos="{at}"/>')
-            body.inside.append(
+            sites.append(f'<site site="s{index}{end}"/>')
+            body.inside += [
+                f'<site name="s{index}{end}" size="0.1" pos="{at}"/>',
                 f'<geom name="g{index}{end}" type="sphere" size="0.1" mass="{block.type.mass / 2}" pos="{at}" '
-                'contype="0" conaffinity="0" rgba="0.5 0.5 0.55 1"/>'
-            )
+                'contype="0" conaffinity="0" rgba="0.5 0.5 0.55 1"/>',
+            ]
         if first is second:
             return
         if block.type.id == "7":
             self.equalities.append(f'<weld name="brace{index}" body1="{first.name}" body2="{second.name}"/>')
             return
-        ends = "".join(f'<site site="{site}"/>' for site in sites)
         length = float(np.linalg.norm(self.tree.end(block) - self.tree.end(block, True)))
         limits = f' range="0 {_n(max(length, 0.01))}"' if block.type.id == "45" else ""
-        self.tendons.append(f'<spatial name="t{index}"{limits} width="0.06">{ends}</spatial>')
+        self.tendons.append(f'<spatial name="t{index}"{limits} width="0.06">{"".join(sites)}</spatial>')
         if block.type.id == "9":
-            self.controls.append(0.0)
             pull = f"{SPRING_STIFFNESS * SPRING_REST:g} {-SPRING_STIFFNESS:g} {-SPRING_DAMPING:g}"
-            self.actuators.append(
+            self._actuator(
                 f'<general name="spring{index}" tendon="t{index}" gaintype="affine" gainprm="{pull}" '
-                f'forcerange="{-SPRING_PULL:g} 0"/>'
+                f'forcerange="{-SPRING_PULL:g} 0"/>',
+                0.0,
             )
 
 
@@ -312,18 +288,13 @@ def _merged(boxes: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[np.ndarray
     """Merge boxes that continue one another. Each box on the ground has up to four contacts, which dominate the cost
     of a simulation step."""
     left = sorted(boxes, key=lambda box: box[0].round(3).tolist())
-    is_done = False
-    while not is_done:
-        is_done = True
-        for i, j in itertools.combinations(range(len(left)), 2):
-            (low, high), (other_low, other_high) = left[i], left[j]
-            same = (np.abs(low - other_low) < 1e-6) & (np.abs(high - other_high) < 1e-6)
-            touch = (np.abs(high - other_low) < 1e-6) | (np.abs(low - other_high) < 1e-6)
-            if same.sum() == 2 and touch[~same].all():
-                left[i] = (np.minimum(low, other_low), np.maximum(high, other_high))
-                del left[j]
-                is_done = False
-                break
+    for i, j in itertools.combinations(range(len(left)), 2):
+        (low, high), (other_low, other_high) = left[i], left[j]
+        same = (np.abs(low - other_low) < 1e-6) & (np.abs(high - other_high) < 1e-6)
+        touch = (np.abs(high - other_low) < 1e-6) | (np.abs(low - other_high) < 1e-6)
+        if same.sum() == 2 and touch[~same].all():
+            both = np.minimum(low, other_low), np.maximum(high, other_high)
+            return _merged([*left[:i], both, *left[i + 1 : j], *left[j + 1 :]])
     return left
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...task import printable
@@ -71,14 +71,15 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(tree.blocks)} blocks, {' x '.join(f'{side:g}' for side in tree.extent())} m")
     for scoring, (score, why) in scores.items():
         print(f"score ({scoring}): {score:.2f}{' - ' + why if why else ''}")
-    if options.png:
-        options.png.write_bytes(picture(result, trial, [f"{trial.name}: {scores['paper'][0]:.2f}"]))
-    if options.gif:
-        options.gif.write_bytes(animation(result, trial, caption=trial.name))
-    if options.xml:
-        options.xml.write_text(to_xml(tree, trial.scene))
-    if options.json:
-        options.json.write_text(tree.to_json() + "\n")
-    if options.bsg:
-        options.bsg.write_text(to_bsg(tree))
+    written: dict[str, Callable[[], str | bytes]] = {
+        "png": lambda: picture(result, trial, [f"{trial.name}: {scores['paper'][0]:.2f}"]),
+        "gif": lambda: animation(result, trial, caption=trial.name),
+        "xml": lambda: to_xml(tree, trial.scene),
+        "json": lambda: tree.to_json() + "\n",
+        "bsg": lambda: to_bsg(tree),
+    }
+    for kind, content in written.items():
+        if (path := getattr(options, kind)) is not None:
+            made = content()
+            path.write_bytes(made.encode() if isinstance(made, str) else made)
     return 0

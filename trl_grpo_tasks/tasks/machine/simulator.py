@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .results import Frames, Result, Throw
-from .scene import MOTOR_SPEED, WHEEL_SPEED, to_xml
+from .scene import to_xml
 from .tree import ConstructionTree
 from .trials import Trial, get_trial
 
@@ -49,7 +49,7 @@ def simulate(
     trial = get_trial(trial)
     if problems := tree.validate():
         return Result(False, "; ".join(problems))
-    mujoco = _mujoco()
+    mujoco = mujoco_module()
     try:
         model = mujoco.MjModel.from_xml_string(to_xml(tree, trial.scene, dt=dt, loads=breakage))
     except ValueError as error:
@@ -64,15 +64,9 @@ class _Run:
         self.to_the_end, self.record = to_the_end, record
         self.boulders = [model.body(f"b{i}").id for i, block in enumerate(tree.blocks) if block.kind == "36"]
         self.root = model.body("b0").id
-        self.springs: list[int] = []
-        for index in range(model.nu):
-            name = model.actuator(index).name
-            if name.startswith("spring"):
-                self.springs.append(index)
-            else:
-                self.data.ctrl[index] = {"drive": WHEEL_SPEED, "motor": MOTOR_SPEED}.get(
-                    name.rstrip("0123456789"), 0.0
-                )
+        self.springs = [i for i in range(model.nu) if model.actuator(i).name.startswith("spring")]
+        if model.nkey:
+            self.data.ctrl = model.key("start").ctrl
         self.held = [i for i in range(model.neq) if model.equality(i).name.startswith("held")]
         # Sensors come in pairs (force and torque), one pair per block that is a separate body.
         self.seats = [int(model.sensor(n).name.removeprefix("force")) for n in range(0, model.nsensor, 2)]
@@ -206,7 +200,7 @@ def flight(path: np.ndarray, root: np.ndarray, radius: float = BOULDER_RADIUS) -
 
 
 @lru_cache(1)
-def _mujoco() -> Any:
+def mujoco_module() -> Any:
     try:
         import mujoco
     except ImportError as error:

@@ -27,10 +27,14 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{'':{wide}}{'':12}{'trial':10}{'machines':>9}{'valid':>8}{'success':>9}{'mean':>9}{'best':>9}")
     for run in runs:
         for name, samples in evaluations(run).items():
-            for trial, row in by_trial(samples).items():
+            scores: dict[str, list[dict[str, Any]]] = {}
+            for sample in samples:
+                scores.setdefault(sample["row"]["trial"], []).append(sample["score"])
+            for trial, some in scores.items():
+                valid, success, mean = (sum(s[key] for s in some) / len(some) for key in ("valid", "success", "total"))
+                best = max(score["total"] for score in some)  # invalid machines score 0
                 print(
-                    f"{run.name:{wide}}{name:12}{trial:10}{row['machines']:9d}{row['valid']:8.3f}{row['success']:9.3f}"
-                    f"{row['mean']:9.2f}{row['best']:9.2f}"
+                    f"{run.name:{wide}}{name:12}{trial:10}{len(some):9d}{valid:8.3f}{success:9.3f}{mean:9.2f}{best:9.2f}"
                 )
 
 
@@ -41,20 +45,3 @@ def evaluations(run: Path) -> dict[str, list[dict[str, Any]]]:
         raise SystemExit(f"{run} contains no results.json; pass the output folder of a run that was evaluated")
     found = json.loads(file.read_text(encoding="utf-8"))["evaluations"]
     return {one["name"]: [s for s in one["samples"] if s["score"] is not None] for one in found}
-
-
-def by_trial(samples: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return counts, mean and best score of the samples of each trial; invalid machines score 0."""
-    scores: dict[str, list[dict[str, Any]]] = {}
-    for sample in samples:
-        scores.setdefault(sample["row"]["trial"], []).append(sample["score"])
-    return {
-        trial: {
-            "machines": len(some),
-            "valid": sum(score["valid"] for score in some) / len(some),
-            "success": sum(score["success"] for score in some) / len(some),
-            "mean": sum(score["total"] for score in some) / len(some),
-            "best": max(score["total"] for score in some),
-        }
-        for trial, some in scores.items()
-    }

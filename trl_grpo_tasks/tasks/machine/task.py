@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, check_whole, option
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 class MachineOptions:
     """Options of the machine task: trials, scoring rules, constraint, allowed blocks, and the embedded model."""
 
-    trials: list[str] = field(
-        default_factory=lambda: ["car", "catapult"],
-        metadata={
-            "help": f"What the machines must do, one or more of: {', '.join(TRIALS)}; or YAML or JSON files with "
-            "trials of your own."
-        },
+    trials: list[str] = option(
+        ["car", "catapult"],
+        f"What the machines must do, one or more of: {', '.join(TRIALS)}; or YAML or JSON files with trials of your "
+        "own.",
     )
     scoring: str = option(
         "paper",
@@ -45,10 +43,7 @@ class MachineOptions:
         "tree",
         "With --constrain: 'tree' allows only machines that can be built, 'schema' any JSON of the right shape.",
     )
-    blocks: list[str] = field(
-        default_factory=lambda: list(PROMPT_BLOCKS),
-        metadata={"help": f"Allowed block types. All types: {' '.join(BLOCKS)}."},
-    )
+    blocks: list[str] = option([*PROMPT_BLOCKS], f"Allowed block types. All types: {' '.join(BLOCKS)}.")
     manual: bool = option(False, "Add a system message that explains the format and the blocks.")
     reasoning: bool = option(
         False,
@@ -116,16 +111,9 @@ class MachineTask(Task):
         """Return rows with a prompt, a level, a trial, the most blocks allowed, the demanded score, and a `gold`
         machine."""
         options = self.options
-        return data.rows(
-            list(self._chosen.values()),
-            split,
-            size,
-            seed,
-            kinds=["0", *options.blocks],
-            with_manual=options.manual,
-            reasoning=options.reasoning,
-            unbroken=options.breakage,
-        )
+        trials, kinds = list(self._chosen.values()), ["0", *options.blocks]
+        message = manual(kinds, options.reasoning) if options.manual else ""
+        return data.rows(trials, split, size, seed, kinds, message, options.reasoning, unbroken=options.breakage)
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
@@ -170,12 +158,9 @@ class MachineTask(Task):
             "broken": result.broken,
         }
         thrown = max((throw.distance for throw in result.throws), default=0.0)
-        components = {
-            "score": score,
-            "distance": thrown if trial.throws else result.distance,
-            "height": max((throw.height for throw in result.throws), default=0.0),
-            "blocks": float(len(tree.blocks)),
-        }
+        height = max((throw.height for throw in result.throws), default=0.0)
+        distance = thrown if trial.throws else result.distance
+        components = {"score": score, "distance": distance, "height": height, "blocks": float(len(tree.blocks))}
         missed = "" if score >= goal else missed or f"the score is {score:.2f}; success needs {goal:g}"
         return self.make_score(components, True, score >= goal, missed, info)
 
@@ -185,10 +170,10 @@ class MachineTask(Task):
                 f"no known machine of at most {row['max_blocks']} blocks scores {row['goal']:g} at {row['trial']!r}; "
                 "lower the goal, or pass --cold_start_steps 0"
             )
-        if self.options.reasoning:
-            tree, problems = self._read(row, row["gold"])
-            return row["gold"] if problems else reasoned_answer(tree)
-        return row["gold"]
+        if not self.options.reasoning:
+            return row["gold"]
+        tree, problems = self._read(row, row["gold"])
+        return row["gold"] if problems else reasoned_answer(tree)
 
     def bad(self, row: Row) -> str:
         """Return a machine that can be built but does not move: one block on the start block."""
@@ -229,13 +214,9 @@ class MachineTask(Task):
         if self.options.manual:
             texts.append(manual(["0", *self.options.blocks]))
         # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
-        words = sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
-        options = self.options
-        heads = options.tiny_width // 32
-        context = 2048 if options.manual else 512
-        return TinySpec(
-            list(dict.fromkeys([*tokens, *words])), options.tiny_width, options.tiny_layers, heads, context
-        )
+        tokens += sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
+        width, context = self.options.tiny_width, 2048 if self.options.manual else 512
+        return TinySpec(list(dict.fromkeys(tokens)), width, self.options.tiny_layers, width // 32, context)
 
     def render(self, row: Row, completion: str) -> bytes:
         from .render import picture

@@ -10,25 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import BLOCKS, LIMITS, BlockType, child_facing, rotation
+from .blocks import BLOCKS, LIMITS, Block, child_facing, rotation
 from .reading import read_blocks
 
 TOUCHING = 1e-3  # boxes that overlap by less than this along some axis count as touching only
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of a tree. Two-ended ones (springs, braces, winches) have a second parent and face."""
-
-    kind: str
-    parent: int
-    face: int
-    parent_b: int | None = None
-    face_b: int | None = None
-
-    @property
-    def type(self) -> BlockType:
-        return BLOCKS[self.kind]
 
 
 ROOT = Block("0", -1, -1)
@@ -67,8 +52,8 @@ class ConstructionTree:
 
         Never raises; `validate` reports what could not be parsed.
         """
-        entries, problems = read_blocks(text)
-        return ConstructionTree(tuple(Block(*entry) for entry in entries), tuple(problems))
+        blocks, problems = read_blocks(text)
+        return ConstructionTree(tuple(blocks), tuple(problems))
 
     def validate(self) -> list[str]:
         """List all problems; the list is empty for a machine that can be built."""
@@ -92,7 +77,7 @@ class ConstructionTree:
         return problems
 
     def _attachment_problems(self, index: int, block: Block) -> Iterator[str]:
-        ends: list[tuple[int, int]] = [(block.parent, block.face)]
+        ends = [(block.parent, block.face)]
         if block.parent_b is not None and block.face_b is not None:
             ends.append((block.parent_b, block.face_b))
         for parent, face in ends:
@@ -121,12 +106,9 @@ class ConstructionTree:
     @cached_property
     def boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Indices, lowest and highest corners of the blocks that have a volume."""
-        solid = [(index, p) for index, p in enumerate(self.placements) if p is not None]
-        return (
-            np.array([index for index, _ in solid]),
-            np.array([p.centre - p.half for _, p in solid]),
-            np.array([p.centre + p.half for _, p in solid]),
-        )
+        solid = [(index, p.centre - p.half, p.centre + p.half) for index, p in enumerate(self.placements) if p]
+        indices, low, high = (np.array(column) for column in zip(*solid, strict=True))
+        return indices, low, high
 
     def overlaps(self) -> list[tuple[int, int]]:
         """Return the pairs of blocks whose boxes overlap. A container and its own child may overlap."""
@@ -144,13 +126,13 @@ class ConstructionTree:
 
     def shape(self) -> frozenset[tuple[Any, ...]]:
         """Return the kinds and positions of the blocks; these do not depend on their order or on who carries whom."""
-        found: list[tuple[Any, ...]] = []
+        found: set[tuple[Any, ...]] = set()
         for block, placement in zip(self.blocks, self.placements, strict=True):
             if placement is not None:
-                found.append((block.kind, placement.facing, *map(float, placement.origin.round(3))))
+                found.add((block.kind, placement.facing, *placement.origin.round(3).tolist()))
             else:
-                ends = sorted(tuple(map(float, self.end(block, second).round(3))) for second in (False, True))
-                found.append((block.kind, *ends))
+                ends = sorted(tuple(self.end(block, second).round(3).tolist()) for second in (False, True))
+                found.add((block.kind, *ends))
         return frozenset(found)
 
     def end(self, block: Block, second: bool = False) -> np.ndarray:
@@ -167,12 +149,7 @@ class ConstructionTree:
 
     def to_paper_json(self) -> str:
         """Return the machine with the field names of the paper: type, id, parent and face_id."""
-        names = {"id": "type", "order_id": "id"}
-        blocks = [
-            {names.get(name, name.replace("bp_id", "face_id")): value for name, value in block.items()}
-            for block in json.loads(self.to_json())
-        ]
-        return json.dumps(blocks, separators=(",", ":"))
+        return self.to_json().replace('"id":', '"type":').replace('"order_id":', '"id":').replace("bp_id", "face_id")
 
 
 def block_json(index: int, block: Block) -> str:

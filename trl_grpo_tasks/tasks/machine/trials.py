@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,8 @@ def task_score(trial: Trial, result: Result, scoring: str = "paper") -> tuple[fl
         return distance, ""
     if not result.throws:
         return 0.0, "the machine has no boulder to throw"
-    best = max(
-        (_SCORES[trial.score](trial, result, n, scoring) for n in range(len(result.throws))), key=lambda s: s[0]
-    )
-    return best
+    scores = [_SCORES[trial.score](trial, result, n, scoring) for n in range(len(result.throws))]
+    return max(scores, key=lambda score: score[0])
 
 
 def _throw(trial: Trial, result: Result, n: int, scoring: str) -> tuple[float, str]:
@@ -129,7 +127,7 @@ _SCORES: dict[str, Callable[[Trial, Result, int, str], tuple[float, str]]] = {
 # ---- files of trials
 
 # The least and the greatest value of each number. A wall stands in front of the longest machine.
-_RANGES = {
+_RANGES: dict[str, Any] = {
     "goal": (1e-6, 1e6),
     "seconds": (0.5, 30.0),
     "slope": (-45.0, 45.0),
@@ -137,9 +135,8 @@ _RANGES = {
     "wall": ((10.0, 200.0), (0.1, 100.0)),
     "rings": ((1.0, 200.0), (0.1, 100.0), (0.1, 50.0)),
 }
-_SCENE = ("bumps", "slope", "wall", "rings")
 _REQUIRED = ("words", "score", "goal", "requests")
-_KEYS = (*_REQUIRED, "seconds", *_SCENE)
+_KEYS = (*_REQUIRED, "seconds", "bumps", "slope", "wall", "rings")
 
 
 def read_trials(path: str | Path) -> dict[str, Trial]:
@@ -166,9 +163,9 @@ def load_trials(names: Sequence[str]) -> dict[str, Trial]:
         elif name in TRIALS:
             new = {name: TRIALS[name]}
         else:
-            known = ", ".join(TRIALS)
             raise ValueError(
-                f"unknown --trials {name!r}{nearest(name, TRIALS)}; choose from: {known}, or name a YAML or JSON file"
+                f"unknown --trials {name!r}{nearest(name, TRIALS)}; choose from: {', '.join(TRIALS)}, or name a YAML "
+                "or JSON file"
             )
         for one in new:
             if one in found or (one in TRIALS and new[one] is not TRIALS[one]):
@@ -199,26 +196,27 @@ def _trial(name: Any, entry: Any) -> Trial:
     for text in (entry["words"], *requests):
         if not isinstance(text, str) or not text.strip() or len(text) > 1000:
             raise ValueError(f"{text!r:.80} must be a text of 1 to 1,000 characters")
-    scene = {key: _numbers(entry, key) for key in _SCENE if key in entry}
-    seconds = _numbers(entry, "seconds") if "seconds" in entry else Trial.seconds
-    given = entry["goal"] if isinstance(entry["goal"], list) else [entry["goal"]]
-    goals = tuple(_checked("goal", goal, _RANGES["goal"]) for goal in given)
+    for key in ("bumps", "rings"):
+        value = entry.get(key, [0])
+        if not isinstance(value, list) or not 1 <= len(value) <= 100:
+            raise ValueError(f"{key!r} must be a list of 1 to 100 lists of {len(_RANGES[key])} numbers")
+    several = ("bumps", "rings", "goal")
+    goal = entry["goal"] if isinstance(entry["goal"], list) else [entry["goal"]]
+    numbers: dict[str, Any] = {
+        key: tuple(_checked(key, one) for one in value) if key in several else _checked(key, value)
+        for key, value in {**entry, "goal": goal}.items()
+        if key in _RANGES
+    }
+    goals = numbers.pop("goal")
     if not goals or list(goals) != sorted(set(goals)):
         raise ValueError(f"'goal': {entry['goal']!r:.80} must be a number, or numbers that rise")
-    return Trial(name, entry["words"], entry["score"], goals[0], Scene(**scene), seconds, tuple(requests), goals)
+    seconds = numbers.pop("seconds", Trial.seconds)
+    return Trial(name, entry["words"], entry["score"], goals[0], Scene(**numbers), seconds, tuple(requests), goals)
 
 
-def _numbers(entry: Mapping[str, Any], key: str) -> Any:
-    """Return a number, or lists of numbers as tuples, each within its range."""
-    value, ranges = entry[key], _RANGES[key]
-    if key not in ("bumps", "rings"):
-        return _checked(key, value, ranges)
-    if not isinstance(value, list) or not 1 <= len(value) <= 100:
-        raise ValueError(f"{key!r} must be a list of 1 to 100 lists of {len(ranges)} numbers")
-    return tuple(_checked(key, one, ranges) for one in value)
-
-
-def _checked(key: str, value: Any, ranges: Any) -> Any:
+def _checked(key: str, value: Any, ranges: Any = None) -> Any:
+    """Return a number, or a list of numbers as a tuple, each within its range."""
+    ranges = ranges or _RANGES[key]
     if isinstance(ranges[0], tuple):
         if not isinstance(value, list) or len(value) != len(ranges):
             raise ValueError(f"{key!r}: {value!r:.80} must be a list of {len(ranges)} numbers")

@@ -78,14 +78,11 @@ def clean_row(
     """Validate a row and rename its columns to the standard names; `fallback` provides missing columns."""
     if row.get(prompt_column) in (None, "", []):
         raise ValueError(f"{place}: column {prompt_column!r} is missing or empty; columns are: {', '.join(row)}")
-    renamed = {
-        key: value for key, value in row.items() if key not in ("prompt", prompt_column, answer_column, "reward")
-    }
-    renamed["answer"] = row.get(answer_column)
-    renamed["rewards"] = row.get("rewards") or row.get("reward")
+    given = {k: v for k, v in row.items() if k not in ("prompt", prompt_column, answer_column, "reward")}
+    given |= {"answer": row.get(answer_column), "rewards": row.get("rewards") or row.get("reward")}
     cleaned: dict[str, Any] = {"prompt": row[prompt_column]}
     # A missing value is None, or NaN in tables written by pandas.
-    for key, value in {**fallback, **{k: v for k, v in renamed.items() if v is not None and v == v}}.items():
+    for key, value in {**fallback, **{k: v for k, v in given.items() if v is not None and v == v}}.items():
         try:
             cleaned[key] = COLUMNS[key](value) if key in COLUMNS else json.loads(json.dumps(value))
         except (TypeError, ValueError) as error:
@@ -182,10 +179,9 @@ def user_reward(name: str) -> Callable[..., Any]:
     if not callable(judge):
         found = "nothing" if judge is None else repr(judge)
         raise ValueError(f"reward {name!r}: {module_name} must define a function {attribute!r}, found {found}")
-    if reads_tokens(judge):
-        return judge
     try:
-        inspect.signature(judge).bind({}, "")
+        if not reads_tokens(judge):
+            inspect.signature(judge).bind({}, "")
     except TypeError as error:
         raise ValueError(
             f"reward {name!r} must be callable as f(row, completion), or as f(completion_ids, **columns): {error}"
@@ -294,5 +290,5 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "rubric": _rubric,
     "rewards": parse_rewards,
     "gold": _text,
-    "level": lambda value: str(value),
+    "level": str,
 }

@@ -93,18 +93,14 @@ def draw_arithmetic(rng: random.Random, level: int) -> Problem:
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     c, d = rng.randint(2, 9), rng.randint(2, 12)
     x, y = rng.randint(0, 9), rng.randint(0, 9)
-    if level == 1:
-        text, value = f"{x} + {y}", x + y
-    elif level == 2:
-        text, value = f"{x} - {y}", x - y
-    elif level == 3:
-        text, value = rng.choice([(f"{a} + {c}", a + c), (f"{a} - {c}", a - c)])
-    elif level == 4:
-        text, value = rng.choice([(f"{a} + {b}", a + b), (f"{a} - {b}", a - b), (f"{a} * {c}", a * c)])
-    else:
-        text, value = rng.choice(
-            [(f"({a} + {b}) * {c}", (a + b) * c), (f"{a} - {c} * {d}", a - c * d), (f"{b * d} / {d} + {c}", b + c)]
-        )
+    kinds = {
+        1: [(f"{x} + {y}", x + y)],
+        2: [(f"{x} - {y}", x - y)],
+        3: [(f"{a} + {c}", a + c), (f"{a} - {c}", a - c)],
+        4: [(f"{a} + {b}", a + b), (f"{a} - {b}", a - b), (f"{a} * {c}", a * c)],
+        5: [(f"({a} + {b}) * {c}", (a + b) * c), (f"{a} - {c} * {d}", a - c * d), (f"{b * d} / {d} + {c}", b + c)],
+    }
+    text, value = rng.choice(kinds[level]) if level > 2 else kinds[level][0]
     question = f"What is {text}? Answer with the number only."
     return Problem(question, question, {"answer": str(value), "gold": str(value)})
 
@@ -124,7 +120,8 @@ _STEPS: dict[str, Callable[[int, int], int]] = {
 
 def draw_word_problem(rng: random.Random, level: int) -> Problem:
     _, template, steps = rng.choice([entry for entry in WORD_PROBLEMS if entry[0] == level])
-    while True:
+    result = -1
+    while result < 0:
         numbers = {name: rng.randint(2, 99 if name in "ab" else 9) for name in "abcd"}
         lines, result = [], 0
         for step in steps.split("; "):
@@ -134,8 +131,6 @@ def draw_word_problem(rng: random.Random, level: int) -> Problem:
             lines.append(f"{x} {sign} {y} = {result}")
             if result < 0:
                 break
-        if result >= 0:
-            break
     story = template.format(name=rng.choice(NAMES), things=rng.choice(THINGS), **numbers)
     gold = "\n".join([*lines, f"#### {result}"])
     question = f"{story} Write down the steps, then the final number after ####."

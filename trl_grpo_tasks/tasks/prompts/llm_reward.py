@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ...files import check_local_path
 from ...rewards.chat_api import ChatApi
@@ -28,22 +27,16 @@ def make_judge(options: PromptsOptions, known_row: Callable[[Row], Row]) -> LLMJ
         if weight is None:
             return None
         rubric = parsed_rubric(row.get("rubric") or options.judge_rubric or "")
-        return Question(_chat_text(row["prompt"]), rubric, weight, row.get("gold") or row.get("answer"))
+        chat = row["prompt"]  # a single question stands for itself
+        texts = [f"{message['role']}: {message['content']}" for message in chat] if chat[1:] else [chat[0]["content"]]
+        return Question("\n\n".join(texts), rubric, weight, row.get("gold") or row.get("answer"))
 
+    parameters = request_parameters(options)
     api = ChatApi(
-        options.judge_url,
-        options.judge_model,
-        options.judge_key_variable,
-        options.judge_timeout,
-        request_parameters(options),
+        options.judge_url, options.judge_model, options.judge_key_variable, options.judge_timeout, parameters
     )
-    limits = JudgeLimits(
-        options.judge_attempts,
-        options.judge_concurrency,
-        options.judge_budget,
-        options.judge_price_in,
-        options.judge_price_out,
-    )
+    prices = (options.judge_price_in, options.judge_price_out)
+    limits = JudgeLimits(options.judge_attempts, options.judge_concurrency, options.judge_budget, *prices)
     return LLMJudge("judge", api, question_of, limits, options.judge_cache)
 
 
@@ -70,10 +63,3 @@ def parsed_rubric(given: str) -> Rubric:
         check_local_path(given, "file")
         given = Path(given).expanduser().read_text(encoding="utf-8")
     return Rubric.parse(given)
-
-
-def _chat_text(messages: Any) -> str:
-    """Return a chat as text for the judge; a single question stands for itself."""
-    if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)

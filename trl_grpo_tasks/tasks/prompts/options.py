@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...files import check_local_path
@@ -27,15 +27,11 @@ class PromptsOptions:
     generator: str = option(
         "arithmetic", f"Generator of prompts if there is no file: {', '.join(generators.GENERATORS)} or mixed."
     )
-    generator_levels: list[str] = field(
-        default_factory=list, metadata={"help": "Levels of the generator, such as 1 2 3. Empty means all of them."}
-    )
-    rewards: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Rewards of rows that choose none, as name or name=weight; they override those of a generator. "
-            f"Names: {', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is listed here."
-        },
+    generator_levels: list[str] = option([], "Levels of the generator, such as 1 2 3. Empty means all of them.")
+    rewards: list[str] = option(
+        [],
+        "Rewards of rows that choose none, as name or name=weight; they override those of a generator. "
+        f"Names: {', '.join(REWARDS)}, or my_module:my_function, which rows may choose only if it is listed here.",
     )
     prompt_column: str = option("prompt", "Column of the file with the prompt: text or chat messages.")
     answer_column: str = option("answer", "Column of the file with the answer.")
@@ -97,12 +93,12 @@ def check_options(options: PromptsOptions) -> None:
         check_local_path(options.reward_model, "--reward_model")
     if not 0 <= options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be at least 0 and less than 1")
-    for name, least in (
-        ("sandbox_timeout", 0.1),
-        ("sandbox_memory_mb", 64),
-        ("target_length", 1),
-        ("think_tokens", 1),
-    ):
+    for name, least in {
+        "sandbox_timeout": 0.1,
+        "sandbox_memory_mb": 64,
+        "target_length": 1,
+        "think_tokens": 1,
+    }.items():
         value = getattr(options, name)
         if value is not None and not value >= least:
             raise ValueError(f"--{name} {value} must be at least {least}")
@@ -124,16 +120,10 @@ def _check_judge(options: PromptsOptions) -> None:
     # A key that was passed by mistake must not be shown, so the value is not part of the message.
     if options.judge_key_variable is not None and not re.fullmatch(r"[A-Za-z_]\w*", options.judge_key_variable):
         raise ValueError("--judge_key_variable must be the name of an environment variable, never the key itself")
-    least = {
-        "judge_timeout": 0.1,
-        "judge_attempts": 1,
-        "judge_concurrency": 1,
-        "judge_price_in": 0,
-        "judge_price_out": 0,
-    }
-    for name, number in least.items():
-        if not number <= getattr(options, name) < math.inf:
-            raise ValueError(f"--{name} {getattr(options, name)} must be at least {number}")
+    for name, least in (("timeout", 0.1), ("attempts", 1), ("concurrency", 1), ("price_in", 0), ("price_out", 0)):
+        value = getattr(options, f"judge_{name}")
+        if not least <= value < math.inf:
+            raise ValueError(f"--judge_{name} {value} must be at least {least}")
     if options.judge_budget is not None:
         if not 0 < options.judge_budget < math.inf:
             raise ValueError(f"--judge_budget {options.judge_budget} must be above 0")

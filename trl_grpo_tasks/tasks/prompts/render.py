@@ -9,7 +9,6 @@ from typing import Any
 
 from ...task import Row, Score, fold_thought
 from .reward import read_code, read_json
-from .verdict import fenced
 from .xml_reward import read_xml
 
 LONGEST_SHOWN = 4_000
@@ -60,10 +59,7 @@ def _answer(row: Row, completion: str) -> str:
         value, problem = read_json(completion)
         if not problem:
             return _escape(json.dumps(value, indent=2, ensure_ascii=False))
-    if chosen.get("tests") is not None:
-        code = fenced(completion, ("python", "py", "python3"))
-        return _escape(completion if code is None else code)
-    return _escape(completion)
+    return _escape(completion if chosen.get("tests") is None else read_code(completion))
 
 
 def _escape(text: str) -> str:

@@ -6,11 +6,13 @@ Rewards read the completion and never the prompt: a number in the question is no
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -77,8 +79,8 @@ def read_number(text: str) -> Fraction | None:
     text = _FRACTION.sub(r"\1/\2", _plain(text[-TAIL_FOR_NUMBERS:]))
     for after in _marked(text):
         after = after.rsplit("=", 1)[-1]
-        found = _NUMBER.match(after, _end_of(_LEAD, after))
-        if found:
+        lead = _LEAD.match(after)
+        if lead and (found := _NUMBER.match(after, lead.end())):
             return parse_number(found[0])
     written = _NUMBER.findall(text)
     return parse_number(written[-1]) if written else None
@@ -107,11 +109,10 @@ def exact(row: Mapping[str, Any], completion: str) -> Verdict:
     text = _plain(completion[-TAIL_FOR_NUMBERS:])
     if len(completion) <= TAIL_FOR_NUMBERS and " ".join(text.split()) == expected:
         return Verdict(1.0)
-    for after in _marked(text):
-        after = after[_end_of(_LEAD, after) :].split("</")[0]
-        if expected in (" ".join(after.split()), " ".join(after.split()).rstrip("*_$. ")):
+    if marked := _marked(text):
+        after = " ".join(_LEAD.sub("", marked[0], count=1).split("</")[0].split())
+        if expected in (after, after.rstrip("*_$. ")):
             return Verdict(1.0)
-        break
     return Verdict(0.0, "the answer differs from the expected text", readable=bool(completion.strip()))
 
 
@@ -128,11 +129,6 @@ def _marked(text: str) -> list[str]:
             rest = rest.split("}", 1)[0]
         rests.append(rest)
     return rests
-
-
-def _end_of(pattern: re.Pattern[str], text: str) -> int:
-    found = pattern.match(text)
-    return found.end() if found else 0
 
 
 def without_expected(reason: str) -> str:
@@ -198,11 +194,9 @@ def read_json(completion: str) -> tuple[Any, str]:
         return decoder.decode(text), ""
     except (ValueError, RecursionError) as error:
         problem = str(error) or "nested too deeply"
-    for start in [found.start() for found in re.finditer(r"[\[{]", text)][:5]:
-        try:
-            return decoder.raw_decode(text, start)[0], "embedded"
-        except (ValueError, RecursionError):
-            continue
+    for found in itertools.islice(re.finditer(r"[\[{]", text), 5):
+        with suppress(ValueError, RecursionError):
+            return decoder.raw_decode(text, found.start())[0], "embedded"
     return None, problem
 
 
@@ -333,24 +327,22 @@ def length(row: Mapping[str, Any], completion: str) -> Verdict:
     """Compare the number of words with `target_length`: full credit within 10%, falling to 0 at 0% and 200%."""
     words, target = len(completion.split()), row["target_length"]
     distance = abs(words - target) / target
-    return (
-        Verdict(1.0)
-        if distance <= 0.1
-        else Verdict(max(0.0, 1 - distance), f"the answer has {words} words; the target is {target}")
-    )
+    if distance <= 0.1:
+        return Verdict(1.0)
+    return Verdict(max(0.0, 1 - distance), f"the answer has {words} words; the target is {target}")
 
 
 def keywords(row: Mapping[str, Any], completion: str) -> Verdict:
     """Return the fraction of rules kept: each of `keywords` occurs as a word, none of `forbidden` does (caseless)."""
     text = completion[:LONGEST_TEXT].casefold()
     rules = [(word, True) for word in row["keywords"]] + [(word, False) for word in row.get("forbidden") or ()]
-    broken = [word for word, wanted in rules if _has_word(text, word.casefold()) != wanted]
+    broken = [
+        word
+        for word, wanted in rules
+        if (re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) is not None) != wanted
+    ]
     reason = f"missing or forbidden words: {', '.join(broken)}"[:200] if broken else ""
     return Verdict(1 - len(broken) / len(rules), reason)
-
-
-def _has_word(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
 def novelty(completions: Sequence[str]) -> list[float]:
@@ -365,8 +357,8 @@ def novelty(completions: Sequence[str]) -> list[float]:
     def likeness(left: int, right: int) -> float:
         return len(runs[left] & runs[right]) / len(runs[left] | runs[right])
 
-    others = [[j for j in range(len(runs)) if j != i] for i in range(len(runs))]
-    nearest = [max((likeness(i, j) for j in others[i]), default=0.0) for i in range(len(runs))]
+    numbers = range(len(runs))
+    nearest = [max((likeness(i, j) for j in numbers if j != i), default=0.0) for i in numbers]
     return [1 - near if text else 0.0 for near, text in zip(nearest, texts, strict=True)]
 
 

@@ -64,6 +64,8 @@ class PromptsTask(Task):
         if self.options.think:
             self.thought_markers = (self.options.think_marker,)
             self.facts = ("has_thought", "thought_characters", "answer_characters")
+        length = self.options.target_length
+        self._own_columns: dict[str, Any] = {"target_length": length} if length else {}  # of rows without them
         self._functions = [name for name in given if name not in REWARDS]
         self._default_rewards = {name: 1.0 for name in given if name != "reward_model"}
         self._rows: dict[str, list[dict[str, Any]]] | None = None
@@ -105,13 +107,11 @@ class PromptsTask(Task):
             return found
         if not text.strip():
             raise ValueError("the prompt is empty; write what the model is to answer")
-        given: dict[str, Any] = {"prompt": text}
-        if self.options.target_length:
-            given["target_length"] = self.options.target_length
+        given = {"prompt": text, **self._own_columns}
         kept = {
             name: weight
             for name, weight in self._default_rewards.items()
-            if all(column in given for column in (REWARDS[name].columns if name in REWARDS else ()))
+            if name not in REWARDS or given.keys() >= set(REWARDS[name].columns)
         }
         told = f"a new prompt, judged by {', '.join(kept)}" if kept else "a new prompt"
         return self._finished_row({**given, "rewards": kept, "interpretation": told}, "the request")
@@ -175,7 +175,9 @@ class PromptsTask(Task):
         if answer is None:
             thought, answer = split_thought(gold, ["####"])
         if answer is None:
-            thought, answer = "", gold if self._has_format(row) else f" {gold}"
+            from .constraint import row_grammar
+
+            thought, answer = "", f" {gold}" if row_grammar(row) is None else gold
         return f"{thought}{self.options.think_marker}{answer}"
 
     def feedback(self, row: Row, score: Score) -> str:
@@ -271,12 +273,6 @@ class PromptsTask(Task):
         """Return the rewards of a row that `score` computes."""
         return [name for name in weights if name in self._judges]
 
-    @staticmethod
-    def _has_format(row: Row) -> bool:
-        from .constraint import row_grammar
-
-        return row_grammar(row) is not None
-
     # ---- building rows
 
     def _read_rows(self, source: str) -> dict[str, list[dict[str, Any]]]:
@@ -289,8 +285,7 @@ class PromptsTask(Task):
         return {"train": without_prompts_of(ready["train"], ready["test"]), "test": ready["test"]}
 
     def _ready_row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
-        fallback = {"target_length": self.options.target_length} if self.options.target_length else {}
-        cleaned = data.clean_row(row, place, self.options.prompt_column, self.options.answer_column, fallback)
+        cleaned = data.clean_row(row, place, self.options.prompt_column, self.options.answer_column, self._own_columns)
         if "reward_model" in cleaned.get("rewards", ()):
             raise ValueError(
                 f"{place}: a row cannot choose 'reward_model', which scores every row; use --reward_model and, "
@@ -307,9 +302,8 @@ class PromptsTask(Task):
     def _generated(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         options = self.options
         rows = generators.generate(options.generator, self.levels, split, size, seed, options.test_fraction)
-        extra = {"target_length": options.target_length} if options.target_length else {}
-        own = {"rewards": dict(self._default_rewards)} if self._default_rewards else {}
-        return [self._finished_row({**row, **extra, **own}, f"generator {options.generator!r}") for row in rows]
+        own = self._own_columns | ({"rewards": self._default_rewards} if self._default_rewards else {})
+        return [self._finished_row({**row, **own}, f"generator {options.generator!r}") for row in rows]
 
     def _finished_row(self, row: dict[str, Any], place: str) -> dict[str, Any]:
         data.check_row(row, place, self._functions)

@@ -72,34 +72,23 @@ def read_xml(completion: str) -> XmlAnswer:
 def _parse(text: str) -> tuple[float, str]:
     """Return how much of `text` is well-formed before its first error, from 0 to 1, and the error or ""."""
     parser = expat.ParserCreate()
-    opened, closed = 0, 0
+    opened: list[str] = []
+    closed: list[str] = []
 
-    def open_element(*_: Any) -> None:
-        nonlocal opened
-        opened += 1
+    def refuse_entity(*_: Any) -> None:
+        raise ValueError("it declares an entity, which is not allowed")
 
-    def close_element(*_: Any) -> None:
-        nonlocal closed
-        closed += 1
-
-    parser.StartElementHandler, parser.EndElementHandler = open_element, close_element
-    parser.EntityDeclHandler = _refuse_entity
+    parser.StartElementHandler = lambda name, _: opened.append(name)
+    parser.EndElementHandler = closed.append
+    parser.EntityDeclHandler = refuse_entity
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
         reached = parser.ErrorByteIndex / max(1, len(text.encode()))
-        return reached * closed / max(1, opened), f"{error}"
-    except _EntityError as error:
+        return reached * len(closed) / max(1, len(opened)), f"{error}"
+    except ValueError as error:
         return 0.0, f"{error}"
     return 1.0, ""
-
-
-class _EntityError(Exception):
-    """A document declares an entity."""
-
-
-def _refuse_entity(*_: Any) -> None:
-    raise _EntityError("it declares an entity, which is not allowed")
 
 
 @lru_cache(maxsize=256)
