@@ -16,9 +16,9 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples, survey
-from trl_grpo_tasks.tasks.theory.data import STARTS
+from trl_grpo_tasks.tasks.theory.data import STARTS, cut
 from trl_grpo_tasks.tasks.theory.language import parse, write
-from trl_grpo_tasks.tasks.theory.reward import GOALS, WORST, find_exotics, judge, log_reward, square_threshold_reward
+from trl_grpo_tasks.tasks.theory.reward import GOALS, find_exotics, judge, log_reward, square_threshold_reward
 
 MODULE = "trl_grpo_tasks.tasks.theory"
 OWN_RECIPES = RECIPES / "theory"
@@ -31,9 +31,7 @@ def make(**options):
 
 def prompt_of(name, given):
     """A named theory cut after so many of its fermions, and the rest."""
-    words = write(examples.named(name)).split()
-    starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]
-    return " ".join(words[: starts[given]]), " " + " ".join(words[starts[given] :])
+    return cut(examples.named(name), given)
 
 
 # ---- the contract
@@ -79,9 +77,9 @@ def test_a_known_theory_has_full_reward_and_its_name():
 
 # Theories with one thing wrong, by the component that must notice it.
 WRONG = {
-    "anomalies": examples.extend(None, {"X": ("fund singlet 2/3", 1), "Y": ("antifund singlet -5/6", 1)}),
-    "exotics": examples.extend(None, {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}, {"E F": 50}),
-    "perturbativity": examples.extend(None, {"N": ("singlet singlet 0", 3)}, {"L N H": 5.0, "N N": 1000}),
+    "anomalies": examples.extend({}, {"X": ("fund singlet 2/3", 1), "Y": ("antifund singlet -5/6", 1)}, {}),
+    "exotics": examples.extend({}, {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}, {"E F": 50}),
+    "perturbativity": examples.extend({}, {"N": ("singlet singlet 0", 3)}, {"L N H": 5.0, "N N": 1000}),
     # Q = T3 + 3 Y: there is no electron of charge -1 with a mass.
     "standard_model": examples.make(
         examples.SM_GROUPS,
@@ -94,9 +92,8 @@ WRONG = {
 
 @pytest.mark.parametrize("component", WRONG)
 def test_each_condition_is_needed(component):
-    words = write(WRONG[component]).split()
-    cut = [place for place, word in enumerate(words) if word == "FERMION"][5]
-    score = make().score({"prompt": " ".join(words[:cut])}, " " + " ".join(words[cut:]))
+    prompt, completion = cut(WRONG[component], 5)
+    score = make().score({"prompt": prompt}, completion)
     assert score.valid and not score.success
     assert component in score.info["problems"] and score.info["problems"][component] in score.reason
     assert score.components[component] < (1 if component == "anomalies" else 0)
@@ -182,10 +179,9 @@ def test_nothing_is_gained_by_repeating_the_prompt():
     # A fermion that was begun in the prompt and finished by the model is the model's.
     whole = write(examples.named("seesaw_1")).split()
     last = max(place for place, word in enumerate(whole) if word == "FERMION")
-    for cut in (last + 2, last + 12):
-        assert task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
-    cut = last + 13
-    assert not task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
+    for end, success in ((last + 2, True), (last + 12, True), (last + 13, False)):
+        score = task.score({"prompt": " ".join(whole[:end])}, " " + " ".join(whole[end:]))
+        assert score.success == success
 
 
 def test_invalid_texts_never_score_better_than_theories():
@@ -200,13 +196,6 @@ def test_invalid_texts_never_score_better_than_theories():
 def test_a_given_multiplet_leaves_one_to_add(start):
     with pytest.raises(ValueError, match=f"must be from 2 to 7, because --start {start} gives one of them"):
         make(start=start, new_multiplets=1)
-
-
-def test_the_range_of_the_total():
-    weights = TheoryTask.weights
-    lowest = sum(weights[name] * value for name, value in WORST.items())
-    assert lowest == -13
-    assert weights["anomalies"] + weights["solved"] + weights["distinct"] == 4
 
 
 def test_the_documents_total_is_the_plain_sum_of_three_parts():
