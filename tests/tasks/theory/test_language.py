@@ -216,9 +216,6 @@ def test_tables_and_pictures():
     table = render.content_table(theory)
     assert table[0] == ["field", "kind", "c: SU(3)", "L: SU(2)", "Y: U(1)", "copies"]
     assert ["uc", "fermion", "3bar", "1", "-2/3", "3"] in table
-    latex = render.latex_table(theory)
-    assert latex.count("\\\\") == len(table) and "$\\overline{3}$" in latex
-    assert "\\_" in render.latex_table(relabelled(theory))
     assert [line[-2] for line in render.content_table(examples.named("so10"))[1:]] == ["45", "16", "10", "16"]
     assert render.picture(theory).startswith(b"\x89PNG")
     unbroken = replace(theory, scalars=(replace(theory.scalars[0], vev=None),), terms=())
