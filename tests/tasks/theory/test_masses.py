@@ -247,12 +247,6 @@ def test_unpaired_states_are_massless():
 def test_goldstones_are_eaten_and_the_rest_is_physical():
     alone = make(SM, HIGGS, FAMILY, {})
     assert scalar_sectors(alone, vacuum(alone)) == []
-    # Two doublets: tan(beta) = 1/2, so the charged Higgs is H sin - K cos, with the mixed mass.
-    two = {"H": ("singlet fund 1/2", 100, (0, 2, 0), 200), "K": ("singlet fund 1/2", 400, (0, 2, 0), 100)}
-    theory = make(SM, two, FAMILY, {})
-    (sector,) = scalar_sectors(theory, vacuum(theory))
-    assert (sector.colour, sector.charge) == (1, 1)
-    assert sector.masses[0] ** 2 == pytest.approx((100**2 * 1 + 400**2 * 4) / 5)
     inert = make(SM, {**HIGGS, "K": ("singlet fund 1/2", 400)}, FAMILY, {})
     assert scalar_sectors(inert, vacuum(inert))[0].masses == (400.0,)
 

@@ -107,12 +107,8 @@ def test_more_light_exotics_are_worse_and_heavier_ones_better():
     totals = [task.score({"prompt": prompt}, gold.replace("m_300GeV", mass)).total for mass in
               ("m_0GeV", "m_10GeV", "m_50GeV", "m_125GeV")]  # fmt: skip
     assert totals == sorted(totals) and totals[2] < totals[3] == 3.0
-
-
-def test_a_threshold_can_be_moved():
-    prompt, gold = prompt_of("vectorlike_leptons", 5)
-    assert make(threshold_gev=200.0).score({"prompt": prompt}, gold).success
-    assert not make(threshold_gev=500.0).score({"prompt": prompt}, gold).success
+    strict = make(threshold_gev=500.0).score({"prompt": prompt}, gold)
+    assert task.score({"prompt": prompt}, gold).success and not strict.success
 
 
 def test_a_fourth_light_family_is_exotic_and_a_missing_one_is_missed():
@@ -160,11 +156,6 @@ def test_nothing_is_gained_by_being_long():
     assert good.success and bad.valid and not bad.success and "the theory has 348 words" in bad.reason
     assert bad.components["length"] == -300 and bad.components["anomalies"] == good.components["anomalies"]
     assert bad.total == pytest.approx(good.total - 3 - 2)
-    # Long and wrong is worse than wrong; long enough to be cut off is worst.
-    broken = gold.replace("CHARGE group_3 q_0/1 CHARGE group_4 q_0/1", "CHARGE group_3 q_0/1 CHARGE group_4 q_5/6")
-    broken = broken[: broken.index(" INTERACTIONS")]
-    row = {"prompt": prompt}
-    assert long.score(row, broken + gold * 5).total == -13 <= short.score(row, broken).total
 
 
 def test_nothing_is_gained_by_repeating_the_prompt():
@@ -190,12 +181,6 @@ def test_invalid_texts_never_score_better_than_theories():
     totals = [task.score(row, survey.random_walk(row["prompt"], rng)).total for _ in range(150)]
     assert min(totals) > -13 == task.score(row, "").total
     assert max(totals) <= 3 and len(set(totals)) > 50
-
-
-@pytest.mark.parametrize("start", ["one_given", "mixed"])
-def test_a_given_multiplet_leaves_one_to_add(start):
-    with pytest.raises(ValueError, match=f"must be from 2 to 7, because --start {start} gives one of them"):
-        make(start=start, new_multiplets=1)
 
 
 def test_the_documents_total_is_the_plain_sum_of_three_parts():
@@ -263,6 +248,7 @@ def test_levels_count_one_thing_after_another():
         ({"goals": ["anomalies", "length"]}, "in this order"),
         ({"goals": []}, "name at least one of"),
         ({"new_multiplets": 8}, "--new_multiplets 8 must be from 1 to 7"),
+        ({"start": "one_given", "new_multiplets": 1}, "from 2 to 7, because --start one_given gives one of them"),
         ({"max_words": 0}, "--max_words 0 must be greater than 0"),
         ({"tiny_width": 100, "tiny_heads": 8}, "--tiny_width 100 must be an even multiple of --tiny_heads 8"),
         ({"prompts_file": "nowhere.txt"}, "nowhere.txt: this path does not exist"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 
@@ -208,7 +209,8 @@ def _generator_of_su_n(group: str, rep: Dynkin, root: Root) -> np.ndarray:
     matrix = np.zeros((isometry.shape[1],) * 2)
     for place, sign in enumerate(signs):
         part = unit if sign > 0 else -unit.T
-        matrix += reduce(np.kron, [part if i == place else np.eye(n) for i in range(len(signs))])
+        factors: list[Any] = [part if i == place else np.eye(n) for i in range(len(signs))]
+        matrix += reduce(np.kron, factors)
     return isometry @ matrix @ isometry.T
 
 
