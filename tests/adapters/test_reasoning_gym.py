@@ -14,7 +14,6 @@ from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.adapters import expressions
 from trl_grpo_tasks.adapters.reasoning_gym_data import UNSTABLE, USABLE_LEVELS, levels_of
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
-from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.task import NoAnswerError
@@ -109,14 +108,7 @@ def test_mixture_with_levels_keeps_the_contract():
 
 def test_levels_become_harder():
     rows = get_task("reasoning_gym:chain_sum", {"gym_levels": 5}).dataset("train", 5, 0)
-    assert [row["level"] for row in rows] == ["0", "1", "2", "3", "4"]
     assert sorted(questions(rows), key=len) == questions(rows)
-
-
-@pytest.mark.parametrize("name", exhaustive_but(SOME, NAMES))
-def test_every_level_of_every_curriculum_is_accepted(name):
-    for config in levels_of(name):
-        create_dataset(name, **(config | {"seed": 0, "size": 10}))
 
 
 # A question of the hardest level takes seconds; of sokoban, also one of the easiest.
@@ -126,7 +118,7 @@ SLOW_LEVELS = {"bf", "futoshiki", "game_of_life", "jugs", "zebra_puzzles"}
 @pytest.mark.parametrize("name", exhaustive_but(SOME, sorted(set(NAMES) - set(UNSTABLE) - {"sokoban"})))
 def test_the_easiest_and_the_hardest_level_have_questions_that_their_answers_solve(name):
     last = 1 if name in SLOW_LEVELS else len(levels_of(name))
-    for level in {0, last - 1} if last else ():
+    for level in {0, last - 1} if last else ():  # a task makes the data sets of all its levels
         task = get_task(f"reasoning_gym:{name}", {"gym_levels": level + 1})
         task._sources = [(name, str(level))]
         row = [*task.dataset("train", 1, 0), *task.dataset("test", 1, 0)][0]  # the easiest coin flips are all held out
@@ -221,10 +213,3 @@ def test_workers_score_as_this_process():
     with RewardExecutor(task, 1, 60) as executor:
         outcomes = executor.submit([json.dumps(row) for row in rows] * 2, [*map(task.gold, rows), *"abcd"]).result()
     assert [outcome.score.success for outcome in outcomes] == [True] * 4 + [False] * 4
-
-
-def test_command_line(capsys):
-    assert main(["check", "reasoning_gym:gcd", "--gym_config", '{"max_numbers": 3}', "--gym_levels", "2"]) == 0
-    assert "passed all checks" in capsys.readouterr().out
-    assert main(["check", "reasoning_gym:nothing"]) == 2
-    assert "reasoning-gym has no data set 'nothing'" in capsys.readouterr().err

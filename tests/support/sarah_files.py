@@ -11,7 +11,7 @@ import numpy as np
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
 from trl_grpo_tasks.tasks.theory.groups import irrep, is_barred
 from trl_grpo_tasks.tasks.theory.tensors import reps_of
-from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, MassTerm, Scalar, Theory, Vev, Yukawa
+from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, Scalar, Term, Theory, Vev
 
 # Dimensions of representations by the number in the name of the group: SU(N) up to 5, E6 and SO(10).
 DIMENSIONS = {
@@ -177,10 +177,10 @@ def read_theory(text):
     for term in (inner[1::2] if inner[0] == "sum" else [inner]) if inner != "0" else ():
         coupling, (*scalar, (first, _), (second, _)) = fields_of(term)
         numbers = [float(value) for value in values[coupling].strip("{}").split(", ")]
-        if scalar:
-            terms.append(Yukawa(first, second, scalar[0][0], scalar[0][1] < 0, tuple(numbers)))
-        else:
-            terms.append(MassTerm(first, second, *numbers))
+        if not scalar:  # a file has one mass for all generations
+            numbers *= min(fields[first][0], fields[second][0])
+        name, sign = scalar[0] if scalar else (None, 1)
+        terms.append(Term(first, second, tuple(numbers), name, sign < 0))
     return Theory(groups, tuple(fermions), tuple(scalars), tuple(terms))
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import sys
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -12,12 +13,11 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from tests.support.theory_oracle import is_anomaly_free
-from trl_grpo_tasks.tasks.theory import anomalies, examples, groups
-from trl_grpo_tasks.tasks.theory.data import STARTS, extension
+from trl_grpo_tasks.tasks.theory import anomalies, groups, tensors
 from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.reward import anomaly_reward
 from trl_grpo_tasks.tasks.theory.survey import random_walk
-from trl_grpo_tasks.tasks.theory.theory import Theory, from_dict
+from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, Theory
 
 REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
 BY_ID = {case["id"]: case for case in REFERENCE}
@@ -81,25 +81,6 @@ def test_a_vectorlike_pair_changes_nothing(case, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=CASES, copies=st.integers(1, 4))
-def test_coefficients_grow_with_the_number_of_copies(case, copies):
-    before = anomalies(case)
-    for fermion in case["fermions"]:
-        fermion["multiplicity"] *= copies
-    for name, value in anomalies(case).items():
-        assert value == (copies * before[name] % 2 if name.startswith("witten") else copies * before[name])
-
-
-@settings(max_examples=40, deadline=None)
-@given(case=st.sampled_from([c for c in REFERENCE if "Y" in {g["id"] for g in c["groups"]}]).map(copy.deepcopy))
-def test_a_complete_generation_changes_nothing(case):
-    before = anomalies(case)
-    for fermion in BY_ID["sm_1gen"]["fermions"]:
-        case["fermions"].append({**fermion, "name": f"more {fermion['name']}"})
-    assert anomalies(case) == before
-
-
-@settings(max_examples=60, deadline=None)
 @given(case=CASES, data=st.data())
 def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
     abelian = [group["id"] for group in case["groups"] if group["group"] == "U(1)"]
@@ -114,14 +95,6 @@ def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
         assert value == before[name] * factor**times
 
 
-@settings(max_examples=40, deadline=None)
-@given(case=CASES, seed=st.integers(0, 99))
-def test_order_does_not_matter(case, seed):
-    before = anomalies(case)
-    random.Random(seed).shuffle(case["fermions"])
-    assert anomalies(from_dict(case)) == before
-
-
 def test_a_left_out_group_means_a_singlet():
     case = copy.deepcopy(BY_ID["sm_1gen"])
     for fermion in case["fermions"]:
@@ -129,55 +102,32 @@ def test_a_left_out_group_means_a_singlet():
     assert anomalies(case) == anomalies(BY_ID["sm_1gen"])
 
 
-# ---- sums over single states
+# ---- sums over single states; for SU(N), see the anomalies of SARAH files in test_model_files.py
 
 
-def test_a_hundred_generated_theories_state_by_state():
-    """Theories generated as anomaly free are so by a sum over all single states."""
-    rng = random.Random(7)
-    theories = [extension(rng, 5)[0] for _ in range(70)]
-    theories += [parse(prompt + gold) for prompt, gold in (STARTS["extra_u1"](rng, 4) for _ in range(12))]
-    theories += [examples.named(name) for name in examples.NAMES]
-    assert len(theories) >= 100
-    for theory in theories:
-        assert not any(anomalies(theory).values())
-        assert is_anomaly_free(theory)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "BOS GAUGE_GROUPS NUM_GAUGE num_2",
-        "BOS GAUGE_GROUPS NUM_GAUGE num_1",
-        "BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 SO_10 GROUP group_2 U_1",
-        "BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 E_6 GROUP group_2 U_1",
-    ],
-)
-def test_random_theories_state_by_state(prompt):
-    """Both computations agree on random theories of any groups, most of which are anomalous."""
-    rng = random.Random(3)
-    agreed = {True: 0, False: 0}
+@pytest.mark.parametrize("group", ["SO_10", "E_6"])
+def test_random_theories_of_large_groups_state_by_state(group):
+    """Both computations agree on random theories, most of which are anomalous."""
+    prompt = f"BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 {group} GROUP group_2 U_1"
+    rng, agreed = random.Random(3), Counter()
     for _ in range(40):
         theory = parse(prompt + random_walk(prompt, rng))
-        for number in range(2):
-            fermions = theory.fermions[: 2 * number + 1]
-            part = Theory(theory.groups, fermions)
-            free = not any(anomalies(part).values())
-            assert free == is_anomaly_free(part)
+        for fermions in (theory.fermions[:1], theory.fermions[:3]):
+            free = is_anomaly_free(Theory(theory.groups, fermions))
+            assert free == (not any(anomalies(Theory(theory.groups, fermions)).values()))
             agreed[free] += 1
-    assert agreed[False] > 10  # SO(10) and E6 alone are never anomalous
+    assert agreed[False] > 10
 
 
-@pytest.mark.parametrize("word", ["SO_10", "E_6"])
-def test_so10_and_e6_alone_have_no_anomaly(word):
-    """Neither has a cubic invariant or a global anomaly, so there is no condition; the component is at its best."""
-    prompt, rng = f"BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 {word}", random.Random(4)
-    for _ in range(10):
-        theory = parse(prompt + random_walk(prompt, rng))
-        assert anomalies(theory) == {} and is_anomaly_free(theory) and anomaly_reward({}) == 1
+@pytest.mark.parametrize("group", ["SO(10)", "E6"])
+def test_so10_and_e6_alone_have_no_condition(group):
+    """Neither has a cubic invariant or a global anomaly; the component is at its best."""
+    reps = [rep for rep in tensors.reps_of(group).values() if any(rep)]
+    theory = Theory((GaugeGroup("G", group),), tuple(Fermion(f"f{n}", (rep,)) for n, rep in enumerate(reps)))
+    assert anomalies(theory) == {} and is_anomaly_free(theory) and anomaly_reward({}) == 1
 
 
-# ---- errors and speed
+# ---- errors
 
 
 @pytest.mark.parametrize(

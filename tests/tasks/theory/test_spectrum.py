@@ -104,24 +104,6 @@ def test_seesaw_1_over_thirty_orders(yukawa, vev, heavy):
 
 
 @settings(max_examples=40, deadline=None)
-@given(yukawa=st.floats(1e-8, 1), heavy=st.floats(1e3, 1e9), small=st.floats(1e-12, 1e-3))
-def test_inverse_seesaw(yukawa, heavy, small):
-    """With N S = M and S S = mu, the light mass is mu m^2 / (M^2 + m^2) up to higher orders of mu."""
-    fields = {**LEPTONS, "N": ("singlet singlet 0 1", 1), "S": ("singlet singlet 0 0", 1)}
-    fields = {name: (words if name in "NS" else f"{words} {charge}", copies)
-              for (name, (words, copies)), charge in zip(fields.items(), (-1, 1, 1, 0), strict=True)}  # fmt: skip
-    scalars = {
-        "H": ("singlet fund 1/2 0", 125, (0, 2, 0, 0), 246),
-        "X": ("singlet singlet 0 -1", 1000, (0, 0, 0, 0), heavy * math.sqrt(2)),
-    }
-    theory = make({**SM, "X": "U(1)"}, scalars, fields, {"L N H": yukawa, "N S X": 1.0, "S S": small})
-    (sector,) = [s for s in fermion_sectors(theory, vacuum(theory)) if s.kind == "majorana"]
-    assert sector.masses == pytest.approx(exactly(sector.matrix), rel=1e-9)
-    dirac = yukawa * 246 / math.sqrt(2)
-    assert sector.masses[0] == pytest.approx(small * dirac**2 / (heavy**2 + dirac**2), rel=1e-3)
-
-
-@settings(max_examples=40, deadline=None)
 @given(vevs=st.tuples(sizes, sizes), masses=st.tuples(sizes, sizes))
 @example(vevs=(246.0, 1e16), masses=(125.0, 1e16))
 def test_charged_scalar_of_two_doublets(vevs, masses):

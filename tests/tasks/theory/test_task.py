@@ -16,9 +16,9 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples, survey
-from trl_grpo_tasks.tasks.theory.data import STARTS
+from trl_grpo_tasks.tasks.theory.data import STARTS, cut
 from trl_grpo_tasks.tasks.theory.language import parse, write
-from trl_grpo_tasks.tasks.theory.reward import GOALS, WORST, find_exotics, judge, log_reward, square_threshold_reward
+from trl_grpo_tasks.tasks.theory.reward import GOALS, find_exotics, judge, log_reward, square_threshold_reward
 
 MODULE = "trl_grpo_tasks.tasks.theory"
 OWN_RECIPES = RECIPES / "theory"
@@ -31,9 +31,7 @@ def make(**options):
 
 def prompt_of(name, given):
     """A named theory cut after so many of its fermions, and the rest."""
-    words = write(examples.named(name)).split()
-    starts = [place for place, word in enumerate(words) if word == "FERMION"] + [words.index("INTERACTIONS")]
-    return " ".join(words[: starts[given]]), " " + " ".join(words[starts[given] :])
+    return cut(examples.named(name), given)
 
 
 # ---- the contract
@@ -79,9 +77,9 @@ def test_a_known_theory_has_full_reward_and_its_name():
 
 # Theories with one thing wrong, by the component that must notice it.
 WRONG = {
-    "anomalies": examples.extend(None, {"X": ("fund singlet 2/3", 1), "Y": ("antifund singlet -5/6", 1)}),
-    "exotics": examples.extend(None, {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}, {"E F": 50}),
-    "perturbativity": examples.extend(None, {"N": ("singlet singlet 0", 3)}, {"L N H": 5.0, "N N": 1000}),
+    "anomalies": examples.extend({}, {"X": ("fund singlet 2/3", 1), "Y": ("antifund singlet -5/6", 1)}, {}),
+    "exotics": examples.extend({}, {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}, {"E F": 50}),
+    "perturbativity": examples.extend({}, {"N": ("singlet singlet 0", 3)}, {"L N H": 5.0, "N N": 1000}),
     # Q = T3 + 3 Y: there is no electron of charge -1 with a mass.
     "standard_model": examples.make(
         examples.SM_GROUPS,
@@ -94,9 +92,8 @@ WRONG = {
 
 @pytest.mark.parametrize("component", WRONG)
 def test_each_condition_is_needed(component):
-    words = write(WRONG[component]).split()
-    cut = [place for place, word in enumerate(words) if word == "FERMION"][5]
-    score = make().score({"prompt": " ".join(words[:cut])}, " " + " ".join(words[cut:]))
+    prompt, completion = cut(WRONG[component], 5)
+    score = make().score({"prompt": prompt}, completion)
     assert score.valid and not score.success
     assert component in score.info["problems"] and score.info["problems"][component] in score.reason
     assert score.components[component] < (1 if component == "anomalies" else 0)
@@ -110,12 +107,8 @@ def test_more_light_exotics_are_worse_and_heavier_ones_better():
     totals = [task.score({"prompt": prompt}, gold.replace("m_300GeV", mass)).total for mass in
               ("m_0GeV", "m_10GeV", "m_50GeV", "m_125GeV")]  # fmt: skip
     assert totals == sorted(totals) and totals[2] < totals[3] == 3.0
-
-
-def test_a_threshold_can_be_moved():
-    prompt, gold = prompt_of("vectorlike_leptons", 5)
-    assert make(threshold_gev=200.0).score({"prompt": prompt}, gold).success
-    assert not make(threshold_gev=500.0).score({"prompt": prompt}, gold).success
+    strict = make(threshold_gev=500.0).score({"prompt": prompt}, gold)
+    assert task.score({"prompt": prompt}, gold).success and not strict.success
 
 
 def test_a_fourth_light_family_is_exotic_and_a_missing_one_is_missed():
@@ -163,11 +156,6 @@ def test_nothing_is_gained_by_being_long():
     assert good.success and bad.valid and not bad.success and "the theory has 348 words" in bad.reason
     assert bad.components["length"] == -300 and bad.components["anomalies"] == good.components["anomalies"]
     assert bad.total == pytest.approx(good.total - 3 - 2)
-    # Long and wrong is worse than wrong; long enough to be cut off is worst.
-    broken = gold.replace("CHARGE group_3 q_0/1 CHARGE group_4 q_0/1", "CHARGE group_3 q_0/1 CHARGE group_4 q_5/6")
-    broken = broken[: broken.index(" INTERACTIONS")]
-    row = {"prompt": prompt}
-    assert long.score(row, broken + gold * 5).total == -13 <= short.score(row, broken).total
 
 
 def test_nothing_is_gained_by_repeating_the_prompt():
@@ -182,10 +170,9 @@ def test_nothing_is_gained_by_repeating_the_prompt():
     # A fermion that was begun in the prompt and finished by the model is the model's.
     whole = write(examples.named("seesaw_1")).split()
     last = max(place for place, word in enumerate(whole) if word == "FERMION")
-    for cut in (last + 2, last + 12):
-        assert task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
-    cut = last + 13
-    assert not task.score({"prompt": " ".join(whole[:cut])}, " " + " ".join(whole[cut:])).success
+    for end, success in ((last + 2, True), (last + 12, True), (last + 13, False)):
+        score = task.score({"prompt": " ".join(whole[:end])}, " " + " ".join(whole[end:]))
+        assert score.success == success
 
 
 def test_invalid_texts_never_score_better_than_theories():
@@ -194,19 +181,6 @@ def test_invalid_texts_never_score_better_than_theories():
     totals = [task.score(row, survey.random_walk(row["prompt"], rng)).total for _ in range(150)]
     assert min(totals) > -13 == task.score(row, "").total
     assert max(totals) <= 3 and len(set(totals)) > 50
-
-
-@pytest.mark.parametrize("start", ["one_given", "mixed"])
-def test_a_given_multiplet_leaves_one_to_add(start):
-    with pytest.raises(ValueError, match=f"must be from 2 to 7, because --start {start} gives one of them"):
-        make(start=start, new_multiplets=1)
-
-
-def test_the_range_of_the_total():
-    weights = TheoryTask.weights
-    lowest = sum(weights[name] * value for name, value in WORST.items())
-    assert lowest == -13
-    assert weights["anomalies"] + weights["solved"] + weights["distinct"] == 4
 
 
 def test_the_documents_total_is_the_plain_sum_of_three_parts():
@@ -274,6 +248,7 @@ def test_levels_count_one_thing_after_another():
         ({"goals": ["anomalies", "length"]}, "in this order"),
         ({"goals": []}, "name at least one of"),
         ({"new_multiplets": 8}, "--new_multiplets 8 must be from 1 to 7"),
+        ({"start": "one_given", "new_multiplets": 1}, "from 2 to 7, because --start one_given gives one of them"),
         ({"max_words": 0}, "--max_words 0 must be greater than 0"),
         ({"tiny_width": 100, "tiny_heads": 8}, "--tiny_width 100 must be an even multiple of --tiny_heads 8"),
         ({"prompts_file": "nowhere.txt"}, "nowhere.txt: this path does not exist"),

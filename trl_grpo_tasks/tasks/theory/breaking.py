@@ -37,8 +37,7 @@ class Vacuum:
 
     def charge_of(self, weights: Sequence[Sequence[int | Fraction]]) -> Fraction:
         """Return the electric charge of a component with these weights (for a U(1): its charge)."""
-        if self.charge is None:
-            raise ValueError(f"no electric charge: {self.unbroken} generators are unbroken, not SU(3) x U(1)")
+        assert self.charge is not None
         total = Fraction(0)
         for entries, weight in zip(self.charge, weights, strict=True):
             for x, w in zip(entries, weight, strict=True):

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import permutations, product
-from math import gcd, lcm
+from math import gcd
+from typing import Any
 
 from .examples import NAMES, named
 from .groups import U1, algebra, conjugate
-from .theory import Fermion, Number, Scalar, Theory
+from .theory import Theory, conjugate_number, integer_charges
 
 # Integers for a U(1), Dynkin labels for a simple group.
 Entry = int | tuple[int, ...]
@@ -27,18 +28,24 @@ Form = tuple[tuple[str, ...], tuple, tuple]
 def canonical(theory: Theory) -> Form:
     """Return groups, fermions with their generations, and scalars, in the smallest of all equivalent forms."""
     groups = [group.group for group in theory.groups]
-    fields: list[Fermion | Scalar] = [*theory.fermions, *theory.scalars]
-    units = [_unit([field.numbers[i] for field in fields]) for i in range(len(groups))]
+    fields: list[Any] = [*theory.fermions, *theory.scalars]
+    columns: list[list[Any]] = []
+    for i, group in enumerate(groups):
+        column = [field.numbers[i] for field in fields]
+        columns.append(_in_units(column) if group == U1 else column)
+    rows = list(zip(*columns, strict=True))
     fermions: Counter[tuple[Entry, ...]] = Counter()
-    for fermion in theory.fermions:
-        fermions[_scaled(fermion.numbers, units)] += fermion.generations
-    scalars = Counter((_scaled(s.numbers, units), s.vev is not None) for s in theory.scalars)
+    for fermion, numbers in zip(theory.fermions, rows, strict=False):
+        fermions[numbers] += fermion.generations
+    vevs = [scalar.vev is not None for scalar in theory.scalars]
+    scalars = Counter(zip(rows[len(theory.fermions) :], vevs, strict=True))
     forms = []
     for order, flips in _renamings(groups):
+        others = [not flip for flip in flips]
         matter = [(_renamed(groups, numbers, order, flips), n) for numbers, n in fermions.items()]
         higgs: Counter[tuple] = Counter()
         for (numbers, vev), n in scalars.items():
-            higgs[min(_both(groups, numbers, order, flips)), vev] += n
+            higgs[min(_renamed(groups, numbers, order, one) for one in (flips, others)), vev] += n
         forms.append((tuple(sorted(matter)), tuple(sorted(higgs.items()))))
     return tuple(sorted(groups)), *min(forms)
 
@@ -58,18 +65,11 @@ def _named_digests() -> dict[str, str]:
     return {digest(named(name)): name for name in NAMES}
 
 
-def _unit(column: Sequence[Number]) -> Fraction:
-    """Return the largest unit of which all charges of a U(1) are integer multiples; 0 if all charges are 0."""
-    charges = [number for number in column if isinstance(number, Fraction) and number]
-    if not charges:
-        return Fraction(0)
-    return Fraction(gcd(*(q.numerator for q in charges)), lcm(*(q.denominator for q in charges)))
-
-
-def _scaled(numbers: Sequence[Number], units: Sequence[Fraction]) -> tuple[Entry, ...]:
-    return tuple(
-        [n if isinstance(n, tuple) else int(n / unit) if unit else 0 for n, unit in zip(numbers, units, strict=True)]
-    )
+def _in_units(charges: Sequence[Fraction]) -> list[int]:
+    """Return charges as multiples of the largest unit that they share."""
+    multiples, _ = integer_charges(charges)
+    unit = gcd(*multiples) or 1
+    return [multiple // unit for multiple in multiples]
 
 
 def _renamings(groups: Sequence[str]) -> Iterator[tuple[tuple[int, ...], tuple[bool, ...]]]:
@@ -86,27 +86,11 @@ def _renamings(groups: Sequence[str]) -> Iterator[tuple[tuple[int, ...], tuple[b
 @cache
 def _has_complex(group: str) -> bool:
     """Return whether the group has charges or representations that conjugation changes."""
-    if group == U1:
-        return True
-    lie = algebra(group)
-    return (lie.series == "A" and lie.rank > 1) or (lie.series == "D" and lie.rank % 2 == 1) or lie.series == "E"
+    labels = () if group == U1 else tuple(range(algebra(group).rank))
+    return group == U1 or conjugate(group, labels) != labels
 
 
 def _renamed(
     groups: Sequence[str], numbers: Sequence[Entry], order: Sequence[int], flips: Sequence[bool]
 ) -> tuple[Entry, ...]:
-    return tuple([_conjugated(groups[i], numbers[i]) if flips[i] else numbers[i] for i in order])
-
-
-def _both(
-    groups: Sequence[str], numbers: Sequence[Entry], order: Sequence[int], flips: Sequence[bool]
-) -> list[tuple[Entry, ...]]:
-    """Return a scalar's numbers and those of its conjugate."""
-    return [
-        _renamed(groups, numbers, order, flips),
-        _renamed(groups, numbers, order, [not flip for flip in flips]),
-    ]
-
-
-def _conjugated(group: str, entry: Entry) -> Entry:
-    return conjugate(group, entry) if isinstance(entry, tuple) else -entry
+    return tuple([conjugate_number(groups[i], numbers[i]) if flips[i] else numbers[i] for i in order])

@@ -4,7 +4,8 @@ Everything it allows parses as a theory: ids are declared in order, counts match
 interactions are exactly those that gauge symmetry allows, each with a value (0 for none). Groups have a fixed order,
 and scalars precede fermions, which reduces the number of texts with the same meaning.
 
-Fields are stored as codes: the indices of the options chosen at each step.
+Fields are stored as codes: the indices of the options chosen at each step. A fermion's code begins with its
+generations.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...constraints.choices import Choices, ChoiceTreeConstraint
 from .groups import U1
 from .tensors import components, reps_of
-from .terms import allowed_shapes
+from .terms import allowed_terms
 from .theory import Fermion, GaugeGroup, Number, Scalar, Theory, Vev
 from .words import (
     CHARGE_WORDS,
-    CHARGES,
     GROUPS,
     MASS_WORDS,
     MASSES,
@@ -42,34 +42,17 @@ Code = tuple[int, ...]
 _SCALAR_MASS_WORDS = list(MASS_WORDS)[1:]  # a scalar's mass cannot be zero; a mass term can
 
 
-class Content:
+class Content(NamedTuple):
     """The groups and fields so far. Equal contents allow the same continuations."""
 
-    __slots__ = ("_hash", "fermions", "groups", "scalars", "terms", "vevs")
-
-    def __init__(
-        self,
-        groups: tuple[str, ...],
-        vevs: tuple[Code, ...] = (),
-        scalars: tuple[Code, ...] = (),
-        fermions: tuple[Code, ...] = (),
-    ):
-        self.groups, self.vevs, self.scalars, self.fermions = groups, vevs, scalars, fermions
-        self.terms: list[tuple[str, int]] | None = None  # computed when the content is complete
-        self._hash = hash((groups, vevs, scalars, fermions))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Content) and self._key() == other._key())
-
-    def _key(self) -> tuple:
-        return self.groups, self.vevs, self.scalars, self.fermions
+    groups: tuple[str, ...]
+    vevs: tuple[Code, ...] = ()
+    scalars: tuple[Code, ...] = ()
+    fermions: tuple[Code, ...] = ()
 
     @property
-    def multiplets(self) -> int:
-        return len(self.vevs) + len(self.scalars) + len(self.fermions)
+    def next_id(self) -> str:
+        return multiplet_word(len(self.vevs) + len(self.scalars) + len(self.fermions) + 1)
 
 
 def theory_constraint(tokenizer: Any) -> ChoiceTreeConstraint:
@@ -136,7 +119,7 @@ def _group(count: int, chosen: tuple[str, ...]) -> Choices:
     return [(f"{word} SYMMETRY_BREAKING NUM_VEVS ", (_vev_count, Content((*chosen, word)))) for word in options]
 
 
-# ---- steps: fields
+# ---- steps: fields; `kind` is the entry of the content to which the field will be added
 
 
 def _vev_count(content: Content) -> Choices:
@@ -146,8 +129,7 @@ def _vev_count(content: Content) -> Choices:
 def _next_vev(content: Content, left: int) -> Choices:
     if not left:
         return [("MULTIPLETS NUM_MULTIPLETS ", (_multiplet_count, content))]
-    text = f"SCALAR {multiplet_word(content.multiplets + 1)} {_opening(content.groups, 0)}"
-    return [(text, (_scalar_number, content, left, True, ()))]
+    return [(f"SCALAR {content.next_id} {_opening(content, 0)}", (_number, content, left, "vevs", ()))]
 
 
 def _multiplet_count(content: Content) -> Choices:
@@ -157,155 +139,124 @@ def _multiplet_count(content: Content) -> Choices:
 def _next_multiplet(content: Content, left: int) -> Choices:
     if not left:
         return [("INTERACTIONS ", (_next_term, content, 0))]
-    id = multiplet_word(content.multiplets + 1)
-    options: list[tuple[str, Any]] = [(f"FERMION {id} GENERATIONS ", (_generations, content, left))]
+    options: list[tuple[str, Any]] = [(f"FERMION {content.next_id} GENERATIONS ", (_generations, content, left))]
     if not content.fermions:
-        text = f"SCALAR {id} {_opening(content.groups, 0)}"
-        options.append((text, (_scalar_number, content, left, False, ())))
+        text = f"SCALAR {content.next_id} {_opening(content, 0)}"
+        options.append((text, (_number, content, left, "scalars", ())))
     return options
 
 
 def _generations(content: Content, left: int) -> Choices:
-    free = _untaken((), range(MAX_GENERATIONS), content.fermions, prod(_sizes(content.groups)))
-    opening = _opening(content.groups, 0)
-    return [(f"{count_word(n + 1)} {opening}", (_fermion_number, content, left, (n,))) for n in free]
+    free = _untaken((), MAX_GENERATIONS, content.fermions, _ways(content, 0))
+    opening = _opening(content, 0)
+    return [(f"{count_word(n + 1)} {opening}", (_number, content, left, "fermions", (n,))) for n in free]
 
 
-def _fermion_number(content: Content, left: int, code: Code) -> Choices:
-    """Choose the representation or charge under the next group; a fermion's code begins with its generations."""
-    groups, place = content.groups, len(code) - 1
-    words = _options(groups[place])
-    free = _untaken(code, range(len(words)), content.fermions, prod(_sizes(groups)[place + 1 :]))
-    if place + 1 < len(groups):
-        opening = _opening(groups, place + 1)
-        return [(f"{words[n]} {opening}", (_fermion_number, content, left, (*code, n))) for n in free]
-    return [(f"{words[n]} ", (_fermion_done, content, left, (*code, n))) for n in free]
-
-
-def _fermion_done(content: Content, left: int, code: Code) -> Choices:
-    grown = Content(content.groups, content.vevs, content.scalars, (*content.fermions, code))
-    return _next_multiplet(grown, left - 1)
-
-
-def _scalar_number(content: Content, left: int, vev: bool, code: Code) -> Choices:
-    groups, place = content.groups, len(code)
-    words = _options(groups[place])
+def _number(content: Content, left: int, kind: str, code: Code) -> Choices:
+    """Choose the representation or charge under the next group."""
+    place = len(code) - (kind == "fermions") + 1
+    words = _options(content.groups[place - 1])
     # A scalar with a vev still has many choices left (component, vev and mass), so it can always differ.
-    taken = () if vev else content.scalars
-    free = _untaken(code, range(len(words)), taken, prod(_sizes(groups)[place + 1 :]) * len(_SCALAR_MASS_WORDS))
-    if place + 1 < len(groups):
-        opening = _opening(groups, place + 1)
-        return [(f"{words[n]} {opening}", (_scalar_number, content, left, vev, (*code, n))) for n in free]
-    if vev:
-        return [(f"{words[n]} VEV ", (_component, content, left, (*code, n), 0)) for n in free]
-    return [(f"{words[n]} MASS ", (_scalar_mass, content, left, False, (*code, n))) for n in free]
+    taken = () if kind == "vevs" else getattr(content, kind)
+    masses = 1 if kind == "fermions" else len(_SCALAR_MASS_WORDS)
+    free = _untaken(code, len(words), taken, _ways(content, place) * masses)
+    text, step = {"vevs": ("VEV ", _component), "scalars": ("MASS ", _mass), "fermions": ("", _done)}[kind]
+    if place < len(content.groups):
+        text, step = _opening(content, place), _number
+    return [(f"{words[n][0]} {text}", (step, content, left, kind, (*code, n))) for n in free]
 
 
-def _component(content: Content, left: int, code: Code, place: int) -> Choices:
+def _component(content: Content, left: int, kind: str, code: Code) -> Choices:
     """Choose the vev's component under the next group in which the field is not a singlet; 0 for singlets."""
     groups = content.groups
-    while place < len(groups) and (groups[place] == "U_1" or code[place] == 0):
-        code, place = (*code, 0), place + 1
+    while (place := len(code) - len(groups)) < len(groups) and (groups[place] == "U_1" or code[place] == 0):
+        code = (*code, 0)
     if place == len(groups):
-        return [(f"{word} MASS ", (_scalar_mass, content, left, True, (*code, n))) for n, word in enumerate(VEV_WORDS)]
+        return [(f"{word} MASS ", (_mass, content, left, kind, (*code, n))) for n, word in enumerate(VEV_WORDS)]
     name = group_name(groups[place])
-    count = len(components(name, list(reps_of(name).values())[code[place]]))
+    count = len(components(name, _options(groups[place])[code[place]][1]))
     return [
-        (f"group_{place + 1} {component_word(n)} ", (_component, content, left, (*code, n), place + 1))
+        (f"group_{place + 1} {component_word(n)} ", (_component, content, left, kind, (*code, n)))
         for n in range(1, count + 1)
     ]
 
 
-def _scalar_mass(content: Content, left: int, vev: bool, code: Code) -> Choices:
-    free = _untaken(code, range(len(_SCALAR_MASS_WORDS)), content.vevs if vev else content.scalars, 1)
-    return [(f"{_SCALAR_MASS_WORDS[n]} ", (_scalar_done, content, left, vev, (*code, n))) for n in free]
+def _mass(content: Content, left: int, kind: str, code: Code) -> Choices:
+    free = _untaken(code, len(_SCALAR_MASS_WORDS), getattr(content, kind), 1)
+    return [(f"{_SCALAR_MASS_WORDS[n]} ", (_done, content, left, kind, (*code, n))) for n in free]
 
 
-def _scalar_done(content: Content, left: int, vev: bool, code: Code) -> Choices:
-    if vev:
-        return _next_vev(Content(content.groups, (*content.vevs, code)), left - 1)
-    return _next_multiplet(Content(content.groups, content.vevs, (*content.scalars, code)), left - 1)
+def _done(content: Content, left: int, kind: str, code: Code) -> Choices:
+    content = content._replace(**{kind: (*getattr(content, kind), code)})
+    return _next_vev(content, left - 1) if kind == "vevs" else _next_multiplet(content, left - 1)
 
 
 # ---- steps: interactions
 
 
 def _next_term(content: Content, place: int) -> Choices:
-    if content.terms is None:
-        content.terms = _terms(content)
-    if place == len(content.terms):
+    terms = _terms(content)
+    if place == len(terms):
         return [("END", None)]
-    text, pairs = content.terms[place]
+    text, pairs = terms[place]
     return [(text, (_term_value, content, place, pairs))]
 
 
 def _term_value(content: Content, place: int, pairs: int) -> Choices:
-    return [(text, (_next_term, content, place + 1)) for text in _value_texts(pairs)]
+    words = yukawa_words(pairs) if pairs else MASS_WORDS
+    return [(f"{word} ", (_next_term, content, place + 1)) for word in words]
 
 
-@lru_cache(16)
-def _value_texts(pairs: int) -> list[str]:
-    """Return the value words of a Yukawa coupling with `pairs` pairs of generations, or of a mass term (0 pairs)."""
-    return [f"{word} " for word in (yukawa_words(pairs) if pairs else MASS_WORDS)]
-
-
+@lru_cache(4096)
 def _terms(content: Content) -> list[tuple[str, int]]:
     """Return, for each allowed term, the text before its value and its pairs of generations (0: a mass term)."""
-    theory = theory_of(content)
     result = []
-    for shape in allowed_shapes(theory):
-        first, second = theory.fermions[shape.first], theory.fermions[shape.second]
-        if shape.scalar < 0:
-            result.append((f"BARE_MASS {first.name} {second.name} ", 0))
+    for term in allowed_terms(theory_of(content)):
+        pair = f"{term.first} {term.second}"
+        if term.scalar is None:
+            result.append((f"BARE_MASS {pair} ", 0))
         else:
-            form = "CONJUGATE" if shape.conjugate else "SCALAR"
-            text = f"YUKAWA {first.name} {second.name} {form} {theory.scalars[shape.scalar].name} "
-            result.append((text, min(first.generations, second.generations)))
+            form = "CONJUGATE" if term.conjugate else "SCALAR"
+            result.append((f"YUKAWA {pair} {form} {term.scalar} ", len(term.values)))
     return result
 
 
 def theory_of(content: Content) -> Theory:
     """Return the theory that the codes describe."""
+
+    def numbers(code: Code) -> tuple[Number, ...]:
+        return tuple([_options(group)[n][1] for group, n in zip(content.groups, code, strict=False)])
+
     groups = tuple(GaugeGroup(f"group_{n}", group_name(word)) for n, word in enumerate(content.groups, 1))
-    count = len(groups)
-    scalars, fermions = [], []
+    count, scalars = len(groups), []
     for number, code in enumerate((*content.vevs, *content.scalars), 1):
         vev = Vev(code[count : 2 * count], VEVS[code[2 * count]]) if number <= len(content.vevs) else None
-        scalars.append(Scalar(multiplet_word(number), _numbers(content.groups, code), MASSES[code[-1] + 1], vev))
-    for number, code in enumerate(content.fermions, len(scalars) + 1):
-        fermions.append(Fermion(multiplet_word(number), _numbers(content.groups, code[1:]), code[0] + 1))
-    return Theory(groups, tuple(fermions), tuple(scalars))
-
-
-def _numbers(groups: Sequence[str], code: Code) -> tuple[Number, ...]:
-    return tuple([_values(group)[n] for group, n in zip(groups, code, strict=False)])
-
-
-@lru_cache(16)
-def _values(group: str) -> tuple[Number, ...]:
-    return CHARGES if group_name(group) == U1 else tuple(reps_of(group_name(group)).values())
+        scalars.append(Scalar(multiplet_word(number), numbers(code), MASSES[code[-1] + 1], vev))
+    fermions = tuple(
+        Fermion(multiplet_word(number), numbers(code[1:]), code[0] + 1)
+        for number, code in enumerate(content.fermions, len(scalars) + 1)
+    )
+    return Theory(groups, fermions, tuple(scalars))
 
 
 @lru_cache(16)
-def _options(group: str) -> list[str]:
-    """Return the words for a field's representation or charge under a group."""
-    return list(CHARGE_WORDS) if group_name(group) == U1 else list(reps_of(group_name(group)))
+def _options(group: str) -> list[tuple[str, Any]]:
+    """Return the words for a field's representation or charge under a group, with their values."""
+    name = group_name(group)
+    return list((CHARGE_WORDS if name == U1 else reps_of(name)).items())
 
 
-@lru_cache(256)
-def _sizes(groups: tuple[str, ...]) -> list[int]:
-    return [len(_options(group)) for group in groups]
+def _ways(content: Content, place: int) -> int:
+    """Return how many representations and charges a field can have under the groups from this one on."""
+    return prod([len(_options(group)) for group in content.groups[place:]])
 
 
-@lru_cache(256)
-def _opening(groups: tuple[str, ...], place: int) -> str:
-    return f"{'CHARGE' if groups[place] == 'U_1' else 'REP'} group_{place + 1} "
+def _opening(content: Content, place: int) -> str:
+    return f"{'CHARGE' if content.groups[place] == 'U_1' else 'REP'} group_{place + 1} "
 
 
-def _untaken(code: Code, options: Sequence[int], taken: Sequence[Code], leaves: int) -> Sequence[int]:
+def _untaken(code: Code, count: int, taken: Sequence[Code], leaves: int) -> Sequence[int]:
     """Return the options after which a new field can still differ from existing ones in one of `leaves` ways."""
     length = len(code)
     alike = [one[length] for one in taken if one[:length] == code]
-    if not alike:
-        return options
-    return [n for n in options if alike.count(n) < leaves]
+    return [n for n in range(count) if alike.count(n) < leaves] if alike else range(count)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 
 from ...files import check_local_path
 from .constraint import check_prompt
-from .examples import NAMES, SM_FERMIONS, hierarchical, make, named
+from .examples import NAMES, SM_FERMIONS, make, named
 from .language import write
 from .reward import judge
 from .tensors import reps_of
 from .terms import with_all_terms
-from .theory import Fermion, MassTerm, Term, Theory, Yukawa, conjugate_numbers
-from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS
+from .theory import Fermion, Theory, conjugate_numbers
+from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS, hierarchical
 
 TEST_SHARE = 5  # one of this many prompts belongs to the test split
 DEFAULT_ROWS = {"train": 512, "test": 64}
@@ -56,7 +57,7 @@ def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
     check_local_path(path, "--prompts_file")
     if not file.is_file():
         raise ValueError(f"--prompts_file {path}: this file does not exist")
-    splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    prompts = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -67,10 +68,10 @@ def read_prompts(path: str) -> dict[str, list[dict[str, Any]]]:
             check_prompt(row["prompt"])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        splits["test" if is_test(row["prompt"]) else "train"].append(row)
-    prompts = [row for rows in splits.values() for row in rows]
+        prompts.append(row)
     if not prompts:
         raise ValueError(f"--prompts_file {path} contains no prompt")
+    splits = {split: [row for row in prompts if is_test(row["prompt"]) == (split == "test")] for split in DEFAULT_ROWS}
     # With few prompts one split may be empty; it then uses all prompts.
     return {split: rows or prompts for split, rows in splits.items()} if len(prompts) < TEST_SHARE else splits
 
@@ -97,12 +98,9 @@ def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
 def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give the Standard Model with an additional U(1), a mixture of B-L and Y, which needs neutral fermions."""
     while True:
-        a, b = (
-            Fraction(rng.choice((-6, -3, -2, 2, 3, 6)), 6),
-            Fraction(rng.choice((-2, -1, 0, 1, 2)), rng.choice((1, 2))),
-        )
-        theory = _u1_theory(a, b, rng)
-        if theory is not None:
+        a = Fraction(rng.choice((-6, -3, -2, 2, 3, 6)), 6)
+        b = Fraction(rng.choice((-2, -1, 0, 1, 2)), rng.choice((1, 2)))
+        if theory := _u1_theory(a, b, rng):
             return cut(theory, len(SM_FERMIONS))
 
 
@@ -172,58 +170,48 @@ def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Ferm
 
 def _with_values(theory: Theory, rng: random.Random) -> Theory:
     """Set heavy masses and small couplings for terms that have no value yet."""
-    terms: list[Term] = []
+    terms = []
     for term in with_all_terms(theory).terms:
-        first, second = theory.fermion(term.first), theory.fermion(term.second)
-        if isinstance(term, MassTerm):
-            partners = first.generations == second.generations
-            terms.append(MassTerm(term.first, term.second, rng.choice(_HEAVY) if partners else 0.0))
-        elif any(term.values):
-            terms.append(term)
-        else:
-            chiral = first.generations == second.generations == 1 and rng.random() < 0.5
-            value = rng.choice((1.0, 2.0, 3.0)) if chiral else rng.choice(_SMALL)
-            terms.append(Yukawa(term.first, term.second, term.scalar, term.conjugate, (value,) * len(term.values)))
-    return Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
+        if not any(term.values):
+            first, second = theory.fermion(term.first).generations, theory.fermion(term.second).generations
+            if term.scalar is None:
+                value = rng.choice(_HEAVY) if first == second else 0.0
+            else:
+                chiral = first == second == 1 and rng.random() < 0.5
+                value = rng.choice((1.0, 2.0, 3.0)) if chiral else rng.choice(_SMALL)
+            term = replace(term, values=(value,) * len(term.values))
+        terms.append(term)
+    return replace(theory, terms=tuple(terms))
 
 
 def _shuffled(theory: Theory, rng: random.Random) -> Theory:
     """Return the same theory with its fermions in random order."""
-    fermions = rng.sample(theory.fermions, len(theory.fermions))
-    return with_all_terms(Theory(theory.groups, tuple(fermions), theory.scalars, theory.terms))
+    return with_all_terms(replace(theory, fermions=tuple(rng.sample(theory.fermions, len(theory.fermions)))))
 
 
 def _u1_theory(a: Fraction, b: Fraction, rng: random.Random) -> Theory | None:
     """Return the theory with X = a (B-L) + b Y and right-handed neutrinos, or None if some charge has no word."""
-    b_minus_l = {
-        "Q": Fraction(1, 3),
-        "uc": Fraction(-1, 3),
-        "dc": Fraction(-1, 3),
-        "L": Fraction(-1),
-        "ec": Fraction(1),
-    }
+    b_minus_l = {"Q": "1/3", "uc": "-1/3", "dc": "-1/3", "L": "-1", "ec": "1"}
     fermions: dict[str, tuple] = {}
     for name in rng.sample(list(SM_FERMIONS), len(SM_FERMIONS)):
         words, generations = SM_FERMIONS[name]
-        fermions[name] = (f"{words} {a * b_minus_l[name] + b * Fraction(words.split()[-1])}", generations)
+        fermions[name] = (f"{words} {a * Fraction(b_minus_l[name]) + b * Fraction(words.split()[-1])}", generations)
     fermions["N"] = (f"singlet singlet 0 {a}", 3)
     scalars = {
         "H": (f"singlet fund 1/2 {b / 2}", 125, (0, 2, 0, 0), 246),
         "S": (f"singlet singlet 0 {-2 * a}", 1000, (0, 0, 0, 0), rng.choice((1000, 3000, 10000))),
     }
-    charges = [Fraction(note[0].split()[-1]) for note in (*fermions.values(), *scalars.values())]
-    if not set(charges) <= set(CHARGES):
+    if not {Fraction(note[0].split()[-1]) for note in (*fermions.values(), *scalars.values())} <= set(CHARGES):
         return None
-    groups = {"c": "SU(3)", "L": "SU(2)", "Y": "U(1)", "X": "U(1)"}
-    theory = make(groups, scalars, fermions, {})
-    known = {frozenset(("Q", "uc")): 1.0, frozenset(("Q", "dc")): 0.02, frozenset(("L", "ec")): 0.01}
-    terms: list[Term] = []
+    theory = make({"c": "SU(3)", "L": "SU(2)", "Y": "U(1)", "X": "U(1)"}, scalars, fermions, {})
+    largest = {frozenset(("Q", "uc")): 1.0, frozenset(("Q", "dc")): 0.02, frozenset(("L", "ec")): 0.01}
+    terms = []
     for term in theory.terms:
-        if isinstance(term, Yukawa):
-            largest = known.get(frozenset((term.first, term.second)))
-            values = (rng.choice(_SMALL),) * 3 if largest is None else hierarchical(largest)
-            terms.append(Yukawa(term.first, term.second, term.scalar, term.conjugate, values))
-        else:
-            terms.append(MassTerm(term.first, term.second, 0.0))
-    result = Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
+        pair = frozenset((term.first, term.second))
+        if pair in largest:
+            term = replace(term, values=hierarchical(largest[pair]))
+        elif term.scalar is not None:
+            term = replace(term, values=(rng.choice(_SMALL),) * 3)
+        terms.append(term)
+    result = replace(theory, terms=tuple(terms))
     return None if judge(result, 0, 1).problems else result

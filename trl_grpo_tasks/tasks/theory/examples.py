@@ -6,21 +6,24 @@ They are in `examples.yaml`, in a short notation that `make` reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...files import read_table
+from .groups import U1
 from .tensors import reps_of
 from .terms import with_all_terms
-from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa
-from .words import HIERARCHY, yukawa_values
+from .theory import Fermion, GaugeGroup, Number, Scalar, Term, Theory, Vev
+from .words import yukawa_values
 
 Fields = Mapping[str, Sequence[Any]]
 Couplings = Mapping[str, float | str | tuple[float, ...]]
 
 _NOTES: dict[str, Any] = read_table(Path(__file__).with_suffix(".yaml"))
+_PARTS = ("scalars", "fermions", "couplings")
 _MODEL = _NOTES["standard_model"]
 NAMES = tuple(_NOTES)
 SM_GROUPS: Mapping[str, str] = _MODEL["groups"]
@@ -33,20 +36,14 @@ def named(name: str) -> Theory:
     if name not in NAMES:
         raise ValueError(f"unknown theory {name!r}; theories are: {', '.join(NAMES)}")
     note = _NOTES[name]
-    parts = [note.get(part, {}) for part in ("scalars", "fermions", "couplings")]
+    parts = [note.get(part, {}) for part in _PARTS]
     return make(note["groups"], *parts) if "groups" in note else extend(*parts)
 
 
-def extend(
-    scalars: Fields | None = None, fermions: Fields | None = None, couplings: Couplings | None = None
-) -> Theory:
-    """Return the Standard Model with additional fields."""
-    return make(
-        SM_GROUPS,
-        {**_MODEL["scalars"], **(scalars or {})},
-        {**SM_FERMIONS, **(fermions or {})},
-        {**_MODEL["couplings"], **(couplings or {})},
-    )
+def extend(scalars: Fields, fermions: Fields, couplings: Couplings) -> Theory:
+    """Return the Standard Model with additional fields and couplings."""
+    added = zip(_PARTS, (scalars, fermions, couplings), strict=True)
+    return make(SM_GROUPS, *({**_MODEL[part], **more} for part, more in added))
 
 
 def make(groups: Mapping[str, str], scalars: Fields, fermions: Fields, couplings: Couplings) -> Theory:
@@ -65,29 +62,20 @@ def make(groups: Mapping[str, str], scalars: Fields, fermions: Fields, couplings
             for name, (words, mass, *vev) in scalars.items()
         ),
     )
-    terms = tuple(_term(theory, fields.split(), value) for fields, value in couplings.items())
-    return with_all_terms(Theory(theory.groups, theory.fermions, theory.scalars, terms))
-
-
-def hierarchical(largest: float, generations: int = 3) -> tuple[float, ...]:
-    """Return couplings that decrease by a factor of 100 from generation to generation."""
-    return tuple(largest / HIERARCHY**below for below in range(generations - 1, -1, -1))
+    terms = []
+    for fields, value in couplings.items():
+        first, second, *scalar = fields.split()
+        pairs = min(theory.fermion(first).generations, theory.fermion(second).generations)
+        if isinstance(value, str):
+            value = yukawa_values(value, pairs)
+        values = value if isinstance(value, tuple) else (float(value),) * pairs
+        terms.append(Term(first, second, values, scalar[0].rstrip("*") if scalar else None, fields.endswith("*")))
+    return with_all_terms(replace(theory, terms=tuple(terms)))
 
 
 def numbers_of(groups: Sequence[GaugeGroup], words: str) -> tuple[Number, ...]:
     """Return the representations and charges that the words name, one for each group."""
     return tuple(
-        Fraction(word) if group.group == "U(1)" else reps_of(group.group)[word]
+        Fraction(word) if group.group == U1 else reps_of(group.group)[word]
         for group, word in zip(groups, words.split(), strict=True)
     )
-
-
-def _term(theory: Theory, fields: Sequence[str], value: float | str | tuple[float, ...]) -> Term:
-    if len(fields) == 2:
-        assert isinstance(value, int | float)
-        return MassTerm(fields[0], fields[1], float(value))
-    pairs = min(theory.fermion(name).generations for name in fields[:2])
-    if isinstance(value, str):
-        value = yukawa_values(value, pairs)
-    values = value if isinstance(value, tuple) else (float(value),) * pairs
-    return Yukawa(fields[0], fields[1], fields[2].rstrip("*"), fields[2].endswith("*"), values)

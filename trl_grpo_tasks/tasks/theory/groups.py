@@ -55,12 +55,10 @@ def algebra(group: str) -> Algebra:
         cartan[i][j], cartan[j][i] = int(product / half[j]), int(product / half[i])
     roots = _positive_roots(cartan)
     # The columns of the inverse Cartan matrix C: the solutions (x, e_i) of C x - e_i = 0.
-    unit = [[Fraction(-int(i == j)) for j in range(rank)] for i in range(rank)]
-    inverse = null_space([[*map(Fraction, row), *e] for row, e in zip(cartan, unit, strict=True)], 2 * rank)
+    equations = [[*map(Fraction, row), *(Fraction(-(i == j)) for j in range(rank))] for i, row in enumerate(cartan)]
+    inverse = null_space(equations, 2 * rank)
     metric = tuple(tuple(inverse[i][j] * half[i] for j in range(rank)) for i in range(rank))
-    return Algebra(
-        series, rank, rank + 2 * len(roots), tuple(half), tuple(tuple(row) for row in cartan), roots, metric
-    )
+    return Algebra(series, rank, rank + 2 * len(roots), tuple(half), tuple(map(tuple, cartan)), roots, metric)
 
 
 @lru_cache(_CACHE)
@@ -133,9 +131,8 @@ def trivial(group: str) -> Dynkin:
 def inner(group: str, first: Sequence[int], second: Sequence[int]) -> Fraction:
     """Return the scalar product of two weights given by their Dynkin labels."""
     metric = algebra(group).metric
-    return sum(
-        (a * b * metric[i][j] for i, a in enumerate(first) if a for j, b in enumerate(second) if b), Fraction(0)
-    )
+    terms = (a * b * metric[i][j] for i, a in enumerate(first) if a for j, b in enumerate(second) if b)
+    return sum(terms, Fraction(0))
 
 
 @lru_cache(_CACHE)
@@ -213,11 +210,8 @@ def _content(group: str, shifted: dict[Dynkin, int]) -> dict[Dynkin, int]:
 
 @lru_cache(_CACHE)
 def singlets_in(group: str, reps: tuple[Dynkin, ...]) -> int:
-    """Return the number of independent invariants in the product of up to three representations."""
-    if len(reps) > 3:
-        raise ValueError(f"singlets_in takes up to three representations, got {len(reps)}")
-    one = trivial(group)
-    first, second, third = (*reps, one, one, one)[:3]
+    """Return the number of independent invariants in the product of one to three representations."""
+    first, second, third, *_ = (*reps, trivial(group), trivial(group))
     return product(group, first, second).get(conjugate(group, third), 0)
 
 

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass, field, replace
 
 from ...task import nearest
-from .constraint import check_prompt
 from .examples import named, numbers_of
 from .groups import U1
 from .language import write
@@ -104,7 +103,7 @@ def prompt_of(text: str) -> tuple[str, str]:
         if request.families:
             cut += 4  # FERMION, its id, GENERATIONS, num_3
             found += ", the first with 3 generations"
-        return _checked(text, " ".join(words[:cut])), f"{shown}; {found}"
+        return " ".join(words[:cut]), f"{shown}; {found}"
     theory = replace(base, fermions=(*base.fermions, *new))
     total = len(theory.fermions) + unknown
     if total > MAX_MULTIPLETS:
@@ -115,7 +114,7 @@ def prompt_of(text: str) -> tuple[str, str]:
     prompt = words[:end] if unknown else words[: end - 1]
     left = "the rest" if unknown else "the last number of the last one"
     shown += f"; its {len(base.fermions)} fermion multiplets are given; new: {', '.join(notes)}; to be found: {left}"
-    return _checked(text, " ".join(prompt)), shown
+    return " ".join(prompt), shown
 
 
 # ---- reading
@@ -220,12 +219,4 @@ def _groups_only(request: _Request) -> tuple[str, str]:
         raise ValueError(f"no fields are known for {shown}, so nothing can be added; ask for {shown} alone")
     listed = " ".join(f"GROUP group_{n} {group}" for n, group in enumerate(request.groups, 1))
     prompt = f"BOS GAUGE_GROUPS NUM_GAUGE {count_word(len(request.groups))} {listed}"
-    return _checked(shown, prompt), f"{shown}; scalars and fermions are to be found"
-
-
-def _checked(text: str, prompt: str) -> str:
-    try:
-        check_prompt(prompt)
-    except ValueError as error:
-        raise ValueError(f"{text[:80]!r} cannot be written as a theory: {error}") from error
-    return prompt
+    return prompt, f"{shown}; scalars and fermions are to be found"

@@ -12,14 +12,15 @@ Words are separated by single spaces; a prompt is a prefix, and a completion beg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from .groups import U1
 from .tensors import components, kind_of, reps_of
-from .terms import allowed_shapes, shape_of
-from .theory import Fermion, GaugeGroup, MassTerm, Number, Scalar, Term, Theory, Vev, Yukawa
+from .terms import allowed_terms, shape_of
+from .theory import Fermion, GaugeGroup, Number, Scalar, Term, Theory, Vev
 from .words import (
     CHARGE_WORDS,
     COMPONENT_WORDS,
@@ -55,58 +56,46 @@ def parse(text: str) -> Theory:
 
 def write(theory: Theory) -> str:
     """Write a theory in words: scalars with a vev first, then other scalars, then fermions."""
-    return " ".join(_words(theory))
-
-
-def relabelled(theory: Theory) -> Theory:
-    """Return the theory with the names and the order of fields that `parse(write(theory))` gives."""
-    vevs = [scalar for scalar in theory.scalars if scalar.vev is not None]
-    scalars = vevs + [scalar for scalar in theory.scalars if scalar.vev is None]
-    fields: list[Scalar | Fermion] = [*scalars, *theory.fermions]
-    names = {field.name: multiplet_word(n) for n, field in enumerate(fields, 1)}
-    return Theory(
-        tuple(GaugeGroup(f"group_{n}", group.group) for n, group in enumerate(theory.groups, 1)),
-        tuple(Fermion(names[f.name], f.numbers, f.generations) for f in theory.fermions),
-        tuple(Scalar(names[s.name], s.numbers, s.mass, s.vev) for s in scalars),
-        tuple(
-            MassTerm(names[t.first], names[t.second], t.value)
-            if isinstance(t, MassTerm)
-            else Yukawa(names[t.first], names[t.second], names[t.scalar], t.conjugate, t.values)
-            for t in theory.terms
-        ),
-    )
-
-
-# ---- writing
-
-
-def _words(theory: Theory) -> list[str]:
     theory = relabelled(theory)
-    vevs = [scalar for scalar in theory.scalars if scalar.vev is not None]
-    plain = [scalar for scalar in theory.scalars if scalar.vev is None]
+    vevs = sum(scalar.vev is not None for scalar in theory.scalars)
+    scalars = [_scalar_words(theory, scalar) for scalar in theory.scalars]
     words = ["BOS", "GAUGE_GROUPS", "NUM_GAUGE", count_word(len(theory.groups))]
     for group in theory.groups:
         words += ["GROUP", group.id, _known(group_word(group.group), GROUPS, "group")]
-    words += ["SYMMETRY_BREAKING", "NUM_VEVS", count_word(len(vevs))]
-    for scalar in vevs:
-        words += scalar_words(theory, scalar)
-    words += ["MULTIPLETS", "NUM_MULTIPLETS", count_word(len(plain) + len(theory.fermions))]
-    for scalar in plain:
-        words += scalar_words(theory, scalar)
+    words += ["SYMMETRY_BREAKING", "NUM_VEVS", count_word(vevs), *chain(*scalars[:vevs])]
+    words += ["MULTIPLETS", "NUM_MULTIPLETS", count_word(len(scalars) - vevs + len(theory.fermions))]
+    words += chain(*scalars[vevs:])
     for fermion in theory.fermions:
         words += ["FERMION", fermion.name, "GENERATIONS", count_word(fermion.generations)]
         words += _number_words(theory, fermion.numbers)
     words.append("INTERACTIONS")
     for term in theory.terms:
-        if isinstance(term, MassTerm):
-            words += ["BARE_MASS", term.first, term.second, _known(gev_word("m", term.value), MASS_WORDS, "mass")]
+        if term.scalar is None:
+            mass = _known(gev_word("m", term.values[0]), MASS_WORDS, "mass")
+            words += ["BARE_MASS", term.first, term.second, mass]
         else:
-            words += ["YUKAWA", term.first, term.second, "CONJUGATE" if term.conjugate else "SCALAR", term.scalar]
-            words.append(yukawa_word(term.values))
-    return [*words, "END"]
+            form = "CONJUGATE" if term.conjugate else "SCALAR"
+            words += ["YUKAWA", term.first, term.second, form, term.scalar, yukawa_word(term.values)]
+    return " ".join([*words, "END"])
 
 
-def scalar_words(theory: Theory, scalar: Scalar) -> list[str]:
+def relabelled(theory: Theory) -> Theory:
+    """Return the theory with the names and the order of fields that `parse(write(theory))` gives."""
+    scalars = sorted(theory.scalars, key=lambda scalar: scalar.vev is None)
+    fields: list[Scalar | Fermion] = [*scalars, *theory.fermions]
+    names = {field.name: multiplet_word(n) for n, field in enumerate(fields, 1)}
+    return Theory(
+        tuple(GaugeGroup(f"group_{n}", group.group) for n, group in enumerate(theory.groups, 1)),
+        tuple(replace(fermion, name=names[fermion.name]) for fermion in theory.fermions),
+        tuple(replace(scalar, name=names[scalar.name]) for scalar in scalars),
+        tuple(
+            replace(t, first=names[t.first], second=names[t.second], scalar=t.scalar and names[t.scalar])
+            for t in theory.terms
+        ),
+    )
+
+
+def _scalar_words(theory: Theory, scalar: Scalar) -> list[str]:
     words = ["SCALAR", scalar.name, *_number_words(theory, scalar.numbers)]
     if scalar.vev is not None:
         words.append("VEV")
@@ -175,20 +164,19 @@ class _Parser:
     def _scalar(self, number: int, with_vev: bool) -> Scalar:
         self._expect("SCALAR", multiplet_word(number))
         numbers = self._numbers()
-        vev = None
-        if with_vev:
-            self._expect("VEV")
-            chosen = []
-            for group, rep in zip(self._groups, numbers, strict=True):
-                if isinstance(rep, tuple) and any(rep):
-                    self._expect(group.id)
-                    count = len(components(group.group, rep))
-                    chosen.append(COMPONENT_WORDS[self._one_of(list(COMPONENT_WORDS)[:count])])
-                else:
-                    chosen.append(0)
-            vev = Vev(tuple(chosen), VEV_WORDS[self._one_of(VEV_WORDS)])
+        vev = self._vev(numbers) if with_vev else None
         self._expect("MASS")
         return Scalar(multiplet_word(number), numbers, MASS_WORDS[self._one_of(list(MASS_WORDS)[1:])], vev)
+
+    def _vev(self, numbers: tuple[Number, ...]) -> Vev:
+        self._expect("VEV")
+        chosen = [0] * len(numbers)
+        for i, (group, rep) in enumerate(zip(self._groups, numbers, strict=True)):
+            if isinstance(rep, tuple) and any(rep):
+                self._expect(group.id)
+                known = list(COMPONENT_WORDS)[: len(components(group.group, rep))]
+                chosen[i] = COMPONENT_WORDS[self._one_of(known)]
+        return Vev(tuple(chosen), VEV_WORDS[self._one_of(VEV_WORDS)])
 
     def _fermion(self, number: int) -> Fermion:
         self._expect("FERMION", multiplet_word(number), "GENERATIONS")
@@ -198,13 +186,9 @@ class _Parser:
     def _numbers(self) -> tuple[Number, ...]:
         numbers: list[Number] = []
         for group in self._groups:
-            if group.group == U1:
-                self._expect("CHARGE", group.id)
-                numbers.append(CHARGE_WORDS[self._one_of(CHARGE_WORDS)])
-            else:
-                self._expect("REP", group.id)
-                kinds = reps_of(group.group)
-                numbers.append(kinds[self._one_of(kinds)])
+            self._expect("CHARGE" if group.group == U1 else "REP", group.id)
+            known: Mapping[str, Number] = CHARGE_WORDS if group.group == U1 else reps_of(group.group)
+            numbers.append(known[self._one_of(known)])
         return tuple(numbers)
 
     def _term(self, content: Theory) -> Term:
@@ -212,13 +196,12 @@ class _Parser:
         kind = self._one_of(("BARE_MASS", "YUKAWA"))
         first = self._one_of(fermions)
         second = self._one_of(fermions[fermions.index(first) :])
+        pairs = min(content.fermion(first).generations, content.fermion(second).generations)
         if kind == "BARE_MASS":
-            return MassTerm(first, second, MASS_WORDS[self._one_of(MASS_WORDS)])
+            return Term(first, second, (MASS_WORDS[self._one_of(MASS_WORDS)],) * pairs)
         conjugate = self._one_of(("SCALAR", "CONJUGATE")) == "CONJUGATE"
         scalar = self._one_of([scalar.name for scalar in content.scalars])
-        pairs = min(content.fermion(first).generations, content.fermion(second).generations)
-        values = yukawa_values(self._one_of(yukawa_words(pairs)), pairs)
-        return Yukawa(first, second, scalar, conjugate, values)
+        return Term(first, second, yukawa_values(self._one_of(yukawa_words(pairs)), pairs), scalar, conjugate)
 
     def _counted(self, word: str, least: int, most: int) -> range:
         self._expect(word)
@@ -252,11 +235,11 @@ def _check_no_duplicates(fields: Sequence[Fermion | Scalar]) -> None:
 
 
 def _check_terms(theory: Theory) -> None:
-    allowed = set(allowed_shapes(theory))
+    allowed = set(map(shape_of, allowed_terms(theory)))
     seen = set()
     for term in theory.terms:
-        shape = shape_of(theory, term)
-        kind = "mass term" if isinstance(term, MassTerm) else "Yukawa coupling"
+        shape = shape_of(term)
+        kind = "Yukawa coupling" if term.scalar else "mass term"
         if shape not in allowed:
             raise LanguageError(f"the {kind} of {term.first} and {term.second} is not gauge invariant")
         if shape in seen:

@@ -7,10 +7,11 @@ by gauge bosons. Gauge-boson masses are not computed, because gauge couplings ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from .breaking import Vacuum
 from .groups import U1, Dynkin
 from .spectrum import restricted_singular_values, singular_values
 from .states import State, states_of
-from .tensors import contraction, direction, generator, opposite, positive_roots
-from .theory import Fermion, MassTerm, Scalar, Theory, is_real
+from .tensors import Root, contraction, direction, generator, opposite, positive_roots
+from .theory import Fermion, Scalar, Theory, is_real
 
 PERTURBATIVE = math.sqrt(4 * math.pi)
 # A sum is zero up to rounding if it is at most this fraction of its largest term.
@@ -65,7 +66,10 @@ def fermion_sectors(theory: Theory, vacuum: Vacuum) -> list[Sector]:
             continue  # filled with its partner
         left, right = found.get(key, []), found.get((key[0][::-1], -key[1]), [])
         kind = "majorana" if partner == key == (colour, charge) else "dirac"
-        sectors.append(_sector(kind, *key, _mass_matrix(couplings, vacuum, left, right)))
+        matrix = _mass_matrix(couplings, vacuum, left, right)
+        unpaired = [0.0] * abs(matrix.shape[0] - matrix.shape[1])
+        masses = (*unpaired, *sorted(singular_values(matrix).tolist()))
+        sectors.append(Sector(kind, _dimension(key[0]), key[1], matrix, masses))
     return _in_order(sectors)
 
 
@@ -97,12 +101,8 @@ def _scalar_sectors(theory: Theory, vacuum: Vacuum) -> tuple[Sector, ...]:
 
 # ---- matrices
 
-
-class _Coupling(NamedTuple):
-    """A term as one mass per pair of generations and one component matrix per group (None for a U(1))."""
-
-    strength: list[float]
-    tensors: list[np.ndarray | None]
+# A term as one mass per pair of generations and one component matrix per group.
+_Coupling = tuple[Sequence[float], list[np.ndarray]]
 
 
 def _mass_matrix(
@@ -117,10 +117,9 @@ def _mass_matrix(
     for first, row in left:
         c = 0
         for second, column in right:
-            for coupling in couplings.get((first.name, second.name), ()):
-                entry = _entry(coupling.tensors, vacuum, row, column)
-                if entry:
-                    for generation, mass in enumerate(coupling.strength):
+            for strength, tensors in couplings.get((first.name, second.name), ()):
+                if entry := _entry(tensors, vacuum, row, column):
+                    for generation, mass in enumerate(strength):
                         place = r + generation, c + generation
                         matrix[place] += mass * entry
                         largest[place] = max(largest[place], abs(mass * entry))
@@ -131,44 +130,38 @@ def _mass_matrix(
 
 def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
     """Return the terms that give masses, by the names of their fermions, in both orders."""
-    fermions = {fermion.name: fermion for fermion in theory.fermions}
     scalars = {scalar.name: scalar for scalar in theory.scalars}
     result: dict[tuple[str, str], list[_Coupling]] = {}
     for term in theory.terms:
-        first, second = fermions[term.first], fermions[term.second]
-        if isinstance(term, MassTerm):
-            strength = [term.value] * min(first.generations, second.generations)
-            tensors = [
-                None if group.group == U1 else contraction(group.group, (one, two))
-                for group, one, two in zip(theory.groups, first.numbers, second.numbers, strict=True)
-            ]
-        else:
+        strength: Sequence[float] = term.values
+        reps = [theory.fermion(name).numbers for name in (term.first, term.second)]
+        chosen: Sequence[int | None] = [None] * len(theory.groups)
+        if term.scalar is not None:
             scalar = scalars[term.scalar]
             if scalar.vev is None:
                 continue
-            strength = [y * scalar.vev.value / math.sqrt(2) for y in term.values]
-            reps = zip(first.numbers, second.numbers, scalar.numbers, strict=True)
-            tensors = [
-                None if group.group == U1 else _along(group.group, three, component, term.conjugate)
-                for group, three, component in zip(theory.groups, reps, scalar.vev.components, strict=True)
-            ]
+            strength = [y * scalar.vev.value / math.sqrt(2) for y in strength]
+            reps, chosen = [*reps, scalar.numbers], scalar.vev.components
         if any(strength):
-            result.setdefault((term.first, term.second), []).append(_Coupling(strength, tensors))
+            tensors = [
+                _tensor(group.group, tuple(numbers), component, term.conjugate)
+                for group, component, *numbers in zip(theory.groups, chosen, *reps, strict=True)
+            ]
+            result.setdefault((term.first, term.second), []).append((strength, tensors))
             if term.first != term.second:
-                swapped = [None if tensor is None else tensor.T for tensor in tensors]
-                result.setdefault((term.second, term.first), []).append(_Coupling(strength, swapped))
+                swapped = [tensor.T for tensor in tensors]
+                result.setdefault((term.second, term.first), []).append((strength, swapped))
     return result
 
 
 @lru_cache(4096)
-def _along(group: str, reps: tuple[Dynkin, Dynkin, Dynkin], component: int, dual: bool) -> np.ndarray:
-    """Return the invariant of three fields with the third along a vev, as a matrix of the first two."""
+def _tensor(group: str, reps: tuple[Any, ...], component: int | None, dual: bool) -> np.ndarray:
+    """Return the invariant of a term's fields as a matrix of its fermions; its scalar is along a vev."""
+    if group == U1:
+        return np.ones((1, 1))
     tensor = contraction(group, reps, dual)
-    if tensor is None:
-        raise ValueError(
-            f"{group}: the representations {[list(rep) for rep in reps]} do not have exactly one invariant"
-        )
-    return _product(tensor, direction(group, reps[2], component or 1))
+    assert tensor is not None  # a term that is allowed has exactly one invariant
+    return tensor if component is None else _product(tensor, direction(group, reps[2], component or 1))
 
 
 def _without_rounding(sums: np.ndarray, terms: np.ndarray) -> np.ndarray:
@@ -181,54 +174,52 @@ def _product(tensor: np.ndarray, vector: np.ndarray) -> np.ndarray:
     return _without_rounding(tensor @ vector, np.abs(tensor) @ np.abs(vector))
 
 
-def _entry(tensors: list[np.ndarray | None], vacuum: Vacuum, row: State, column: State) -> float:
+def _entry(tensors: list[np.ndarray], vacuum: Vacuum, row: State, column: State) -> float:
     assert vacuum.colour is not None
     entry = 1.0
     for i, tensor in enumerate(tensors):
-        if tensor is not None and entry:
-            if i == vacuum.colour[0]:
-                terms = np.abs(row.highest) @ np.abs(tensor) @ np.abs(column.lowest)
-                entry *= float(_without_rounding(row.highest @ tensor @ column.lowest, terms))
-            else:
-                entry *= float(tensor[row.places[i], column.places[i]])
+        if not entry:
+            break
+        if i == vacuum.colour[0]:
+            terms = np.abs(row.highest) @ np.abs(tensor) @ np.abs(column.lowest)
+            entry *= float(_without_rounding(row.highest @ tensor @ column.lowest, terms))
+        else:
+            entry *= float(tensor[row.places[i], column.places[i]])
     return entry
 
 
 def _eaten(theory: Theory, vacuum: Vacuum, members: list[tuple[Scalar, bool, State]]) -> np.ndarray:
     """Return the directions in which broken generators of roots move the vevs, among these components."""
-    assert vacuum.colour is not None
     rows = []
     for i, group in enumerate(theory.groups):
-        if group.group == U1:
-            continue
-        for root in (one for pair in positive_roots(group.group) for one in (pair, opposite(pair))):
-            row = np.zeros(len(members))
-            for place, (scalar, conjugated, state) in enumerate(members):
-                if scalar.vev is None:
-                    continue
-                push = scalar.vev.value
-                for j, other in enumerate(theory.groups):
-                    rep = scalar.numbers[j]
-                    if other.group == U1 or not isinstance(rep, tuple):
-                        continue
-                    vector = direction(other.group, rep, scalar.vev.components[j] or 1)
-                    if j == i:
-                        acting = generator(other.group, rep, root)
-                        vector = _product(-acting.T if conjugated else acting, vector)
-                    if j == vacuum.colour[0]:  # the highest component of the conjugate is the field's lowest
-                        push *= float(_product(state.lowest if conjugated else state.highest, vector))
-                    else:
-                        push *= float(vector[state.places[j]])
-                row[place] = push
-            if row.any():
-                rows.append(row)
+        for root in positive_roots(group.group) if group.group != U1 else ():
+            for one in (root, opposite(root)):
+                row = [_push(theory, vacuum, i, one, *member) for member in members]
+                if any(row):
+                    rows.append(row)
     return np.array(rows).reshape(-1, len(members))
 
 
-def _sector(kind: str, colour: Dynkin, charge: Fraction, matrix: np.ndarray) -> Sector:
-    excess = abs(matrix.shape[0] - matrix.shape[1])
-    masses = [0.0] * excess + sorted(singular_values(matrix).tolist())
-    return Sector(kind, _dimension(colour), charge, matrix, tuple(masses))
+def _push(
+    theory: Theory, vacuum: Vacuum, place: int, root: Root, scalar: Scalar, conjugated: bool, state: State
+) -> float:
+    """Return the component along a state of what the generator of a root makes of the scalar's vev."""
+    assert vacuum.colour is not None
+    if scalar.vev is None:
+        return 0.0
+    push = scalar.vev.value
+    for i, (group, rep) in enumerate(zip(theory.groups, scalar.numbers, strict=True)):
+        if not isinstance(rep, tuple):
+            continue
+        vector = direction(group.group, rep, scalar.vev.components[i] or 1)
+        if i == place:
+            acting = generator(group.group, rep, root)
+            vector = _product(-acting.T if conjugated else acting, vector)
+        if i == vacuum.colour[0]:  # the highest component of the conjugate is the field's lowest
+            push *= float(_product(state.lowest if conjugated else state.highest, vector))
+        else:
+            push *= float(vector[state.places[i]])
+    return push
 
 
 def _in_order(sectors: list[Sector]) -> list[Sector]:

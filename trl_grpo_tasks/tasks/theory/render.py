@@ -36,21 +36,6 @@ def rep_name(group: str, number: Number) -> str:
     return f"{irrep(group, number).dimension}{'bar' if is_barred(group, number) else ''}"
 
 
-def latex_table(theory: Theory) -> str:
-    """Return the field content as a LaTeX table that needs no package."""
-    header, *lines = content_table(theory)
-    groups = [f"${group.group}_{{{latex_text(group.id)}}}$" for group in theory.groups]
-    rows = [" & ".join([header[0], header[1], *groups, header[-1]])]
-    for name, kind, *cells, copies in lines:
-        shown = [f"$\\overline{{{cell[:-3]}}}$" if cell.endswith("bar") else f"${cell}$" for cell in cells]
-        rows.append(" & ".join([latex_text(name), kind, *shown, copies]))
-    columns = "ll" + "c" * len(theory.groups) + "r"
-    body = " \\\\\n".join(rows[1:])
-    return (
-        f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{rows[0]} \\\\\n\\hline\n{body} \\\\\n\\hline\n\\end{{tabular}}\n"
-    )
-
-
 def picture(theory: Theory, score: Score | None = None) -> bytes:
     """Return a PNG with the field content and the spectrum side by side."""
     figure_class = _figure_class()
@@ -122,11 +107,6 @@ def to_html(prompt: str, completion: str, reason: str) -> str:
 
 def _cells(theory: Theory, numbers: tuple[Number, ...]) -> list[str]:
     return [rep_name(group.group, number) for group, number in zip(theory.groups, numbers, strict=True)]
-
-
-def latex_text(text: str) -> str:
-    """Return a text with underscores escaped; names of fields and groups have no other special characters."""
-    return text.replace("_", "\\_")
 
 
 def _figure_class() -> Any:

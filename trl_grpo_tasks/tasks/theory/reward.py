@@ -16,7 +16,7 @@ from fractions import Fraction
 from .anomalies import anomalies
 from .breaking import Vacuum, vacuum
 from .masses import PERTURBATIVE, Sector, fermion_sectors, scalar_sectors
-from .theory import Theory, Yukawa
+from .theory import Theory
 
 THRESHOLD_GEV = 100.0
 TOO_LONG = -300.0  # the component "length" of a text that is too long
@@ -107,9 +107,8 @@ def judge(theory: Theory, words: int, max_words: int, threshold: float = THRESHO
         problems["anomalies"] = "anomalies: " + ", ".join(f"{name} = {value}" for name, value in broken.items())
     components = {"anomalies": anomaly_reward(coefficients)}
 
-    too_strong = [
-        y for term in theory.terms if isinstance(term, Yukawa) for y in term.values if abs(y) >= PERTURBATIVE
-    ]
+    yukawas = [y for term in theory.terms if term.scalar is not None for y in term.values]
+    too_strong = [y for y in yukawas if abs(y) >= PERTURBATIVE]
     if too_strong:
         problems["perturbativity"] = (
             f"{len(too_strong)} Yukawa couplings, up to {max(too_strong):g}, are not perturbative; the limit is "

@@ -11,12 +11,11 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from .groups import U1, irrep, is_barred
+from .groups import irrep, is_barred
 from .ladders import SUPPORTED as LADDERS
 from .sarah_components import component_name, component_tensor, real_components
-from .theory import Fermion, MassTerm, Number, Scalar, Theory, is_real
+from .theory import Fermion, Number, Scalar, Theory, is_real
 
-UNVALIDATED = "This file has not been validated by SARAH itself, only by a check of its structure."
 # SARAH names the indices of a group by the first three letters of its label, which must therefore differ.
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
@@ -28,72 +27,75 @@ def write_sarah(theory: Theory, name: str = "Theory") -> str:
             f"SARAH files are written for SU(N) and U(1), not for {', '.join(others)}: how SARAH names the components "
             "of their representations was not available to check; use theory.tex"
         )
-    if len(theory.groups) > len(PLACES):
-        raise ValueError(f"a model file can have {len(PLACES)} gauge groups, but the theory has {len(theory.groups)}")
     vevs = [scalar.vev for scalar in theory.scalars if scalar.vev is not None]
     broken = [any(vev.components[i] for vev in vevs) for i in range(len(theory.groups))]
-    lines = [
-        f"(* {UNVALIDATED} *)",
-        "Off[General::spell]",
-        "",
-        f'Model`Name = "{name}";',
-        f'Model`NameLaTeX = "{name}";',
-        "",
-    ]
-    lines += ["(* Gauge groups *)"]
-    for n, group in enumerate(theory.groups, 1):
-        kind = "U[1]" if group.group == U1 else group.group.replace("(", "[").replace(")", "]")
-        label = PLACES[n - 1] + symbol(group.id)
-        lines.append(f"Gauge[[{n}]] = {{V{n}, {kind}, {label}, g{n}, {broken[n - 1]}}};")
-    lines += ["", "(* Matter fields *)"]
-    for n, fermion in enumerate(theory.fermions, 1):
-        lines.append(_field_line("FermionFields", n, theory, fermion, broken, fermion.generations))
-    for n, scalar in enumerate(theory.scalars, 1):
-        lines.append(_field_line("ScalarFields", n, theory, scalar, broken, 1))
-    real = [scalar for scalar in theory.scalars if is_real(theory, scalar)]
-    names = [name for s in real for name in real_components(theory, s, symbol(s.name), broken)]
-    lines += [f"RealScalars = {{{', '.join(names)}}};", "", "NameOfStates = {GaugeES, EWSB};", ""]
-    lines += [
-        "DEFINITION[GaugeES][LagrangianInput] = {",
-        "  {LagHC, {AddHC -> True}},",
-        "  {LagNoHC, {AddHC -> False}}",
-        "};",
-        "",
+    gauge = []
+    for n, (group, place) in enumerate(zip(theory.groups, PLACES, strict=False), 1):
+        kind = group.group.replace("(", "[").replace(")", "]")
+        gauge.append(f"Gauge[[{n}]] = {{V{n}, {kind}, {place}{symbol(group.id)}, g{n}, {broken[n - 1]}}};")
+    matter = [
+        *(_field_line("FermionFields", n, theory, f, broken, f.generations) for n, f in enumerate(theory.fermions, 1)),
+        *(_field_line("ScalarFields", n, theory, s, broken, 1) for n, s in enumerate(theory.scalars, 1)),
     ]
     values: dict[str, str] = {}
-    couplings, masses = [], []
+    vev_values: dict[str, str] = {}
+    couplings, masses, places, real = [], [], [], []
     for n, term in enumerate(theory.terms, 1):
-        first, second = symbol(term.first), symbol(term.second)
-        if isinstance(term, MassTerm):
-            couplings.append(f"M{n} {first}.{second}")
-            values[f"M{n}"] = repr(term.value)
+        fermions = f"{symbol(term.first)}.{symbol(term.second)}"
+        if term.scalar is None:
+            couplings.append(f"M{n} {fermions}")
+            values[f"M{n}"] = repr(term.values[0])
         else:
-            third = f"conj[{symbol(term.scalar)}]" if term.conjugate else symbol(term.scalar)
-            couplings.append(f"Y{n} {third}.{first}.{second}")
+            scalar_symbol = f"conj[{symbol(term.scalar)}]" if term.conjugate else symbol(term.scalar)
+            couplings.append(f"Y{n} {scalar_symbol}.{fermions}")
             values[f"Y{n}"] = "{" + ", ".join(map(repr, term.values)) + "}"
     for scalar in theory.scalars:
         field = symbol(scalar.name)
-        masses.append(f"1/2 m2{field} {field}.{field}" if scalar in real else f"m2{field} conj[{field}].{field}")
-        values[f"m{field}"] = repr(scalar.mass)
-    lines += [f"LagHC = -({' + '.join(couplings) or '0'});", f"LagNoHC = -({' + '.join(masses) or '0'});", ""]
-    places = []
-    for scalar in theory.scalars:
-        if scalar.vev is not None:
-            field = symbol(scalar.name)
+        if is_real(theory, scalar):
+            real += real_components(theory, scalar, field, broken)
+            masses.append(f"1/2 m2{field} {field}.{field}")
+            waves = f"{{0, 0}}, {{phi{field}, 1}}"
+        else:
+            masses.append(f"m2{field} conj[{field}].{field}")
             waves = f"{{sigma{field}, I/Sqrt[2]}}, {{phi{field}, 1/Sqrt[2]}}"
-            if scalar in real:
-                waves = f"{{0, 0}}, {{phi{field}, 1}}"
-            places.append(f"  {{{component_name(field, scalar.vev.components)}, {{v{field}, 1/Sqrt[2]}}, {waves}}}")
-            values[f"v{field}"] = repr(scalar.vev.value)
-    lines += [
-        "DEFINITION[EWSB][VEVs] = {",
-        ",\n".join(places),
-        "};",
-        "",
-        "(* Values, in GeV where they have a unit *)",
-    ]
-    lines += [f"(* {key} = {value} *)" for key, value in values.items()]
-    return "\n".join(lines) + "\n"
+        values[f"m{field}"] = repr(scalar.mass)
+        if scalar.vev is not None:
+            component = component_name(field, scalar.vev.components)
+            places.append(f"  {{{component}, {{v{field}, 1/Sqrt[2]}}, {waves}}}")
+            vev_values[f"v{field}"] = repr(scalar.vev.value)
+    comments = ["(* Values, in GeV where they have a unit *)"]
+    comments += [f"(* {key} = {value} *)" for key, value in (values | vev_values).items()]
+    gauge_lines, matter_lines, comment_lines = map("\n".join, (gauge, matter, comments))
+    vev_lines = ",\n".join(places)
+    return f"""(* This file has not been validated by SARAH itself, only by a check of its structure. *)
+Off[General::spell]
+
+Model`Name = "{name}";
+Model`NameLaTeX = "{name}";
+
+(* Gauge groups *)
+{gauge_lines}
+
+(* Matter fields *)
+{matter_lines}
+RealScalars = {{{", ".join(real)}}};
+
+NameOfStates = {{GaugeES, EWSB}};
+
+DEFINITION[GaugeES][LagrangianInput] = {{
+  {{LagHC, {{AddHC -> True}}}},
+  {{LagNoHC, {{AddHC -> False}}}}
+}};
+
+LagHC = -({" + ".join(couplings) or "0"});
+LagNoHC = -({" + ".join(masses) or "0"});
+
+DEFINITION[EWSB][VEVs] = {{
+{vev_lines}
+}};
+
+{comment_lines}
+"""
 
 
 def symbol(name: str) -> str:

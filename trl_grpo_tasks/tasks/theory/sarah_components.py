@@ -32,21 +32,16 @@ def component_tensor(theory: Theory, field: Fermion | Scalar, name: str, broken:
     tensors: list[Any] = [SINGLET] * len(broken)
     for i, rep in _expanded(field, broken).items():
         tensors[i] = _tensor(theory.groups[i].group, rep, vev[i])
-    real = isinstance(field, Scalar) and is_real(theory, field)
 
-    def nested(place: int, terms: list[tuple[tuple[int, ...], int, int]]) -> str:
-        if place == len(tensors):
-            return _sum([_term(theory, field, name, numbers, n, m, real) for numbers, n, m in terms])
+    def nested(part: Any, later: Sequence[Any], terms: list[tuple[tuple[int, ...], int, int]]) -> str:
+        if isinstance(part, list):
+            return f"{{{', '.join(nested(one, later, terms) for one in part)}}}"
+        found = [((*c, k), n * a, m * b) for c, n, m in terms for k, (a, b) in part.items()]
+        if later:
+            return nested(later[0], later[1:], found)
+        return " + ".join(_term(theory, field, name, *one) for one in found).replace("+ -", "- ") or "0"
 
-        def walk(part: Any) -> str:
-            if isinstance(part, list):
-                return f"{{{', '.join(map(walk, part))}}}"
-            found = [((*c, k), n * a, m * b) for c, n, m in terms for k, (a, b) in part.items()]
-            return nested(place + 1, found)
-
-        return walk(tensors[place])
-
-    return nested(0, [((), 1, 1)])
+    return nested(tensors[0], tensors[1:], [((), 1, 1)])
 
 
 def real_components(theory: Theory, scalar: Scalar, name: str, broken: Sequence[bool]) -> list[str]:
@@ -128,18 +123,11 @@ def _conjugate(theory: Theory, scalar: Scalar, numbers: Sequence[int]) -> tuple[
     return sign, tuple(found)
 
 
-def _term(
-    theory: Theory, field: Fermion | Scalar, name: str, numbers: tuple[int, ...], n: int, m: int, real: bool
-) -> str:
+def _term(theory: Theory, field: Fermion | Scalar, name: str, numbers: tuple[int, ...], n: int, m: int) -> str:
     text = component_name(name, numbers)
-    if real:
-        assert isinstance(field, Scalar)
+    if isinstance(field, Scalar) and is_real(theory, field):
         sign, other = _conjugate(theory, field, numbers)
         if other < numbers:  # of two components that are conjugate to each other, only the first has a name
             text, n = f"conj[{component_name(name, other)}]", n * sign
-    text = f"{abs(n)} {text}" if abs(n) != 1 else text
-    return ("-" if n < 0 else "") + text + (f"/Sqrt[{m}]" if m != 1 else "")
-
-
-def _sum(terms: Sequence[str]) -> str:
-    return " + ".join(terms).replace("+ -", "- ") or "0"
+    factor = f"{abs(n)} " if abs(n) != 1 else ""
+    return f"{'-' if n < 0 else ''}{factor}{text}" + (f"/Sqrt[{m}]" if m != 1 else "")

@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,15 @@ def random_walk(prompt: str, rng: random.Random) -> str:
         options = choices(node)
 
 
-def summarise(scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def summarise(scores: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Count successes and distinct and known theories in scores in the form of `Score.as_dict`."""
     scores = list(scores)
     found = [score["info"] for score in scores if score["success"]]
-    named = Counter(info["named"] for info in found if info["named"])
     return {
         "theories": len(scores),
         "success": len(found) / max(1, len(scores)),
         "distinct": len({info["theory"] for info in found}),
-        "named": sorted(named),
+        "named": sorted({info["named"] for info in found} - {None}),
     }
 
 
@@ -66,24 +64,21 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--samples", type=int, default=1000, help="without --results: how many random walks")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    columns: dict[str, dict[str, Any]] = {}
     if arguments.results:
         results = json.loads((Path(arguments.results) / "results.json").read_text(encoding="utf-8"))
-        for evaluation in results["evaluations"]:
-            scores = [sample["score"] for sample in evaluation["samples"] if sample["score"] is not None]
-            columns[evaluation["name"]] = summarise(scores)
-        samples = results["evaluations"][0]["samples"]
-        rows, count = [sample["row"] for sample in samples], len(samples)
-        task = TheoryTask()
+        evaluations = {evaluation["name"]: evaluation["samples"] for evaluation in results["evaluations"]}
+        rows = [sample["row"] for sample in results["evaluations"][0]["samples"]]
+        task, count = TheoryTask(), len(rows)
     else:
+        evaluations = {}
         task = TheoryTask(TheoryOptions(start=arguments.start, new_multiplets=arguments.new_multiplets))
         rows, count = task.dataset("test", None, arguments.seed), arguments.samples
-    columns = {"random walk": survey_random_walks(task, rows, count, arguments.seed), **columns}
+    columns = {"random walk": survey_random_walks(task, rows, count, arguments.seed)}
+    for name, samples in evaluations.items():
+        columns[name] = summarise(sample["score"] for sample in samples if sample["score"] is not None)
     walked = columns["random walk"]["success"]
     print(f"{'':14}{'theories':>10}{'success':>10}{'distinct':>10}{'gain':>8}  named theories")
     for name, column in columns.items():
-        gain = f"{column['success'] / walked:8.0f}" if walked and name != "random walk" else f"{'':8}"
-        print(
-            f"{name:14}{column['theories']:10d}{column['success']:10.4f}{column['distinct']:10d}{gain}"
-            f"  {', '.join(column['named']) or '-'}"
-        )
+        gain = f"{column['success'] / walked:.0f}" if walked and name != "random walk" else ""
+        numbers = f"{column['theories']:10d}{column['success']:10.4f}{column['distinct']:10d}{gain:>8}"
+        print(f"{name:14}{numbers}  {', '.join(column['named']) or '-'}")

@@ -9,7 +9,10 @@ weight_i x_i. For SU(N), the coordinates are those of diag(x_1 ... x_N), and a r
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +46,14 @@ def positive_roots(group: str) -> tuple[Root, ...]:
     if group in ladders.SUPPORTED:
         return tuple(ladders.positive_roots(group))
     n = size_of(group)
-    return tuple(root_of(n, a, b) for a in range(n) for b in range(a + 1, n))
+    return tuple(root_of(n, a, b) for a, b in combinations(range(n), 2))
+
+
+def simple_roots(group: str) -> Sequence[Root]:
+    if group in ladders.SUPPORTED:
+        return algebra(group).simple_roots
+    n = size_of(group)
+    return [root_of(n, a, a + 1) for a in range(n - 1)]
 
 
 def opposite(root: Root) -> Root:
@@ -104,13 +114,11 @@ def components(group: str, rep: Dynkin) -> tuple[tuple[int, ...], ...]:
     n = size_of(group)
     if kind == "singlet":
         return ((0,) * n,)
-    if kind in ("fund", "antifund"):
-        return tuple(_weight(n, [i], 1 if kind == "fund" else -1) for i in range(n))
     if kind == "adjoint":
-        moved = [tuple(int(k == i) - int(k == j) for k in range(n)) for i in range(n) for j in range(n) if i != j]
-        return (*moved, *[(0,) * n] * (n - 1))
-    sign = 1 if kind == "antisym" else -1
-    return tuple(_weight(n, [i, j], sign) for i in range(n) for j in range(i + 1, n))
+        return (*(root_of(n, i, j) for i, j in permutations(range(n), 2)), *[(0,) * n] * (n - 1))
+    sign = 1 if kind in ("fund", "antisym") else -1
+    chosen = combinations(range(n), 1 if kind in ("fund", "antifund") else 2)
+    return tuple(tuple(sign * (k in one) for k in range(n)) for one in chosen)
 
 
 @lru_cache(_CACHE)
@@ -141,22 +149,7 @@ def direction(group: str, rep: Dynkin, component: int) -> np.ndarray:
 @lru_cache(_CACHE)
 def generator(group: str, rep: Dynkin, root: Root, dual: bool = False) -> np.ndarray:
     """Return the generator of a root on the components; with `dual`, of the conjugate in the dual basis."""
-    if group in ladders.SUPPORTED:
-        acting = ladders.ladder(group, rep, root)
-        return -acting.T if dual else acting
-    n = size_of(group)
-    unit = np.zeros((n, n))
-    unit[root.index(1), root.index(-1)] = 1
-    isometry, signs = _isometry(group, rep)
-    matrix = np.zeros((isometry.shape[1],) * 2)
-    for place, sign in enumerate(signs):
-        part = unit if sign > 0 else -unit.T
-        factors = [part if i == place else np.eye(n) for i in range(len(signs))]
-        product: np.ndarray = factors[0]
-        for factor in factors[1:]:
-            product = np.kron(product, factor)
-        matrix += product
-    acting = isometry @ matrix @ isometry.T
+    acting = ladders.ladder(group, rep, root) if group in ladders.SUPPORTED else _generator_of_su_n(group, rep, root)
     return -acting.T if dual else acting
 
 
@@ -178,7 +171,7 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
     neutral = np.argwhere((np.asarray(total) == zero).all(axis=-1))
     # Each simple root must annihilate the tensor: the sum of the squares of all equations, as a quadratic form.
     squares = np.zeros((len(neutral),) * 2)
-    for root in algebra(group).simple_roots if group in ladders.SUPPORTED else _simple_roots(size_of(group)):
+    for root in simple_roots(group):
         equations: dict[tuple[int, ...], list[tuple[int, float]]] = {}
         for place, (rep, d) in enumerate(zip(reps, duals, strict=True)):
             acting = generator(group, rep, root, d)
@@ -208,12 +201,17 @@ def contraction(group: str, reps: tuple[Dynkin, ...], dual: bool = False) -> np.
     return tensor
 
 
-def _simple_roots(n: int) -> list[Root]:
-    return [root_of(n, a, a + 1) for a in range(n - 1)]
-
-
-def _weight(n: int, indices: list[int], sign: int) -> tuple[int, ...]:
-    return tuple(sign * indices.count(i) for i in range(n))
+def _generator_of_su_n(group: str, rep: Dynkin, root: Root) -> np.ndarray:
+    n = size_of(group)
+    unit = np.zeros((n, n))
+    unit[root.index(1), root.index(-1)] = 1
+    isometry, signs = _isometry(group, rep)
+    matrix = np.zeros((isometry.shape[1],) * 2)
+    for place, sign in enumerate(signs):
+        part = unit if sign > 0 else -unit.T
+        factors: list[Any] = [part if i == place else np.eye(n) for i in range(len(signs))]
+        matrix += reduce(np.kron, factors)
+    return isometry @ matrix @ isometry.T
 
 
 def _diagonals(n: int) -> np.ndarray:
@@ -231,11 +229,11 @@ def _isometry(group: str, rep: Dynkin) -> tuple[np.ndarray, tuple[int, ...]]:
     if kind in ("fund", "antifund"):
         return np.eye(n), (1 if kind == "fund" else -1,)
     if kind == "adjoint":
-        moved = [i * n + j for i in range(n) for j in range(n) if i != j]
+        moved = [i * n + j for i, j in permutations(range(n), 2)]
         diagonal = np.zeros((n - 1, n * n))
         diagonal[:, [i * n + i for i in range(n)]] = _diagonals(n)
         return np.concatenate([np.eye(n * n)[moved], diagonal]), (1, -1)
-    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    pairs = list(combinations(range(n), 2))
     rows = np.zeros((len(pairs), n * n))
     for row, (i, j) in enumerate(pairs):
         rows[row, i * n + j], rows[row, j * n + i] = 0.5**0.5, -(0.5**0.5)

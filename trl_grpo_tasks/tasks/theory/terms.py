@@ -3,131 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
+from dataclasses import replace
 from functools import lru_cache
-from math import lcm
-from typing import NamedTuple
+from typing import Any
 
 from .groups import U1, Dynkin, conjugate, exchange_sign, singlets_in
-from .theory import Fermion, MassTerm, Number, Scalar, Term, Theory, Yukawa, is_real
+from .theory import Term, Theory, integer_charges, is_real
 
 
-class Shape(NamedTuple):
-    """A term without its value: indices of its fermions and its scalar (-1 for a mass term)."""
+def allowed_terms(theory: Theory) -> list[Term]:
+    """Return the terms that a theory's fields allow, with zeros as values: masses first, then Yukawa couplings.
 
-    first: int
-    second: int
-    scalar: int = -1
-    conjugate: bool = False
-
-
-def invariant_shapes(
-    groups: Sequence[str], fermions: Sequence[tuple[Number, ...]], scalars: Sequence[tuple[tuple[Number, ...], bool]]
-) -> list[Shape]:
-    """Return all invariants: masses first, then Yukawa couplings, ordered by the indices of their fields.
-
-    Fields are given by their quantum numbers, and scalars also by whether they are real. The contraction must be
-    unique: three octets can be contracted in two ways, so they have no term. A field with itself needs a symmetric
-    contraction.
+    They are in the order of their fields. The contraction must be unique: three octets can be contracted in two ways,
+    so they have no term. A field with itself needs a symmetric contraction.
     """
-    abelian = [i for i, group in enumerate(groups) if group == U1]
-    simple = [i for i, group in enumerate(groups) if group != U1]
-    fields = [*fermions, *(numbers for numbers, _ in scalars)]
-    units = [lcm(*(numbers[i].denominator for numbers in fields)) for i in abelian]  # type: ignore[union-attr]
-    charges = [_charges(numbers, abelian, units) for numbers in fields]
+    fermions, scalars = theory.fermions, theory.scalars
+    fields: list[Any] = [*fermions, *scalars]
+    groups = [(i, group.group) for i, group in enumerate(theory.groups) if group.group != U1]
+    abelian = [i for i, group in enumerate(theory.groups) if group.group == U1]
+    columns = [integer_charges([field.numbers[i] for field in fields])[0] for i in abelian]
+    charges = [tuple([column[n] for column in columns]) for n in range(len(fields))]
+    neutral = (0,) * len(abelian)
     # Partners of a pair are looked up by the charge that they must have.
-    neutral = tuple([0] * len(abelian))
     partners: dict[tuple[int, ...], list[tuple[int, bool]]] = {}
-    for s, (_, real) in enumerate(scalars):
+    for s, scalar in enumerate(scalars):
         charge = charges[len(fermions) + s]
         partners.setdefault(charge, []).append((s, False))
-        if not real:
-            partners.setdefault(tuple(-q for q in charge), []).append((s, True))
-    names = [groups[i] for i in simple]
-    reps: list[list[Dynkin]] = [[numbers[i] for i in simple] for numbers in fields]  # type: ignore[misc]
+        if not is_real(theory, scalar):
+            partners.setdefault(tuple([-q for q in charge]), []).append((s, True))
 
     masses, yukawas = [], []
-    for a, first in enumerate(charges[: len(fermions)]):
-        for b in range(a, len(fermions)):
-            wanted = tuple([-q - p for q, p in zip(first, charges[b], strict=True)])
-            if wanted == neutral and _allowed(names, reps[a], reps[b], None, False, a == b):
-                masses.append(Shape(a, b))
+    for a, first in enumerate(fermions):
+        for b, second in enumerate(fermions[a:], a):
+            wanted = tuple([-q - p for q, p in zip(charges[a], charges[b], strict=True)])
+            zeros = (0.0,) * min(first.generations, second.generations)
+            pair: list[Any] = [first.numbers, second.numbers]
+            if wanted == neutral and _is_allowed(groups, pair, None, False, a == b):
+                masses.append(Term(first.name, second.name, zeros))
             for s, dual in partners.get(wanted, ()):
-                if _allowed(names, reps[a], reps[b], reps[len(fermions) + s], dual, a == b):
-                    yukawas.append(Shape(a, b, s, dual))
+                if _is_allowed(groups, pair, scalars[s].numbers, dual, a == b):
+                    yukawas.append(Term(first.name, second.name, zeros, scalars[s].name, dual))
     return masses + yukawas
 
 
-def allowed_shapes(theory: Theory) -> list[Shape]:
-    """Return the terms that a theory's fields allow."""
-    return invariant_shapes(
-        [group.group for group in theory.groups],
-        [fermion.numbers for fermion in theory.fermions],
-        [(scalar.numbers, is_real(theory, scalar)) for scalar in theory.scalars],
-    )
+def shape_of(term: Term) -> tuple[frozenset[str], str | None, bool]:
+    """Return what a term couples, whatever the order of its fermions."""
+    return frozenset((term.first, term.second)), term.scalar, term.conjugate
 
 
 def with_all_terms(theory: Theory) -> Theory:
     """Return the theory with its terms in canonical order, and missing ones added with value 0."""
-    given: dict[Shape, Term] = {shape_of(theory, term): term for term in theory.terms}
-    terms: list[Term] = []
-    for shape in allowed_shapes(theory):
-        first, second = theory.fermions[shape.first], theory.fermions[shape.second]
-        term = given.pop(shape, None)
-        if shape.scalar < 0:
-            terms.append(MassTerm(first.name, second.name, term.value if isinstance(term, MassTerm) else 0.0))
-        else:
-            zeros = (0.0,) * min(first.generations, second.generations)
-            values = term.values if isinstance(term, Yukawa) else zeros
-            scalar = theory.scalars[shape.scalar].name
-            terms.append(Yukawa(first.name, second.name, scalar, shape.conjugate, values))
+    given = {shape_of(term): term for term in theory.terms}
+    terms = []
+    for term in allowed_terms(theory):
+        known = given.pop(shape_of(term), term)
+        terms.append(replace(term, values=known.values))
     if given:
         raise ValueError(f"this term is not gauge invariant: {next(iter(given.values()))}")
-    return Theory(theory.groups, theory.fermions, theory.scalars, tuple(terms))
+    return replace(theory, terms=tuple(terms))
 
 
-def shape_of(theory: Theory, term: Term) -> Shape:
-    """Return the shape of a term, with its fermions in order."""
-    first, second = sorted((_place(theory.fermions, term.first), _place(theory.fermions, term.second)))
-    if isinstance(term, MassTerm):
-        return Shape(first, second)
-    return Shape(first, second, _place(theory.scalars, term.scalar), term.conjugate)
-
-
-def _place(fields: Sequence[Fermion | Scalar], name: str) -> int:
-    names = [field.name for field in fields]
-    if name not in names:
-        raise ValueError(f"a term refers to {name!r}; fields of that kind are: {', '.join(names)}")
-    return names.index(name)
-
-
-def _charges(numbers: tuple[Number, ...], abelian: Sequence[int], units: Sequence[int]) -> tuple[int, ...]:
-    charges: list[Fraction] = [numbers[i] for i in abelian]  # type: ignore[misc]
-    return tuple([q.numerator * (unit // q.denominator) for q, unit in zip(charges, units, strict=True)])
-
-
-def _allowed(
-    groups: Sequence[str],
-    first: Sequence[Dynkin],
-    second: Sequence[Dynkin],
-    scalar: Sequence[Dynkin] | None,
-    dual: bool,
-    same: bool,
-) -> bool:
+def _is_allowed(groups: Sequence[tuple[int, str]], pair: Sequence[Any], scalar: Any, dual: bool, same: bool) -> bool:
     sign = 1
-    for i, group in enumerate(groups):
+    for i, group in groups:
         third = None if scalar is None else scalar[i]
         if same:
-            sign *= exchange_sign(group, first[i], third, dual)
+            sign *= exchange_sign(group, pair[0][i], third, dual)
         else:
-            sign *= _exists(group, first[i], second[i], third, dual)
+            sign *= _exists(group, pair[0][i], pair[1][i], third, dual)
         if not sign:
             return False
     return sign > 0
 
 
 @lru_cache(8192)
-def _exists(group: str, first: Dynkin, second: Dynkin, third: Dynkin | None, dual: bool) -> int:
-    if third is None:
-        return int(singlets_in(group, (first, second)) == 1)
-    return int(singlets_in(group, (first, second, conjugate(group, third) if dual else third)) == 1)
+def _exists(group: str, first: Dynkin, second: Dynkin, third: Dynkin | None, dual: bool) -> bool:
+    others = () if third is None else (conjugate(group, third) if dual else third,)
+    return singlets_in(group, (first, second, *others)) == 1

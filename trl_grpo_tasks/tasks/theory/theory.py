@@ -1,14 +1,14 @@
-"""Theory: gauge groups, fields, vacuum expectation values (vevs) and couplings, and their dictionary form.
+"""Theory: gauge groups, fields, vacuum expectation values (vevs) and couplings; its dictionary form.
 
 All fermions are left-handed Weyl fermions; a right-handed one is represented by its conjugate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from math import lcm
 from typing import Any
 
 from . import groups
@@ -59,26 +59,17 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class MassTerm:
-    """The term M f f' (Majorana if both are the same field), equal for each pair of generations; in GeV."""
+class Term:
+    """The term M f f', or y f f' phi (phi* if `conjugate`), with one value for each pair of equal generations.
+
+    The mass M, in GeV, is the same for all of them. It is a Majorana mass if both fermions are the same field.
+    """
 
     first: str
     second: str
-    value: float
-
-
-@dataclass(frozen=True)
-class Yukawa:
-    """The term y f f' phi, or phi* if `conjugate`, with one value for each pair of equal generations."""
-
-    first: str
-    second: str
-    scalar: str
-    conjugate: bool
     values: tuple[float, ...]
-
-
-Term = MassTerm | Yukawa
+    scalar: str | None = None
+    conjugate: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,28 +89,17 @@ class Theory:
                 raise ValueError(f"{kind} {twice!r} is declared twice; {kind}s need different names")
 
     def fermion(self, name: str) -> Fermion:
-        return _named(self.fermions, name, "fermion")
-
-    def scalar(self, name: str) -> Scalar:
-        return _named(self.scalars, name, "scalar")
+        return {fermion.name: fermion for fermion in self.fermions}[name]
 
 
 def from_dict(theory: Mapping[str, Any]) -> Theory:
-    """Make a theory from its dictionary form; omitted representations and charges mean singlets."""
+    """Make a theory of fermions from its dictionary form; omitted representations and charges mean singlets."""
     declared = tuple(GaugeGroup(one["id"], one["group"]) for one in theory["groups"])
     known = {group.id: group.group for group in declared}
-    fermions = tuple(
-        Fermion(one["name"], _read_numbers(one, known), _whole(one.get("multiplicity", 1), one["name"]))
-        for one in theory.get("fermions", ())
-    )
-    scalars = tuple(
-        Scalar(one["name"], _read_numbers(one, known), float(one["mass"]), _read_vev(one.get("vev"), known))
-        for one in theory.get("scalars", ())
-    )
-    return Theory(declared, fermions, scalars, tuple(_read_term(one) for one in theory.get("terms", ())))
+    return Theory(declared, tuple(_read_fermion(one, known) for one in theory.get("fermions", ())))
 
 
-def conjugate_number(group: str, number: Number) -> Number:
+def conjugate_number(group: str, number: Any) -> Any:
     return groups.conjugate(group, number) if isinstance(number, tuple) else -number
 
 
@@ -145,20 +125,17 @@ def is_real(theory: Theory, scalar: Scalar) -> bool:
     return True
 
 
-@lru_cache(4096)
-def _read_charge(value: Any, field: str, group: str) -> Fraction:
-    if isinstance(value, float):
-        raise ValueError(f"field {field!r}: charge {value!r} under {group!r} is not exact; write it as '1/6' or 2")
-    try:
-        return Fraction(value)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"field {field!r}: {value!r} is not a charge under {group!r}; write it as '1/6' or 2"
-        ) from error
+def integer_charges(charges: Sequence[Fraction]) -> tuple[list[int], int]:
+    """Return the numerators of charges over a common denominator, and this one: sums of fractions are slow."""
+    unit = lcm(*(charge.denominator for charge in charges))
+    return [charge.numerator * (unit // charge.denominator) for charge in charges], unit
 
 
-def _read_numbers(field: Mapping[str, Any], known: Mapping[str, str]) -> tuple[Number, ...]:
-    reps, charges, name = field.get("reps", {}), field.get("charges", {}), field["name"]
+def _read_fermion(field: Mapping[str, Any], known: Mapping[str, str]) -> Fermion:
+    name, copies = field["name"], field.get("multiplicity", 1)
+    reps, charges = field.get("reps", {}), field.get("charges", {})
+    if not isinstance(copies, int) or copies < 1:
+        raise ValueError(f"field {name!r}: multiplicity {copies!r} must be an integer of at least 1")
     for id in (*reps, *charges):
         if id not in known:
             raise ValueError(f"field {name!r} refers to group {id!r}; groups are: {', '.join(known)}")
@@ -166,34 +143,16 @@ def _read_numbers(field: Mapping[str, Any], known: Mapping[str, str]) -> tuple[N
     for id, group in known.items():
         if group == U1:
             numbers.append(_read_charge(charges.get(id, 0), name, id))
-        elif id in reps:
-            numbers.append(tuple(reps[id]["dynkin"]))
         else:
-            numbers.append(groups.trivial(group))
-    return tuple(numbers)
+            numbers.append(tuple(reps[id]["dynkin"]) if id in reps else groups.trivial(group))
+    return Fermion(name, tuple(numbers), copies)
 
 
-def _read_vev(vev: Mapping[str, Any] | None, known: Mapping[str, str]) -> Vev | None:
-    if vev is None:
-        return None
-    return Vev(tuple(vev["components"].get(id, 0) for id in known), float(vev["value"]))
-
-
-def _read_term(term: Mapping[str, Any]) -> Term:
-    first, second = term["fermions"]
-    if "scalar" not in term:
-        return MassTerm(first, second, float(term["value"]))
-    return Yukawa(first, second, term["scalar"], term["conjugate"], tuple(map(float, term["values"])))
-
-
-def _whole(value: Any, field: str) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"field {field!r}: multiplicity {value!r} must be an integer of at least 1")
-    return value
-
-
-def _named(fields: tuple[Any, ...], name: str, kind: str) -> Any:
-    for field in fields:
-        if field.name == name:
-            return field
-    raise ValueError(f"there is no {kind} {name!r}; {kind}s are: {', '.join(field.name for field in fields)}")
+def _read_charge(value: Any, field: str, group: str) -> Fraction:
+    if isinstance(value, float):
+        raise ValueError(f"field {field!r}: charge {value!r} under {group!r} is not exact; write it as '1/6' or 2")
+    try:
+        return Fraction(value)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        message = f"field {field!r}: {value!r} is not a charge under {group!r}; write it as '1/6' or 2"
+        raise ValueError(message) from error
