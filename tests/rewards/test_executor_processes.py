@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -51,14 +53,29 @@ def test_a_score_that_forks_shifts_no_other_score(wild):
 
 def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
     """Each reply arrives twice, and each is preceded by a reply to an earlier job."""
-    receive = pool._Worker.receive
 
-    def with_echoes(self):
-        messages, alive = receive(self)
-        stale = [(number - 1, worker.Reply(None, "stale", 0.0)) for number, _ in messages if number > 1]
-        return [*stale, *messages, *(m for m in messages if m[0] > 0)], alive
+    class Echoing:
+        def __init__(self, connection):
+            self._connection, self._left = connection, []
 
-    monkeypatch.setattr(pool._Worker, "receive", with_echoes)
+        def __getattr__(self, name):
+            return getattr(self._connection, name)
+
+        def poll(self, seconds):
+            return bool(self._left) or self._connection.poll(seconds)
+
+        def recv_bytes(self):
+            if not self._left:
+                message = self._connection.recv_bytes()
+                stale = pickle.dumps((pickle.loads(message)[0] - 1, worker.Reply(None, "stale", 0.0)))
+                self._left = [stale, message, message]
+            return self._left.pop(0)
+
+    def echoing_pipe():
+        ours, theirs = Pipe()
+        return Echoing(ours), theirs
+
+    monkeypatch.setattr(pool, "Pipe", echoing_pipe)
     with RewardExecutor(wild, workers=2) as executor:
         outcomes = executor.submit([json.dumps({"x": i}) for i in range(20)], ["good"] * 20).result()
     assert values(outcomes) == [float(i) for i in range(20)]
