@@ -18,7 +18,6 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.wild import ROW, is_gone, values, zombie_children
-from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import pool, worker
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
 
@@ -207,19 +206,6 @@ def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
         assert bad.get(text, "") in outcome.reason
     assert again[0].cached
     assert not ray.is_initialized()
-
-
-@pytest.mark.exhaustive
-def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file, monkeypatch):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    task = get_task(task_file)
-    Path(task_file).write_text("import a_module_that_is_not_there\n")
-    with (
-        RewardExecutor(task, workers=1, backend="ray") as executor,
-        pytest.raises(RewardWorkerError, match="a_module_that_is_not_there"),
-    ):
-        executor.submit([ROW], ["good"]).result()
 
 
 def test_without_ray_the_message_says_what_to_install(wild, monkeypatch):

@@ -43,10 +43,7 @@ _SAMPLE = {
     "row": {"prompt": str | list}, "completion": str, "tokens?": int, "score?": _SCORE, "reason?": str,
     "counts?": dict, "form?": str,
 }  # fmt: skip
-RESULTS = {
-    "task?": str,
-    "evaluations?": [{"name": str, "metrics": dict, "samples": [_SAMPLE], "intervals?": dict}],
-}
+RESULTS = {"task?": str, "evaluations?": [{"name": str, "metrics": dict, "samples": [_SAMPLE], "intervals?": dict}]}
 OUTCOME = {"requests?": [str], "evaluations?": list, "best_by?": str, "best_value?": _NUMBER}
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {

@@ -9,17 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..task import Task
-from .gallery import (
-    ROWS_SHOWN,
-    Pictures,
-    Sample,
-    best_and_worst,
-    choose,
-    key_of,
-    pairs,
-    prompt_of,
-    typical_samples,
-)
+from .gallery import ROWS_SHOWN, Pictures, Sample, best_and_worst, choose, key_of, pairs, prompt_of, typical_samples
 from .plots import chart
 from .run_folder import RunFolder, duration, is_number, largest_k
 

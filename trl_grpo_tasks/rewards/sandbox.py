@@ -105,12 +105,7 @@ def run_python(
 
 
 def run_tests(
-    code: str,
-    tests: Sequence[str],
-    *,
-    setup: str = "",
-    timeout: float = 5,
-    memory_mb: int = 512,
+    code: str, tests: Sequence[str], *, setup: str = "", timeout: float = 5, memory_mb: int = 512
 ) -> TestsResult:
     """Run `code` and then each test (such as `assert add(1, 2) == 3`) in one sandbox. A test that raises has failed.
 
