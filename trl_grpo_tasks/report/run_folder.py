@@ -198,6 +198,12 @@ class RunFolder:
         return next((one for one in made if one is not after), None), after
 
     @property
+    def latest_evaluation(self) -> dict[str, Any] | None:
+        """The evaluation of the trained model, or else of the initial one."""
+        before, after = self.before_and_after
+        return after or before
+
+    @property
     def evaluation_names(self) -> str:
         """An explanation of the names of the training run's evaluations, "" if there are none."""
         names = [one["name"] for one in self.evaluations if one["file"] == RESULTS_FILE]

@@ -20,7 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,6 @@ class RewardStats:
     @property
     def hit_rate(self) -> float:
         return self.hits / max(1, self.hits + self.misses)
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in asdict(self):
-            setattr(self, name, state[name])
 
 
 class Pending:
@@ -195,11 +188,11 @@ class RewardExecutor:
             self.judge.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.stats.state_dict() | ({} if self.judge is None else {"judge": self.judge.state_dict()})
+        return asdict(self.stats) | ({} if self.judge is None else {"judge": self.judge.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            self.stats.load_state_dict(state)
+            self.stats = RewardStats(**{one.name: state[one.name] for one in fields(RewardStats)})
         if self.judge is not None and "judge" in state:
             self.judge.load_state_dict(state["judge"])
 
