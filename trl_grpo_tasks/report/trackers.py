@@ -169,8 +169,11 @@ def _line(step: int, row: dict, text: str, outcome: Any) -> list[Any]:
 
 def _to_module(name: str, trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
     """Send to wandb, or to trackio, which has the same functions."""
+    import pandas
+
     api = importlib.import_module(name)
-    logged: dict[str, Any] = {"completions": api.Table(columns=[*COLUMNS], data=lines)} if lines else {}
+    table = pandas.DataFrame(lines, columns=[*COLUMNS])
+    logged: dict[str, Any] = {"completions": api.Table(dataframe=table)} if lines else {}
     logged |= {f"samples/{n}": api.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
     logged |= {f"histograms/{name}": api.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
     api.log(logged | {"train/global_step": step})
