@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import textwrap
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.sandboxed import dedent_run, needs
+from tests.support.sandboxed import dedent_run, needs, run_script
 from trl_grpo_tasks.rewards.sandbox import run_python
 
 pytestmark = [
@@ -76,8 +73,7 @@ def test_two_sandboxes_do_not_count_each_others_processes():
         needs("uid")
     fill = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\nprint('full')\n"
     probe = f"""
-        import sys, threading
-        sys.path.insert(0, {str(ROOT)!r})
+        import threading
         from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
         sandbox_layers()
         results = []
@@ -87,7 +83,7 @@ def test_two_sandboxes_do_not_count_each_others_processes():
         [t.join() for t in threads]
         print([r.stdout for r in results])
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(probe)], capture_output=True, text=True, timeout=60)
+    ended = run_script(probe)
     assert ended.stdout == "['full\\n', 'full\\n']\n", ended.stderr
 
 
