@@ -16,7 +16,7 @@ from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.report import page as report
-from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs
+from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs, prompt_of
 from trl_grpo_tasks.report.page import write_report
 from trl_grpo_tasks.report.plots import chart, nice_ticks
 from trl_grpo_tasks.training import callbacks
@@ -131,6 +131,10 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     made = [evaluation(name, ToyTask(), [(evil, "a" + evil)] * 2) for name in ("before & <after>", "GRPO")]
     page, _, _ = page_of(write_run(tmp_path, evaluations=made))
     assert "<script>alert" not in page and "before &amp; &lt;after&gt;" in page
+
+
+def test_a_prompt_that_is_neither_text_nor_a_chat_is_shown_as_it_is():
+    assert [prompt_of({"row": {"prompt": prompt}}) for prompt in (["a", 3], [], [{}])] == ["3", "", ""]
 
 
 class ThinkingToy(ToyTask):

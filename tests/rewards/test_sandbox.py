@@ -143,7 +143,7 @@ def test_the_number_of_files_is_limited():
 
 def test_folders_without_permissions_and_nested_deeply_are_removed_too(each_way):
     code = "import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\n"
-    code += "for _ in range(3000):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
+    code += "for _ in range(1200):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
     assert run_python(code).stdout == "1\n"
 
 

@@ -69,11 +69,10 @@ class Pending:
     def __init__(
         self,
         parts: Sequence[tuple[Future[Outcome], bool]],
-        drain: Callable[[], None],
-        discard: Callable[[], None],
+        pool: Pool,
         finish: Callable[[list[Outcome]], list[Outcome]],
     ):
-        self._parts, self._drain, self._discard, self._finish = parts, drain, discard, finish
+        self._parts, self._pool, self._finish = parts, pool, finish
 
     def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
@@ -84,10 +83,10 @@ class Pending:
         No completion makes this raise. A task that cannot be loaded in a worker raises RewardWorkerError, because
         every completion would get None.
         """
-        self._drain()
+        self._pool.drain()
         futures = {future for future, _ in self._parts}
         if deadline is not None and wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
-            self._discard()
+            self._pool.discard()
         outcomes = []
         for future, is_shared in self._parts:
             if deadline is not None and not future.done():
@@ -175,7 +174,7 @@ class RewardExecutor:
         opinions: list[Opinion | None] = [None] * len(pairs)
         if self.judge is not None:
             opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
-        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._completed, pairs, opinions))
+        return Pending(parts, self._pool, partial(self._completed, pairs, opinions))
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
