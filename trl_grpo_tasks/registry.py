@@ -70,19 +70,9 @@ def find_task_class(spec: str) -> type[Task]:
         if not name:
             raise ValueError(f"task {spec!r} names no task of {prefix}; write {prefix}:NAME")
         return importlib.import_module(PREFIXES[prefix]).task_class(name)
-    if spec in TASKS:
-        module = importlib.import_module(TASKS[spec])
-    else:
-        module = load_module(spec, "task")
-    found = (
-        [module.TASK]
-        if hasattr(module, "TASK")
-        else [
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
-        ]
-    )
+    module = importlib.import_module(TASKS[spec]) if spec in TASKS else load_module(spec, "task")
+    classes = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    found = [module.TASK] if hasattr(module, "TASK") else [one for one in classes if issubclass(one, Task)]
     if len(found) != 1:
         names = ", ".join(cls.__name__ for cls in found) or "none"
         raise ValueError(

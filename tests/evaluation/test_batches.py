@@ -80,10 +80,6 @@ def test_rows_at_a_time_do_not_change_greedy_completions(loaded, meter, options,
     assert found == texts(run(*loaded, temperature=0, constraint=constraint, batch_size=1))
 
 
-def test_batches_have_random_numbers_of_their_own(loaded):
-    assert len(set(texts(run(*loaded, rows=ROWS[:1], num_samples=12, batch_size=1)))) > 1
-
-
 def test_many_samples_take_several_rollouts(loaded, meter, monkeypatch):
     """So that samples are scored and kept while others are generated; 24 samples in batches of 10."""
     monkeypatch.setitem(evaluate.ROLLOUT_ROWS, "cpu", 10)

@@ -144,22 +144,9 @@ def test_what_a_server_refuses_is_one_message(server, tiny_path):
         solver(ROW)
 
 
-MALFORMED = [
-    "no JSON",
-    "[" * 100_000,
-    "null",
-    "[]",
-    '{"choices": null}',
-    '{"choices": [1]}',
-    '{"choices": [{}]}',
-    '{"choices": [{"token_ids": null}]}',
-    '{"choices": [{"token_ids": ["a"]}]}',
-    '{"choices": [{"token_ids": [1e9]}]}',
-    '{"choices": [{"token_ids": [-1]}]}',
-    '{"choices": [{"token_ids": [123456789]}]}',
-    '{"choices": []}',
-    '{"choices": [{"token_ids": [5]}]}',
-]
+TOKENS = ["null", '["a"]', "[1e9]", "[-1]", "[123456789]", "[5]"]  # the last one is only one completion of two
+MALFORMED = ["no JSON", "[" * 100_000, "null", "[]", '{"choices": null}', '{"choices": [1]}', '{"choices": [{}]}']
+MALFORMED += ['{"choices": []}', *(f'{{"choices": [{{"token_ids": {ids}}}]}}' for ids in TOKENS)]
 
 
 def test_replies_that_are_malformed_or_have_too_few_completions_are_errors(server, tiny_path, monkeypatch):

@@ -218,21 +218,10 @@ def test_generate_and_solve_draw_the_same_samples(toy_solver):
     assert dict(_texts(toy_solver({**ROW, "letter": "z"}, 8))) == drawn
 
 
-@pytest.mark.parametrize(
-    ("row", "message"), [({}, "needs a 'prompt'"), ({"prompt": []}, "needs a 'prompt'"), ({"prompt": [3]}, "'prompt'")]
-)
-def test_rows_need_a_prompt(toy_solver, row, message):
-    with pytest.raises(ValueError, match=message):
-        toy_solver(row)
-
-
-def test_a_prompt_that_the_model_cannot_read_is_refused(toy_solver):
+def test_a_prompt_that_the_model_cannot_read_and_text_that_the_task_cannot_are_refused(toy_solver):
     limit = toy_solver._ready.config.max_position_embeddings
     with pytest.raises(ValueError, match=f"the prompt has .* tokens, and the model reads at most {limit}; shorten it"):
         toy_solver({"prompt": "a" * limit, "letter": "a", "level": "1"}, 1)
-
-
-def test_text_needs_row_of(toy_solver):
     with pytest.raises(ValueError, match="define row_of"):
         toy_solver("abc")
 

@@ -80,12 +80,6 @@ def test_unscored_samples_and_a_task_that_cannot_render(tmp_path):
     assert card.data.eval_results is None and "nan" not in card.text.split()
 
 
-def test_what_a_model_writes_does_not_reach_the_header(tmp_path):
-    made = [evaluation("GRPO", ToyTask(), [("~~~~\n---\nlicense: mit\n# Oh", "a")] * 2)]
-    card = load(write_card(write_run(tmp_path, evaluations=made), ToyTask()))
-    assert card.data.license is None and "license: mit" in card.text
-
-
 # ---- how to use it
 
 
@@ -133,7 +127,9 @@ def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
 HOSTILE = "# Evil\n\n[click](http://evil.example) <img src=x onerror=alert(1)>\n\n| a | b |\n|---|---|\n"
 
 
-@pytest.mark.parametrize("fence", ["~~~~", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"])
+@pytest.mark.parametrize(
+    "fence", ["~~~~\n---\nlicense: mit", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"]
+)
 def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     """An independent Markdown parser finds no heading, link, image or HTML in text of a model or a row."""
     made = before_and_after(count=3)
@@ -146,7 +142,9 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     settings["command"] += f" --system_prompt '{text}```\n# Evil'"
     settings["training"]["component_weights"] = {f"a`|b\n{HOSTILE}": 1.0}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    card = write_card(tmp_path, ToyTask()).read_text().split("---\n", 2)[2]
+    card = write_card(tmp_path, ToyTask()).read_text()
+    assert ModelCard(card).data.license is None
+    card = card.split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark").enable("table").parse(card)
     headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
     programs = ["With transformers", "With trl_grpo_tasks", "With vLLM"]

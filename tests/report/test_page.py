@@ -16,7 +16,7 @@ from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.report import page as report
-from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs
+from trl_grpo_tasks.report.gallery import Pictures, best_and_worst, choose, key_of, pairs, prompt_of
 from trl_grpo_tasks.report.page import write_report
 from trl_grpo_tasks.report.plots import chart, nice_ticks
 from trl_grpo_tasks.training import callbacks
@@ -99,16 +99,14 @@ def test_a_run_that_is_still_training(tmp_path):
     assert "not finished: step 7 of 40" in page_of(folder)[2]
 
 
-def test_only_metrics(tmp_path):
-    _, parsed, text = page_of(write_run(tmp_path))
-    assert "There is no evaluation yet" in text and parsed.count("figure", "sample") == 0
-    assert parsed.count("figure", "chart") >= 10 and "success in training" in text
-
-
 def test_a_run_that_has_just_started(tmp_path):
+    assert "There is no evaluation yet" in page_of(tmp_path)[2]
     _, parsed, text = page_of(write_run(tmp_path, steps=0))
     assert "no step logged yet" in text and "Fewer than two steps" in text and parsed.count("svg") == 0
     assert "reward" in page_of(write_run(tmp_path, steps=1, finished=False))[2]
+    _, parsed, text = page_of(write_run(tmp_path))
+    assert "There is no evaluation yet" in text and parsed.count("figure", "sample") == 0
+    assert parsed.count("figure", "chart") >= 10 and "success in training" in text
 
 
 def test_only_an_evaluation(tmp_path):
@@ -116,10 +114,6 @@ def test_only_an_evaluation(tmp_path):
     folder = write_run(tmp_path, evaluations=[model], steps=0, settings=False, results="evaluation.json")
     _, parsed, text = page_of(folder)
     assert "Samples: model" in text and parsed.count("figure", "sample") == 6 and "Command and versions" not in text
-
-
-def test_an_empty_folder_has_a_page_too(tmp_path):
-    assert "There is no evaluation yet" in page_of(tmp_path)[2]
 
 
 def test_nan_metrics_and_unscored_samples(tmp_path):
@@ -137,6 +131,10 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     made = [evaluation(name, ToyTask(), [(evil, "a" + evil)] * 2) for name in ("before & <after>", "GRPO")]
     page, _, _ = page_of(write_run(tmp_path, evaluations=made))
     assert "<script>alert" not in page and "before &amp; &lt;after&gt;" in page
+
+
+def test_a_prompt_that_is_neither_text_nor_a_chat_is_shown_as_it_is():
+    assert [prompt_of({"row": {"prompt": prompt}}) for prompt in (["a", 3], [], [{}])] == ["3", "", ""]
 
 
 class ThinkingToy(ToyTask):
@@ -239,17 +237,13 @@ def test_ticks_are_round_and_contain_the_range(low, high):
     assert all(len(f"{tick:.6g}") <= 8 for tick in ticks)
 
 
-def test_points_are_where_they_should_be():
-    drawn = chart("t", {"a": [(0, 0.0), (10, 1.0)]})
-    points = re.search(r"points='([^']*)'", drawn)[1].split()
-    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in points)
-    assert x0 < x1 == 330 and y0 == 200 - 34 and y1 == 8
-
-
-def test_long_curves_are_thinned_and_smoothed():
+def test_points_are_where_they_should_be_and_long_curves_are_thinned_and_smoothed():
     drawn = chart("t", {"a": [(step, step % 2) for step in range(10_000)]})
     assert drawn.count("<polyline") == 2 and drawn.count("<title>") <= 150 and len(drawn) < 60_000
     assert chart("t", {}) == "" and "<svg" in chart("t", {"a": [(3, 0.0)]})
+    points = re.search(r"points='([^']*)'", chart("t", {"a": [(0, 0.0), (10, 1.0)]}))[1].split()
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in points)
+    assert x0 < x1 == 330 and y0 == 200 - 34 and y1 == 8
 
 
 # ---- the command `report`, and the report of a run that is still training

@@ -211,17 +211,8 @@ def test_the_default_is_trackio_where_it_is_installed(monkeypatch):
 
 
 def test_a_tracker_that_is_not_installed_is_reported_before_training(monkeypatch, tmp_path):
-    words = [
-        "--task",
-        "tests.support.toy",
-        "--use_cpu",
-        "true",
-        "--report_to",
-        "wandb",
-        "--output_dir",
-        str(tmp_path / "no"),
-    ]
-    parsed = parse(words)
+    words = ["--task", "tests.support.toy", "--use_cpu", "true", "--report_to", "wandb"]
+    parsed = parse([*words, "--output_dir", str(tmp_path / "no")])
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--report_to wandb: the package is not installed; run pip install wandb, or"):
         prepare(*parsed)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.sandboxed import run_script, with_package
 from tests.support.wild import ROW, is_gone, values, zombie_children
-from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import pool, worker
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
 
@@ -51,14 +52,29 @@ def test_a_score_that_forks_shifts_no_other_score(wild):
 
 def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
     """Each reply arrives twice, and each is preceded by a reply to an earlier job."""
-    receive = pool._Worker.receive
 
-    def with_echoes(self):
-        messages, alive = receive(self)
-        stale = [(number - 1, worker.Reply(None, "stale", 0.0)) for number, _ in messages if number > 1]
-        return [*stale, *messages, *(m for m in messages if m[0] > 0)], alive
+    class Echoing:
+        def __init__(self, connection):
+            self._connection, self._left = connection, []
 
-    monkeypatch.setattr(pool._Worker, "receive", with_echoes)
+        def __getattr__(self, name):
+            return getattr(self._connection, name)
+
+        def poll(self, seconds):
+            return bool(self._left) or self._connection.poll(seconds)
+
+        def recv_bytes(self):
+            if not self._left:
+                message = self._connection.recv_bytes()
+                stale = pickle.dumps((pickle.loads(message)[0] - 1, worker.Reply(None, "stale", 0.0)))
+                self._left = [stale, message, message]
+            return self._left.pop(0)
+
+    def echoing_pipe():
+        ours, theirs = Pipe()
+        return Echoing(ours), theirs
+
+    monkeypatch.setattr(pool, "Pipe", echoing_pipe)
     with RewardExecutor(wild, workers=2) as executor:
         outcomes = executor.submit([json.dumps({"x": i}) for i in range(20)], ["good"] * 20).result()
     assert values(outcomes) == [float(i) for i in range(20)]
@@ -84,13 +100,7 @@ def test_a_dropped_executor_cleans_up_after_itself(wild):
     assert is_gone(outcome.score.info["pid"])
 
 
-def with_package() -> dict[str, str]:
-    """Return the environment with this package on the import path, for scripts in other folders."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-
-
-def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.Popen, list[int]]:
+def start_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.Popen, list[int]]:
     """Start a script without a `__main__` guard in its own process group; return it and the pids of its workers."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -125,14 +135,14 @@ def run_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subprocess.
 
 @pytest.mark.parametrize("killer", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_die_with_a_killed_parent(tmp_path, task_file, killer):
-    process, pids = run_script(tmp_path, task_file, "time.sleep(1000)")
+    process, pids = start_script(tmp_path, task_file, "time.sleep(1000)")
     process.send_signal(killer)
     process.communicate(timeout=30)
     assert all(is_gone(pid) for pid in pids)
 
 
 def test_ctrl_c_ends_everything_quietly(tmp_path, task_file):
-    process, pids = run_script(tmp_path, task_file, "pending.result()")
+    process, pids = start_script(tmp_path, task_file, "pending.result()")
     time.sleep(0.3)
     for pid in pids:
         os.kill(pid, signal.SIGINT)  # a terminal's Ctrl-C does not reach the workers; they ignore SIGINT anyway
@@ -143,36 +153,30 @@ def test_ctrl_c_ends_everything_quietly(tmp_path, task_file):
 
 
 def test_the_end_of_a_script_ends_its_workers(tmp_path, task_file):
-    process, pids = run_script(tmp_path, task_file, "")
+    process, pids = start_script(tmp_path, task_file, "")
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_a_task_defined_in_the_script_itself(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text(
-        textwrap.dedent("""
-            from trl_grpo_tasks.rewards.executor import RewardExecutor
-            from trl_grpo_tasks.task import Task
-            FACTOR = 3
-            class Mine(Task):
-                name, version, description, weights = "mine", "1", "in __main__", {"value": 1.0}
-                def score(self, row, completion):
-                    return self.make_score({"value": FACTOR * len(completion)}, True, True)
-            with RewardExecutor(Mine(), workers=1) as executor:
-                print(executor.submit(["{}"], ["ab"]).result()[0].score.total)
-        """)
-    )
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=with_package()
-    )
+def test_a_task_defined_in_the_script_itself():
+    ended = run_script("""
+        from trl_grpo_tasks.rewards.executor import RewardExecutor
+        from trl_grpo_tasks.task import Task
+        FACTOR = 3
+        class Mine(Task):
+            name, version, description, weights = "mine", "1", "in __main__", {"value": 1.0}
+            def score(self, row, completion):
+                return self.make_score({"value": FACTOR * len(completion)}, True, True)
+        with RewardExecutor(Mine(), workers=1) as executor:
+            print(executor.submit(["{}"], ["ab"]).result()[0].score.total)
+    """)
     assert ended.stdout == "6.0\n", ended.stderr
 
 
-def test_workers_do_not_load_torch(tmp_path):
+def test_workers_do_not_load_torch():
     probe = "import sys, trl_grpo_tasks.rewards.executor, trl_grpo_tasks.rewards.worker; print('torch' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
+    ended = run_script(probe)
     assert ended.stdout == "False\n", ended.stderr
 
 
@@ -190,19 +194,6 @@ def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
         assert bad.get(text, "") in outcome.reason
     assert again[0].cached
     assert not ray.is_initialized()
-
-
-@pytest.mark.exhaustive
-def test_a_task_that_cannot_be_loaded_on_ray_is_an_error(task_file, monkeypatch):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    task = get_task(task_file)
-    Path(task_file).write_text("import a_module_that_is_not_there\n")
-    with (
-        RewardExecutor(task, workers=1, backend="ray") as executor,
-        pytest.raises(RewardWorkerError, match="a_module_that_is_not_there"),
-    ):
-        executor.submit([ROW], ["good"]).result()
 
 
 def test_without_ray_the_message_says_what_to_install(wild, monkeypatch):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import textwrap
-import time
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.sandboxed import dedent_run, needs
-from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
+from tests.support.sandboxed import dedent_run, needs, run_script
+from trl_grpo_tasks.rewards.sandbox import run_python
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux"),
@@ -26,24 +22,6 @@ def test_an_ordinary_program(each_way):
     assert not result.timed_out and result.killed_reason == "" and 0 < result.seconds < 30
 
 
-def test_a_program_that_fails_shows_its_traceback():
-    result = run_python("x = 1\nprint(1 / 0)")
-    assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr and "print(1 / 0)" in result.stderr
-
-
-def test_the_same_program_writes_the_same_text():
-    code = "print({str(i) for i in range(20)})"
-    assert run_python(code).stdout == run_python(code).stdout
-
-
-def test_infinite_loop():
-    started = time.monotonic()
-    result = run_python("print('begun', flush=True)\nwhile True: pass", timeout=0.5)
-    assert result.timed_out and result.exit_code is None and "timed out after 0.5 s" in result.killed_reason
-    assert result.stdout == "begun\n"
-    assert time.monotonic() - started < 15
-
-
 def test_cpu_time_is_limited_for_children_too():
     limits = dedent_run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", timeout=3).stdout
     assert limits == "(4, 4)\n"
@@ -52,17 +30,20 @@ def test_cpu_time_is_limited_for_children_too():
 def test_a_program_that_ignores_all_signals_times_out(each_way):
     result = dedent_run(
         """
-        import signal, time
+        import signal
         for number in range(1, 64):
             try:
                 signal.signal(number, signal.SIG_IGN)
             except (OSError, ValueError):
                 pass
-        time.sleep(1000)
+        print("begun", flush=True)
+        while True:
+            pass
         """,
         timeout=0.5,
     )
-    assert result.timed_out
+    assert result.timed_out and result.exit_code is None and "timed out after 0.5 s" in result.killed_reason
+    assert result.stdout == "begun\n" and result.seconds < 15
 
 
 def test_fork_bomb():
@@ -87,18 +68,12 @@ def test_fork_bomb():
     assert result.stdout == "4 BlockingIOError\n"
 
 
-def test_an_exponential_fork_bomb_is_ended(each_way):
-    result = run_python("import os\nfor _ in range(6): os.fork()\nwhile True: pass", timeout=1, processes=8)
-    assert result.timed_out or result.exit_code == 1 or "processes" in result.killed_reason
-
-
 def test_two_sandboxes_do_not_count_each_others_processes():
     if os.geteuid() == 0:
         needs("uid")
     fill = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\nprint('full')\n"
     probe = f"""
-        import sys, threading
-        sys.path.insert(0, {str(ROOT)!r})
+        import threading
         from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
         sandbox_layers()
         results = []
@@ -108,7 +83,7 @@ def test_two_sandboxes_do_not_count_each_others_processes():
         [t.join() for t in threads]
         print([r.stdout for r in results])
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(probe)], capture_output=True, text=True, timeout=60)
+    ended = run_script(probe)
     assert ended.stdout == "['full\\n', 'full\\n']\n", ended.stderr
 
 
@@ -166,27 +141,12 @@ def test_the_number_of_files_is_limited():
     assert dedent_run(code, timeout=30).stdout == "No space left on device\n"
 
 
-def test_a_folder_without_permissions_is_removed_too(each_way):
-    assert run_python("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nprint(1)").stdout == "1\n"
-
-
-def test_folders_nested_deeply_are_removed_too(each_way):
-    code = "import os\nfor _ in range(3000):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
+def test_folders_without_permissions_and_nested_deeply_are_removed_too(each_way):
+    code = "import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\n"
+    code += "for _ in range(1200):\n    os.mkdir('folder')\n    os.chdir('folder')\nprint(1)"
     assert run_python(code).stdout == "1\n"
 
 
 def test_malformed_code_gives_a_result_and_no_exception():
     for code in ("", "\0", "é = 'ü'; print(é)", "def", "\ud800"):
         assert isinstance(run_python(code).exit_code, int)
-
-
-def test_sandbox_layers_reports_every_layer():
-    layers = sandbox_layers()
-    assert set(layers) == {"userns", "network", "pids", "files", "landlock", "uid", "capabilities", "seccomp"}
-    assert all(isinstance(reason, str) for reason in layers.values())
-
-
-def test_a_run_is_quick():
-    """A run takes well under 100 ms on an idle machine; the bound allows for a busy one."""
-    sandbox_layers()
-    assert min(run_python("print(1)").seconds for _ in range(5)) < 1.0

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.sandboxed import command_of, dedent_run, descendants, needs
+from tests.support.sandboxed import command_of, dedent_run, descendants, needs, run_script, with_package
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.sandbox import run_python
 
@@ -120,18 +119,17 @@ def test_a_mount_below_the_system_folders_is_read_only_too():
     needs("files")
     if os.geteuid() != 0 or tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 12):
         pytest.skip("needs root, to mount something, and Linux 5.12")
-    script = f"""
-        import os, sys
-        sys.path.insert(0, {str(ROOT)!r})
+    script = """
+        import os
         from trl_grpo_tasks.rewards import sandbox
         from trl_grpo_tasks.rewards.jail import layers
         layers.unshare(layers.NEWNS)
         layers._mount(None, "/", None, layers.MS_REC | layers.MS_PRIVATE)
         layers._mount("tmpfs", "/usr/local", "tmpfs", 0, "size=1m,mode=777")
-        sandbox._probed_layers = lambda: {{"files": ""}}
+        sandbox._probed_layers = lambda: {"files": ""}
         print(sandbox.run_python("open('/usr/local/written', 'w')").stderr, os.listdir("/usr/local"))
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    ended = run_script(script)
     assert "Read-only file system" in ended.stdout and ended.stdout.endswith(" []\n"), ended
 
 
@@ -281,20 +279,19 @@ def test_a_child_that_keeps_changing_its_process_id_is_killed():
         launcher._end_descendants()
         print(time.monotonic() - started)
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    ended = run_script(script)
     assert float(ended.stdout) < 5, ended  # the time after which it gives up
 
 
 def test_the_sandbox_dies_with_its_host(tmp_path):
     script = f"""
-        import sys
-        sys.path.insert(0, {str(ROOT)!r})
         from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
         sandbox_layers()
         print("ready", flush=True)
         run_python("import time; time.sleep(1000) #unique-{os.getpid()}", timeout=1000)
     """
-    host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    host = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=with_package())
     assert host.stdout.readline() == "ready\n"
     launchers: list[int] = []
     deadline = time.monotonic() + 20

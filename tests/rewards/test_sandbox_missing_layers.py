@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
 from tests.support.prompt_files import from_rows, only_row
-from tests.support.sandboxed import dedent_run
+from tests.support.sandboxed import dedent_run, run_script
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.jail.layers import LAYERS
 from trl_grpo_tasks.rewards.sandbox import SandboxError, missing_layers, run_python, sandbox_layers
@@ -135,15 +133,14 @@ def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path
         def add(a, b): raise ValueError(" ".join(seen))
     """
     host = f"""
-        import os, sys
-        sys.path.insert(0, {str(ROOT)!r})
+        import os
         from trl_grpo_tasks.rewards import sandbox
         sandbox._probed_layers = lambda: dict.fromkeys(sandbox.LAYERS, "left out")
         code = {textwrap.dedent(program)!r}.replace("HOST", str(os.getpid()))
         result = sandbox.run_tests(code, ["assert add(1, 2) == 3", "assert add(1, 1) == 2"])
         print(result.passed, result.failures[0])
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(host)], capture_output=True, text=True, timeout=60)
+    ended = run_script(host)
     assert ended.stdout.startswith("0 ") and ended.stdout.count("Permission denied") == 4, ended
     assert "reached" not in ended.stdout and "read the tests" not in ended.stdout
 

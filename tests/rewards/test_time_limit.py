@@ -14,11 +14,7 @@ from trl_grpo_tasks.rewards.time_limit import time_limit
 
 @pytest.mark.parametrize(
     "endless",
-    [
-        lambda: re.search("^(a+)+$", "a" * 60 + "!"),
-        lambda: [None for _ in iter(int, 1)],
-        lambda: time.sleep(1000),
-    ],
+    [lambda: re.search("^(a+)+$", "a" * 60 + "!"), lambda: [None for _ in iter(int, 1)], lambda: time.sleep(1000)],
 )
 def test_code_that_takes_too_long_is_interrupted(endless):
     with pytest.raises(TimeoutError, match=r"took longer than 0\.05 s"), time_limit(0.05):

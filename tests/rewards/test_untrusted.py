@@ -87,10 +87,7 @@ def test_code_named_by_options_of_a_built_in_task_is_not_imported(folder, capsys
 
 @pytest.mark.parametrize(
     ("task", "options", "named"),
-    [
-        ("brick", {"solver_log": "victim"}, "--solver_log"),
-        ("infill", {"judges_folder": "victims"}, "--judges_folder"),
-    ],
+    [("brick", {"solver_log": "victim"}, "--solver_log"), ("infill", {"judges_folder": "victims"}, "--judges_folder")],
 )
 def test_files_named_by_options_of_a_built_in_task_are_not_written(folder, capsys, task, options, named):
     run_of(folder, task, options)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trl_grpo_tasks.rewards.sandbox import run_python, sandbox_layers
 
 
@@ -23,6 +27,17 @@ def needs(*names: str) -> None:
 
 def dedent_run(code: str, **options):
     return run_python(textwrap.dedent(code), **options)
+
+
+def with_package() -> dict[str, str]:
+    """Return the environment with this package on the import path, for scripts in other folders."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=with_package())
 
 
 def children_of(pid: int) -> set[int]:

@@ -71,7 +71,9 @@ def evaluate(
     check_editor(task, editor, constraint is not None)
     repeated = [row for row in rows for _ in range(num_samples)]
     processes = PartialState()
-    samples, seconds = _read_on_main(kept, processes)
+    # Only the main process reads what is kept: file systems of the processes may differ.
+    found = [kept.read() if kept is not None and processes.is_main_process else ([], 0.0)]
+    samples, seconds = broadcast_object_list(found)[0]
     start = time.monotonic() - seconds
     was_training = model.training
     model.eval()
@@ -204,12 +206,6 @@ class KeptSamples:
         with open(self._path, "a", encoding="utf-8", opener=not_through_a_link) as file:
             # ASCII output: a completion may contain lone surrogates, which UTF-8 cannot encode.
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
-
-
-def _read_on_main(kept: KeptSamples | None, processes: PartialState) -> tuple[list[Sample], float]:
-    """Read the kept samples on the main process and send them to all processes, whose file systems may differ."""
-    found = [kept.read() if kept is not None and processes.is_main_process else ([], 0.0)]
-    return broadcast_object_list(found)[0]
 
 
 @dataclass

@@ -126,14 +126,10 @@ class Solver:
         if constrain is None and editor in task.redundant_editors:
             constrain = False
         given = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "max_completion_length": max_completion_length,
-            "chat_template_kwargs": chat_template_kwargs,
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "max_completion_length": max_completion_length, "chat_template_kwargs": chat_template_kwargs,
             "component_weights": component_weights,
-        }
+        }  # fmt: skip
         used = {"temperature": 1.0, "max_completion_length": 256, **task.defaults, **sampling_of(settings)}
         used |= {name: value for name, value in given.items() if value is not None}
         temperature, length, filters = used["temperature"], used["max_completion_length"], SamplingFilters.of(used)
@@ -144,10 +140,8 @@ class Solver:
             raise ValueError(
                 f"--vllm_server_url: vLLM does not support {what}; leave it out, and the model is run here"
             )
-
-        task.prepare(
-            settings.get("training", {}).get("seed", 42)
-        )  # judges of the run are found by its seed, rather than trained again
+        # Judges of the run are found by its seed, rather than trained again.
+        task.prepare(settings.get("training", {}).get("seed", 42))
         workers = worker_count(reward_workers, 1)
         executor = RewardExecutor(task, workers, reward_timeout, weights=weights)  # starts meanwhile
         variables = used.get("chat_template_kwargs")

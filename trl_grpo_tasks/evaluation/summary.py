@@ -20,9 +20,7 @@ CONFIDENCE = 0.95
 
 
 def summarise(
-    samples: Sequence[Sample],
-    num_samples: int,
-    facts: Sequence[str] = (),
+    samples: Sequence[Sample], num_samples: int, facts: Sequence[str] = ()
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Compute metrics and their 95% intervals from samples ordered by row, `num_samples` of each row.
 

@@ -9,12 +9,16 @@ from typing import Any
 
 from .gallery import Pictures, Sample
 from .plots import chart
-from .run_folder import RunFolder, is_number
+from .run_folder import NUMBER, RunFolder, mismatch
 from .sections import shown_sample
 
 ARCHIVE_FILE = "archive.jsonl"  # one answer per line, the best first
 ANSWERS_SHOWN = 8  # in the report
 MOST_BYTES = 1_800_000  # limit for their pictures
+ANSWER = {
+    "row": {"prompt": str | list}, "completion": str, "canonical": str, "total": NUMBER, "first_step": NUMBER,
+    "seen": NUMBER,
+}  # fmt: skip
 CURVES = {"archive/distinct": "Distinct successes so far", "archive/new": "New since the last log"}
 
 
@@ -30,8 +34,8 @@ def read_answers(run_dir: str | Path, most: int | None = None) -> list[dict[str,
     with open(path, "rb") as lines:
         for number, line in enumerate(itertools.islice(lines, most), 1):
             try:
-                answer = json.loads(line)
-                problem = _problem(answer)
+                answer = json.loads(line, parse_constant=_refuse)
+                problem = mismatch(answer, ANSWER)
             except (ValueError, RecursionError) as error:
                 problem = f"not valid JSON ({error})"
             if problem:
@@ -65,16 +69,5 @@ def archive_section(run: RunFolder, pictures: Pictures) -> dict[str, Any]:
     }
 
 
-def _problem(answer: Any) -> str:
-    """Return what is wrong with an entry of the file, "" if it is an answer."""
-    if not isinstance(answer, dict):
-        return "not an object"
-    for name in ("completion", "canonical"):
-        if not isinstance(answer.get(name), str):
-            return f"{name!r} is not a text"
-    for name in ("total", "first_step", "seen"):
-        if not is_number(answer.get(name)):
-            return f"{name!r} is not a number"
-    prompt = answer["row"].get("prompt") if isinstance(answer.get("row"), dict) else None
-    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
-    return "" if isinstance(prompt, str) or is_chat else "'row' is not a row with a prompt"
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")

@@ -54,7 +54,7 @@ def write_card(
     adapter = None if merged else adapter
     out = run.path if folder is None else Path(folder)
     has_picture = _write_picture(run, Pictures(task) if pictures is None else pictures, out / PICTURE_FILE)
-    latest = _latest(run)
+    latest = run.latest_evaluation
     prompt = latest["samples"][0]["row"]["prompt"] if latest and latest["samples"] else None
     text = render(
         "card.md",
@@ -93,7 +93,7 @@ def _header(run: RunFolder, task: Task, name: str, base: str | None, is_adapter:
             metric_name=metric,
             metric_value=round(value, 4),
         )
-        for metric, value in _shown_metrics((_latest(run) or {"metrics": {}})["metrics"]).items()
+        for metric, value in _shown_metrics((run.latest_evaluation or {"metrics": {}})["metrics"]).items()
     ]
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
@@ -138,8 +138,7 @@ def _is_set(training: Mapping[str, Any], name: str) -> bool:
 
 def _write_picture(run: RunFolder, pictures: Pictures, path: Path) -> bool:
     """Write samples.png and return whether it was written. Tasks that render HTML or cannot render have none."""
-    before, after = run.before_and_after
-    latest = after or before
+    (before, after), latest = run.before_and_after, run.latest_evaluation
     if latest is None or not latest["samples"]:
         return False
     if before is not None and after is not None and (found := pairs(before, after)):
@@ -167,11 +166,6 @@ def _sheet(drawn: Sequence[Sequence[Any]], path: Path) -> bool:
     page.save(png := io.BytesIO(), "PNG")
     write_atomically(path, png.getvalue())
     return True
-
-
-def _latest(run: RunFolder) -> dict[str, Any] | None:
-    before, after = run.before_and_after
-    return after or before
 
 
 def _shown_metrics(metrics: dict[str, Any]) -> dict[str, float]:

@@ -11,9 +11,9 @@ from typing import Any
 from ..files import write_atomically
 from .gallery import prompt_of
 from .page import REPORT_FILE
-from .plots import COLOURS, chart
+from .plots import COLOURS
 from .run_folder import RunFolder, shown_metrics
-from .sections import TRAINING, reward_titles
+from .sections import TRAINING, metric_charts, reward_titles
 from .templating import render
 
 COMPARED_SETTINGS = ("task", "run", "model", "machine", "versions", "training")  # of settings.json
@@ -28,8 +28,7 @@ def write_comparison(run_dirs: Sequence[str | Path], path: str | Path) -> Path:
     if empty := [str(run.path) for run in runs.values() if run.is_empty]:
         raise ValueError(f"{empty[0]} is not a run folder: it has no settings, results or metrics")
     path = Path(path)
-    latest = {name: after or before for name, run in runs.items() for before, after in [run.before_and_after]}
-    evaluations = {name: one for name, one in latest.items() if one is not None}
+    evaluations = {name: one for name, run in runs.items() if (one := run.latest_evaluation) is not None}
     prompts = [sorted(prompt_of(sample, 10**6) for sample in one["samples"]) for one in evaluations.values()]
     text = render(
         "comparison.html",
@@ -42,8 +41,8 @@ def write_comparison(run_dirs: Sequence[str | Path], path: str | Path) -> Path:
         evaluations=evaluations,
         names=shown_metrics([one["metrics"] for one in evaluations.values()]),
         is_comparable=all(one == prompts[0] for one in prompts),
-        rewards=_curves(runs, reward_titles(list(runs.values()))),
-        others=_curves(runs, TRAINING),
+        rewards=metric_charts(runs, reward_titles(list(runs.values())))[0],
+        others=metric_charts(runs, TRAINING)[0],
         settings=_differing_settings(runs),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,15 +58,6 @@ def _names(run_dirs: Sequence[str | Path]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError(f"{max(names, key=names.count)} is given twice; give different runs")
     return names
-
-
-def _curves(runs: Mapping[str, RunFolder], titles: Mapping[str, str]) -> list[str]:
-    drawn = []
-    for metric, title in titles.items():
-        lines = {name: points for name, run in runs.items() if len(points := run.curve(metric)) > 1}
-        if len({value for points in lines.values() for _, value in points}) > 1:
-            drawn.append(chart(title, lines, name=metric))
-    return drawn
 
 
 def _differing_settings(runs: Mapping[str, RunFolder]) -> dict[str, list[str]]:

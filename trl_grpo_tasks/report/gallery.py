@@ -104,7 +104,8 @@ def prompt_of(sample: Sample, longest: int = 160) -> str:
     """Return the text of a sample's prompt (the last message of a chat) in one line, shortened to `longest`."""
     prompt = sample["row"].get("prompt", "")
     if isinstance(prompt, list):
-        prompt = prompt[-1].get("content", "") if prompt else ""
+        last = prompt[-1] if prompt else ""
+        prompt = last.get("content", "") if isinstance(last, dict) else last
     text = " ".join(str(prompt).split())
     # Both ends are kept, because prompts often differ at the end only.
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"

@@ -25,29 +25,26 @@ JUDGE_FILE = "judge.json"  # written at the end of a run with an LLM judge
 EXPORTS_FOLDER = "exports"  # written by `trl-grpo-tasks export`
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_completion_length", "chat_template_kwargs",
             "component_weights")  # fmt: skip
-# What these files hold, as far as it is used; see `_mismatch`. They may come from somebody else, or be edited by hand.
-_NUMBER = int | float
+# What these files hold, as far as it is used; see `mismatch`. They may come from somebody else, or be edited by hand.
+NUMBER = int | float
 SETTINGS = {
     "command?": str,
     "run?": {"task?": str},
     "task?": {"name?": str, "version?": str, "options?": dict},
     "model?": {"name?": str, "revision?": str},
     "training?": {
-        "temperature?": _NUMBER, "top_p?": _NUMBER, "min_p?": _NUMBER, "top_k?": int, "max_completion_length?": int,
-        "seed?": int, "repair_turns?": int, "repair_discount?": _NUMBER, "chat_template_kwargs?": dict,
+        "temperature?": NUMBER, "top_p?": NUMBER, "min_p?": NUMBER, "top_k?": int, "max_completion_length?": int,
+        "seed?": int, "repair_turns?": int, "repair_discount?": NUMBER, "chat_template_kwargs?": dict,
         "component_weights?": dict, "generation_kwargs?": dict,
     },
 }  # fmt: skip
-_SCORE = {"total": _NUMBER, "success": bool, "valid": bool}
+_SCORE = {"total": NUMBER, "success": bool, "valid": bool}
 _SAMPLE = {
     "row": {"prompt": str | list}, "completion": str, "tokens?": int, "score?": _SCORE, "reason?": str,
     "counts?": dict, "form?": str,
 }  # fmt: skip
-RESULTS = {
-    "task?": str,
-    "evaluations?": [{"name": str, "metrics": dict, "samples": [_SAMPLE], "intervals?": dict}],
-}
-OUTCOME = {"requests?": [str], "evaluations?": list, "best_by?": str, "best_value?": _NUMBER}
+RESULTS = {"task?": str, "evaluations?": [{"name": str, "metrics": dict, "samples": [_SAMPLE], "intervals?": dict}]}
+OUTCOME = {"requests?": [str], "evaluations?": list, "best_by?": str, "best_value?": NUMBER}
 # The names of the evaluations of a training run, explained below the tables of results.
 EVALUATION_NAMES = {
     "before": "the model before training",
@@ -201,6 +198,12 @@ class RunFolder:
         return next((one for one in made if one is not after), None), after
 
     @property
+    def latest_evaluation(self) -> dict[str, Any] | None:
+        """The evaluation of the trained model, or else of the initial one."""
+        before, after = self.before_and_after
+        return after or before
+
+    @property
     def evaluation_names(self) -> str:
         """An explanation of the names of the training run's evaluations, "" if there are none."""
         names = [one["name"] for one in self.evaluations if one["file"] == RESULTS_FILE]
@@ -246,7 +249,7 @@ def _read_evaluations(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_json(path: Path, kinds: Any) -> dict[str, Any]:
-    """Read a file whose content is of these kinds; see `_mismatch`."""
+    """Read a file whose content is of these kinds; see `mismatch`."""
     if not path.is_file():
         return {}
     way_out = "move it away to go on without it"
@@ -254,12 +257,12 @@ def _read_json(path: Path, kinds: Any) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); {way_out}") from error
-    if (problem := _mismatch(content, kinds)) is not None:
+    if (problem := mismatch(content, kinds)) is not None:
         raise ValueError(f"{path} is damaged: {problem}; {way_out}")
     return content
 
 
-def _mismatch(value: Any, kinds: Any, place: str = "its content") -> str | None:
+def mismatch(value: Any, kinds: Any, place: str = "its content") -> str | None:
     """Say where a value of JSON is not of the given kinds; None if it is. Kinds are a type, [kinds] for a list, or a
     mapping for an object: names that end in ? may be missing or null, and other names are not looked at."""
     if isinstance(kinds, Mapping):
@@ -269,13 +272,13 @@ def _mismatch(value: Any, kinds: Any, place: str = "its content") -> str | None:
             entry = value.get(name.rstrip("?"))
             if entry is None and name.endswith("?"):
                 continue
-            if (problem := _mismatch(entry, inner, repr(name.rstrip("?")))) is not None:
+            if (problem := mismatch(entry, inner, repr(name.rstrip("?")))) is not None:
                 return problem
         return None
     if isinstance(kinds, list):
         if not isinstance(value, list):
             return f"{place} must be a list, not {value!r:.60}"
-        return next((found for one in value if (found := _mismatch(one, kinds[0], f"an entry of {place}"))), None)
+        return next((found for one in value if (found := mismatch(one, kinds[0], f"an entry of {place}"))), None)
     if isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool)):
         return None
     return f"{place} must be of type {getattr(kinds, '__name__', kinds)}, not {value!r:.60}"

@@ -5,21 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..task import Task
-from .gallery import (
-    ROWS_SHOWN,
-    Pictures,
-    Sample,
-    best_and_worst,
-    choose,
-    key_of,
-    pairs,
-    prompt_of,
-    typical_samples,
-)
+from .gallery import ROWS_SHOWN, Pictures, Sample, best_and_worst, choose, key_of, pairs, prompt_of, typical_samples
 from .plots import chart
 from .run_folder import RunFolder, duration, is_number, largest_k
 
@@ -160,18 +150,13 @@ def samples(run: RunFolder, pictures: Pictures) -> dict[str, Any]:
 
     If there is only one evaluation, typical samples are shown instead of pairs.
     """
-    before, after = run.before_and_after
-    latest = after or before
+    (before, after), latest = run.before_and_after, run.latest_evaluation
     if latest is None or not latest["samples"]:
         return {}
-    found, typical = [], []
-    if before is not None and after is not None:
-        found = pairs(before, after)
+    found = [] if before is None or after is None else pairs(before, after)
     chosen = choose(found, ROWS_SHOWN)
-    shown = {key_of(sample) for pair in chosen for sample in (pair.before, pair.after)}
-    if not found:
-        typical = typical_samples(latest, ROWS_SHOWN)
-        shown = {key_of(sample) for sample in typical}
+    typical = [] if found else typical_samples(latest, ROWS_SHOWN)
+    shown = {key_of(sample) for sample in [*typical, *(one for pair in chosen for one in (pair.before, pair.after))]}
     return {
         "before": before,
         "latest": latest,
@@ -205,8 +190,8 @@ def shown_sample(sample: Sample, pictures: Pictures) -> dict[str, Any]:
 def curves(run: RunFolder) -> dict[str, Any]:
     """Return small charts of the logged metrics, and the values of those that are constant."""
     lengths = {label: points for label, name in LENGTHS.items() if (points := run.curve(name))}
-    rewards, constant_rewards = _charts(run, reward_titles([run]))
-    others, constant_others = _charts(run, TRAINING)
+    rewards, constant_rewards = metric_charts({"": run}, reward_titles([run]))
+    others, constant_others = metric_charts({"": run}, TRAINING)
     if len(lengths.get("mean", ())) > 1:
         others.insert(min(2, len(others)), chart("Length in tokens", lengths, name=LENGTHS["mean"]))
     return {"rewards": rewards, "others": others, "constant": constant_rewards | constant_others}
@@ -236,7 +221,7 @@ def times(run: RunFolder) -> dict[str, Any]:
     titles = {name: TIMES.get(name, name.removeprefix("perf/").replace("_", " ")) for name in names}
     logged = {title: [value for _, value in run.curve(name)] for name, title in titles.items()}
     return {
-        "charts": _charts(run, titles)[0],
+        "charts": metric_charts({"": run}, titles)[0],
         "table": {t: (v[0], statistics.median(v), max(v), v[-1]) for t, v in logged.items() if v},
     }
 
@@ -252,14 +237,15 @@ def _tile(
     }  # fmt: skip
 
 
-def _charts(run: RunFolder, names: dict[str, str]) -> tuple[list[str], dict[str, float]]:
-    """Return charts of the metrics in `names`, and the values of those that are constant."""
+def metric_charts(runs: Mapping[str, RunFolder], titles: Mapping[str, str]) -> tuple[list[str], dict[str, float]]:
+    """Return charts of the metrics in `titles` with a line per run, and the values of those that are constant."""
     drawn, constant = [], {}
-    for name, title in names.items():
-        points = run.curve(name)
-        if len({value for _, value in points}) > 1:
+    for name, title in titles.items():
+        lines = {label: points for label, run in runs.items() if (points := run.curve(name))}
+        values = [value for points in lines.values() for _, value in points]
+        if len(set(values)) > 1:
             limits = (0.0, 1.0) if "success" in name or "valid" in name or "pass@" in name else None
-            drawn.append(chart(title, {title: points}, name=name, limits=limits))
-        elif points:
-            constant[name] = points[0][1]
+            drawn.append(chart(title, lines, name=name, limits=limits))
+        elif values:
+            constant[name] = values[0]
     return drawn, constant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import math
@@ -10,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -165,26 +167,16 @@ def _line(step: int, row: dict, text: str, outcome: Any) -> list[Any]:
     return [step, prompt_of({"row": row}, 400), text, *verdict]
 
 
-def _to_wandb(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
-    import wandb
-
-    logged: dict[str, Any] = {"completions": wandb.Table(columns=[*COLUMNS], data=lines)} if lines else {}
-    logged |= {f"samples/{n}": wandb.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
-    logged |= {f"histograms/{name}": wandb.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
-    wandb.log(logged | {"train/global_step": step})
-
-
-def _to_trackio(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
+def _to_module(name: str, trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
+    """Send to wandb, or to trackio, which has the same functions."""
     import pandas
-    import trackio
 
-    logged: dict[str, Any] = {
-        f"samples/{n}": trackio.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)
-    }
-    logged |= {f"histograms/{name}": trackio.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
-    if lines:
-        logged["completions"] = trackio.Table(dataframe=pandas.DataFrame(lines, columns=[*COLUMNS]))
-    trackio.log(logged | {"train/global_step": step})
+    api = importlib.import_module(name)
+    table = pandas.DataFrame(lines, columns=[*COLUMNS])
+    logged: dict[str, Any] = {"completions": api.Table(dataframe=table)} if lines else {}
+    logged |= {f"samples/{n}": api.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
+    logged |= {f"histograms/{name}": api.Histogram(v) for name, v in trainer.rewarding.distributions().items()}
+    api.log(logged | {"train/global_step": step})
 
 
 def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: Sequence[Captioned]) -> None:
@@ -201,4 +193,6 @@ def _to_tensorboard(trainer: Any, step: int, lines: list[list[Any]], pictures: S
         writer.add_text("completions", "\n".join(f"| {' | '.join(row)} |" for row in rows), step)
 
 
-_SEND: dict[str, Callable[..., None]] = {"wandb": _to_wandb, "trackio": _to_trackio, "tensorboard": _to_tensorboard}
+_SEND: dict[str, Callable[..., None]] = {
+    "wandb": partial(_to_module, "wandb"), "trackio": partial(_to_module, "trackio"), "tensorboard": _to_tensorboard
+}  # fmt: skip

@@ -20,7 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,6 @@ class RewardStats:
     def hit_rate(self) -> float:
         return self.hits / max(1, self.hits + self.misses)
 
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in asdict(self):
-            setattr(self, name, state[name])
-
 
 class Pending:
     """The outcomes of one batch, some of which may still be computed. A part is an outcome, and whether it is that of
@@ -75,11 +68,10 @@ class Pending:
     def __init__(
         self,
         parts: Sequence[tuple[Future[Outcome], bool]],
-        drain: Callable[[], None],
-        discard: Callable[[], None],
+        pool: Pool,
         finish: Callable[[list[Outcome]], list[Outcome]],
     ):
-        self._parts, self._drain, self._discard, self._finish = parts, drain, discard, finish
+        self._parts, self._pool, self._finish = parts, pool, finish
 
     def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
@@ -90,10 +82,10 @@ class Pending:
         No completion makes this raise. A task that cannot be loaded in a worker raises RewardWorkerError, because
         every completion would get None.
         """
-        self._drain()
+        self._pool.drain()
         futures = {future for future, _ in self._parts}
         if deadline is not None and wait(futures, timeout=max(0.0, deadline - time.monotonic())).not_done:
-            self._discard()
+            self._pool.discard()
         outcomes = []
         for future, is_shared in self._parts:
             if deadline is not None and not future.done():
@@ -178,7 +170,7 @@ class RewardExecutor:
         opinions: list[Opinion | None] = [None] * len(pairs)
         if self.judge is not None:
             opinions = [self.judge.ask(json.loads(row), text) for row, text in pairs]
-        return Pending(parts, self._pool.drain, self._pool.discard, partial(self._completed, pairs, opinions))
+        return Pending(parts, self._pool, partial(self._completed, pairs, opinions))
 
     def wait_until_started(self) -> None:
         """Wait until a worker has loaded the task, so that the time this takes does not count for later requests."""
@@ -191,11 +183,11 @@ class RewardExecutor:
             self.judge.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.stats.state_dict() | ({} if self.judge is None else {"judge": self.judge.state_dict()})
+        return asdict(self.stats) | ({} if self.judge is None else {"judge": self.judge.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            self.stats.load_state_dict(state)
+            self.stats = RewardStats(**{one.name: state[one.name] for one in fields(RewardStats)})
         if self.judge is not None and "judge" in state:
             self.judge.load_state_dict(state["judge"])
 

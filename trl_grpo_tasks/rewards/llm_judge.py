@@ -216,7 +216,9 @@ class LLMJudge:
                 problem = str(error)
                 if not error.retryable:
                     return _Answer(None, f"the judge refused the request: {problem}")
-                wait = error.retry_after if error.retry_after is not None else self._backoff(attempt)
+                # Jitter spreads the retries of requests that failed together.
+                backoff = self.limits.first_wait * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+                wait = backoff if error.retry_after is None else error.retry_after
             else:
                 self._count(asked, reply)
                 try:
@@ -234,10 +236,6 @@ class LLMJudge:
             if attempt < self.limits.attempts and self._closed.wait(min(wait, LONGEST_WAIT)):
                 return _Answer(None, "the run ended before the judge answered")
         return _Answer(None, f"the judge gave no score in {self.limits.attempts} attempts; {problem}")
-
-    def _backoff(self, attempt: int) -> float:
-        # Jitter spreads the retries of requests that failed together.
-        return self.limits.first_wait * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
 
     def _count(self, asked: list[dict[str, str]], reply: Any) -> None:
         tokens = [reply.tokens_in, reply.tokens_out]

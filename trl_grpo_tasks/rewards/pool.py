@@ -1,12 +1,12 @@
-"""Pools of reward workers. Workers may hang, crash or be killed; a thread feeds, times and replaces them."""
+"""Pools of reward workers. Workers may hang, crash or be killed; a thread for each feeds, times and replaces it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import secrets
-import selectors
 import signal
 import subprocess
 import sys
@@ -14,22 +14,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import IO, Any, cast
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import Any
 
 from ..task import Task
 from .processes import MARK, kill_descendants
-from .worker import COMMAND, HEADER, Reply, TaskRecipe, frame, score_one
+from .worker import COMMAND, Reply, TaskRecipe, score_one
 
 START_SECONDS = 300.0  # time limit for importing a task; large simulators on a slow disk need long
 START_ATTEMPTS = 3  # after this many failed starts in a row the task is considered broken
+TICK = 0.1  # seconds between two looks at the pool of a thread that waits for its worker
 
 CLOSED = "the reward executor was closed before this completion was scored"
 LATE = "it was not scored before the time limit"
 
+logger = logging.getLogger(__name__)
+
 
 class RewardWorkerError(RuntimeError):
     """The task cannot be loaded in a reward worker, or the pool was closed. Not caused by a completion."""
+
+
+class WorkerLost(Exception):
+    """A worker has ended or must end. `again`: the job did not begin, or its node failed; another worker takes it."""
+
+    def __init__(self, reason: str, again: bool = False):
+        super().__init__(reason)
+        self.again = again
 
 
 @dataclass
@@ -39,36 +51,36 @@ class Job:
     row: str
     completion: str
     done: Callable[[Reply | RewardWorkerError], None]
-    lost_on: str | None = None  # the Ray node on which its first worker was lost
+    lost_on: str | None = None  # the node of the worker that was lost with it
 
 
 class Pool:
-    """A queue of jobs, which a thread of the pool gives to its workers, and what happens if no worker can start.
+    """A queue of jobs, and a thread for each worker that starts it, gives it jobs and replaces it.
 
-    Only this thread touches workers: Linux kills a process when the *thread* that started it ends.
+    No other thread touches the worker: Linux kills a process when the *thread* that started it ends.
     """
 
-    _workers: list[Any]  # each has a `job` and a `deadline`, which may be None
+    start_seconds: float | None = START_SECONDS
 
-    def __init__(self, thread_name: str | None = None):
-        self._workers = []
+    def __init__(self, workers: int = 0, timeout: float = 0.0):
+        self._timeout = timeout
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._closing = False
-        self._broken: RewardWorkerError | None = None
+        self._ended: RewardWorkerError | None = None  # why no more jobs are scored
+        self._loaded: list[Any] = []
         self._failed_starts = 0
-        self._started = threading.Event()  # a worker has loaded the task, or the pool is broken
+        self._started = threading.Event()  # a worker has loaded the task, or the pool has ended
         self._owner = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+        self._threads = [threading.Thread(target=self._run, name="reward-pool", daemon=True) for _ in range(workers)]
 
     def submit(self, job: Job) -> None:
         with self._changed:
-            broken = RewardWorkerError(CLOSED) if self._closing else self._broken
-            if broken is None:
+            ended = self._ended
+            if ended is None:
                 self._queue.append(job)
-                self._wake()
-        if broken is not None:
-            job.done(broken)
+                self._changed.notify()
+        if ended is not None:
+            job.done(ended)
 
     def drain(self) -> None:
         """Score the jobs that are left to this thread: none, if there are workers."""
@@ -86,18 +98,14 @@ class Pool:
         """End every worker and wait for it; unfinished jobs get an error. Safe to call twice or after a fork."""
         if self._owner != os.getpid():
             return
-        with self._changed:
-            self._closing = True
-            self._wake()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._end(RewardWorkerError(CLOSED))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
-    def _wake(self) -> None:
-        """Tell the thread that the queue has changed."""
-        self._changed.notify()
-
-    def _run(self) -> None:
-        """Run the thread until `_closing` is set."""
+    def _start_worker(self) -> Any:
+        """Start a process or Ray actor that loads the task and then scores one job at a time; see `_WorkerProcess`."""
+        raise NotImplementedError
 
     def _take_all(self) -> list[Job]:
         with self._changed:
@@ -105,23 +113,105 @@ class Pool:
             self._queue.clear()
         return taken
 
-    def _fail_start(self, reason: str) -> None:
+    def _end(self, error: RewardWorkerError) -> None:
+        """Give `error` to the jobs that no worker has begun, and to all later ones."""
+        with self._changed:
+            self._ended = self._ended or error
+            self._changed.notify_all()
+            abandoned = self._take_all()
+        self._started.set()
+        for job in abandoned:
+            job.done(self._ended)
+
+    # Each thread runs the methods below.
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._check()
+                worker = self._start_worker()
+                try:
+                    if self._has_loaded(worker):
+                        while self._score_next(worker):
+                            pass
+                finally:
+                    with self._changed:
+                        if worker in self._loaded:
+                            self._loaded.remove(worker)
+                        self._changed.notify_all()  # a job that was lost on another node may wait for any worker now
+                    worker.kill()
+        except RewardWorkerError as error:
+            self._end(error)
+        except BaseException as error:
+            self._end(RewardWorkerError(f"the reward pool failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _check(self) -> None:
+        """Raise RewardWorkerError if the pool has ended."""
+        if self._ended is not None:
+            raise self._ended
+
+    def _has_loaded(self, worker: Any) -> bool:
+        """Wait until the worker has loaded the task; False if it must be replaced."""
+        since = time.monotonic()
+        try:
+            problem = self._wait(worker.loaded, self.start_seconds)
+        except WorkerLost as lost:
+            self._count_failed_start(str(lost), since)
+            return False
+        if problem is not None:
+            raise RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{problem}")
+        with self._changed:
+            self._failed_starts = 0
+            self._loaded.append(worker)
+        self._started.set()
+        return True
+
+    def _count_failed_start(self, reason: str, since: float) -> None:
         self._failed_starts += 1
         if self._failed_starts >= START_ATTEMPTS:
-            self._fail_all(RewardWorkerError(f"reward workers fail while loading the task: {reason}"))
+            raise RewardWorkerError(f"reward workers fail while loading the task: {reason}")
 
-    def _fail_all(self, error: RewardWorkerError) -> None:
-        """Mark the pool as broken and give `error` to every unfinished job."""
+    def _score_next(self, worker: Any) -> bool:
+        """Wait for a job and let the worker score it; False if the worker must be replaced."""
+        job = self._next_job(worker)
+        since = time.monotonic()
+        try:
+            worker.begin(job)
+            reply = self._wait(worker.replies, self._timeout)
+        except WorkerLost as lost:
+            if lost.again and job.lost_on is None:
+                if worker.node:
+                    logger.warning("a completion is scored again, because on Ray node %s %s", worker.node[:8], lost)
+                job.lost_on = worker.node
+                with self._changed:
+                    self._queue.appendleft(job)
+                return False
+            reply = Reply(None, str(lost), time.monotonic() - since, retire=True)
+        except BaseException as error:
+            job.done(self._ended or RewardWorkerError(f"the reward pool failed: {error!r}"))
+            raise
+        job.done(reply)
+        return not reply.retire
+
+    def _next_job(self, worker: Any) -> Job:
         with self._changed:
-            self._broken = self._broken or error
-            self._started.set()
-            abandoned = self._take_all()
-        for worker in self._workers:
-            if worker.job is not None:
-                abandoned.append(worker.job)
-            worker.job = worker.deadline = None
-        for job in abandoned:
-            job.done(error)
+            while True:
+                self._check()
+                is_only_node = all(one.node == worker.node for one in self._loaded)
+                job = next((job for job in self._queue if is_only_node or job.lost_on != worker.node), None)
+                if job is not None:
+                    self._queue.remove(job)
+                    return job
+                self._changed.wait()
+
+    def _wait(self, received: Callable[[float], list[Any]], seconds: float | None) -> Any:
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        while not (found := received(max(0.0, min(TICK, deadline - time.monotonic())))):
+            self._check()
+            if time.monotonic() >= deadline:
+                raise WorkerLost(f"timed out after {seconds:g} s")
+        return found[0]
 
 
 class InlinePool(Pool):
@@ -137,201 +227,83 @@ class InlinePool(Pool):
             job = self._queue.popleft()
             job.done(score_one(self._task, job.row, job.completion))
 
-    def close(self) -> None:
-        self._fail_all(RewardWorkerError(CLOSED))
-
 
 class ProcessPool(Pool):
     """Scores jobs in `workers` processes."""
 
     def __init__(self, recipe: TaskRecipe, workers: int, timeout: float, memory_mb: int | None):
-        super().__init__("reward-pool")
-        self._setup = frame((recipe, memory_mb))
-        self._timeout = timeout
-        self._size = workers
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._thread.start()
+        super().__init__(workers, timeout)
+        self._setup = pickle.dumps((recipe, memory_mb))
+        for thread in self._threads:
+            thread.start()
 
-    # All methods below except _wake run in the pool's thread.
+    def _start_worker(self) -> _WorkerProcess:
+        return _WorkerProcess(self._setup)
 
-    def _run(self) -> None:
+
+class _WorkerProcess:
+    """A worker in a process of its own."""
+
+    node = ""  # of a Ray worker: the id of its node
+
+    def __init__(self, setup: bytes):
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"  # identifies it and its descendants in their environment
+        self._number = 0  # of the current or last job, which its reply repeats
+        self._connection, theirs = Pipe()
+        with theirs:
+            # It gets its own session, so that Ctrl-C does not reach it and its process group can be killed at once.
+            # What the task prints goes to standard error.
+            self._process = subprocess.Popen(
+                [*COMMAND, "\n".join(sys.path), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=os.environ | {MARK: self._mark},
+            )
+        with contextlib.suppress(OSError):  # it died at once; `loaded` will report that
+            self._connection.send_bytes(setup)
+
+    def begin(self, job: Job) -> None:
+        self._number += 1
         try:
-            for _ in range(self._size):
-                self._workers.append(self._start_worker())
-            while not self._closing:
-                self._feed()
-                for key, _ in self._selector.select(self._seconds_to_next_deadline()):
-                    if key.fd == self._wake_read:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wake_read, 4096)
-                    elif key.data in self._workers:
-                        self._receive(key.data)
-                self._replace_overdue()
-        except BaseException as error:
-            self._fail_all(RewardWorkerError(f"the reward pool failed: {type(error).__name__}: {error}"))
-            raise
-        finally:
-            self._fail_all(RewardWorkerError(CLOSED))
-            for worker in self._workers:
-                self._selector.unregister(worker.replies)
-                worker.kill()
-            self._workers = []
-            self._selector.close()
-            for end in (self._wake_read, self._wake_write):
-                os.close(end)
+            self._connection.send_bytes(pickle.dumps((self._number, job.row, job.completion)))
+        except OSError as error:
+            raise WorkerLost(self._describe_exit(), again=True) from error
 
-    def _wake(self) -> None:
-        # A full pipe also wakes the thread; a closed one means that the thread has already ended.
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"!")
-
-    def _start_worker(self) -> _Worker:
-        worker = _Worker.start(time.monotonic() + START_SECONDS)
-        self._selector.register(worker.replies, selectors.EVENT_READ, worker)
-        with contextlib.suppress(BrokenPipeError):  # it died at once; reading from it will report that
-            worker.send(self._setup)
-        return worker
-
-    def _feed(self) -> None:
-        for worker in self._workers:
-            if worker.ready and worker.job is None:
-                with self._changed:
-                    if not self._queue:
-                        return
-                    job = self._queue.popleft()
-                try:
-                    worker.number += 1
-                    worker.send(frame((worker.number, job.row, job.completion)))
-                except BrokenPipeError:  # died while idle; the job never began, so another worker takes it
-                    with self._changed:
-                        self._queue.appendleft(job)
-                    worker.ready = False
-                    continue
-                worker.job = job
-                worker.deadline = time.monotonic() + self._timeout
-
-    def _receive(self, worker: _Worker) -> None:
+    def replies(self, seconds: float) -> list[Any]:
+        """Wait for at most `seconds` for the reply to the current job; [] if there is none yet."""
         try:
-            messages, alive = worker.receive()
-        except Exception as error:  # noqa: BLE001 - unpickling runs user code
-            self._replace(worker, f"the worker's reply cannot be decoded: {type(error).__name__}: {error}")
-            return
-        for number, message in messages:
-            if number != worker.number:
-                continue  # not from the worker itself, which replies once per job; the task may have forked
-            if not worker.loaded:
-                if message is not None:
-                    self._fail_all(RewardWorkerError(f"the task cannot be loaded in a reward worker:\n{message}"))
-                    return
-                worker.loaded = worker.ready = True
-                self._started.set()
-                worker.deadline = None
-                self._failed_starts = 0
-            elif worker.job is not None:
-                worker.ready = not message.retire
-                self._finish(worker, message)
-        if not alive:
-            self._replace(worker, f"the worker {worker.describe_exit()}")
+            if not self._connection.poll(seconds):
+                return []
+            number, message = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise WorkerLost(self._describe_exit()) from error
+        except Exception as error:  # unpickling runs user code
+            reason = f"the worker's reply cannot be decoded: {type(error).__name__}: {error}"
+            raise WorkerLost(reason) from error
+        # The worker itself replies once per job, but the task may have forked.
+        return [message] if number == self._number else []
 
-    def _replace_overdue(self) -> None:
-        now = time.monotonic()
-        for worker in list(self._workers):
-            if worker.deadline is not None and worker.deadline <= now:
-                limit = self._timeout if worker.loaded else START_SECONDS
-                self._replace(worker, f"timed out after {limit:g} s")
+    loaded = replies  # the set-up is job 0; its reply is None, or why the task cannot be loaded
 
-    def _replace(self, worker: _Worker, reason: str) -> None:
-        self._selector.unregister(worker.replies)
-        worker.kill()
-        self._workers.remove(worker)
-        if worker.job is not None:
-            self._finish(worker, Reply(None, reason, time.monotonic() - worker.since))
-        if not worker.loaded:
-            self._fail_start(reason)
-        if self._broken is None:
-            self._workers.append(self._start_worker())
-
-    def _finish(self, worker: _Worker, reply: Reply) -> None:
-        job, worker.job, worker.deadline = worker.job, None, None
-        if job is not None:
-            job.done(reply)
-
-    def _seconds_to_next_deadline(self) -> float | None:
-        deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
-
-@dataclass(eq=False)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    requests: IO[bytes]
-    replies: IO[bytes]
-    mark: str  # identifies the worker and its descendants through their environment
-    deadline: float | None  # of the start, then of the current job
-    since: float = field(default_factory=time.monotonic)
-    job: Job | None = None
-    number: int = 0  # number of the current or last job, which its reply repeats
-    loaded: bool = False
-    ready: bool = False
-    received: bytearray = field(default_factory=bytearray)  # bytes of messages that are not complete yet
-
-    @classmethod
-    def start(cls, deadline: float) -> _Worker:
-        # It gets its own session, so that Ctrl-C does not reach it and its process group can be killed at once.
-        mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-        process = subprocess.Popen(
-            [*COMMAND, "\n".join(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env=os.environ | {MARK: mark},
-        )
-        return cls(process, cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout), mark, deadline)
-
-    def send(self, message: bytes) -> None:
-        self.since = time.monotonic()
-        rest = memoryview(message)
-        while rest:
-            rest = rest[self.requests.write(rest) :]
-
-    def receive(self) -> tuple[list[Any], bool]:
-        """Return the complete messages received, as (number, message), and whether the pipe is still open."""
-        piece = os.read(self.replies.fileno(), 1 << 20)
-        self.received += piece
-        messages = []
-        while len(self.received) >= HEADER.size:
-            (size,) = HEADER.unpack_from(self.received)
-            end = HEADER.size + size
-            if len(self.received) < end:
-                break
-            messages.append(pickle.loads(self.received[HEADER.size : end]))
-            del self.received[:end]
-        return messages, bool(piece)
-
-    def describe_exit(self) -> str:
-        """Describe how a worker whose pipe has closed ended."""
+    def _describe_exit(self) -> str:
+        """Describe how a worker whose connection has closed ended."""
         try:
-            code = self.process.wait(timeout=1.0)
+            code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return "closed its pipe"
+            return "the worker closed its pipe"
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with status {code}"
+            return f"the worker was killed by {signal.Signals(-code).name}"
+        return f"the worker exited with status {code}"
 
     def kill(self) -> None:
         """Kill the worker and all its descendants, and leave no zombie."""
-        alive = self.process.poll() is None
+        alive = self._process.poll() is None
         if alive:
-            os.kill(self.process.pid, signal.SIGSTOP)  # so that it starts nothing more and keeps its children
-        kill_descendants(self.mark, self.process.pid if alive else None)
+            os.kill(self._process.pid, signal.SIGSTOP)  # so that it starts nothing more and keeps its children
+        kill_descendants(self._mark, self._process.pid if alive else None)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.requests, self.replies):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()

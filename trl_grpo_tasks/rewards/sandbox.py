@@ -100,17 +100,12 @@ def run_python(
     >>> run_python("print(6 * 7)").stdout
     '42\\n'
     """
-    order = _order({"main.py": code}, timeout, memory_mb, processes)
+    order = _order({"main.py": code.encode("utf-8", "surrogatepass")}, timeout, memory_mb, processes)
     return run_launcher(order, sandbox_layers(), stdin, max_output)[0]
 
 
 def run_tests(
-    code: str,
-    tests: Sequence[str],
-    *,
-    setup: str = "",
-    timeout: float = 5,
-    memory_mb: int = 512,
+    code: str, tests: Sequence[str], *, setup: str = "", timeout: float = 5, memory_mb: int = 512
 ) -> TestsResult:
     """Run `code` and then each test (such as `assert add(1, 2) == 3`) in one sandbox. A test that raises has failed.
 
@@ -140,7 +135,8 @@ def run_tests(
     >>> run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 1) == 3"]).passed
     1
     """
-    order = _order({**_runner_files(), "solution.py": code}, timeout, memory_mb, PROCESSES + 1)
+    files = _runner_files() | {"solution.py": code.encode("utf-8", "surrogatepass")}
+    order = _order(files, timeout, memory_mb, PROCESSES + 1)
     key = secrets.token_hex(16)
     job = json.dumps({"setup": setup, "tests": list(tests), "key": key})
     result, verdicts = run_launcher(order, sandbox_layers(), job, MAX_OUTPUT, with_results=True)
@@ -248,7 +244,7 @@ def _probe_layers() -> dict[str, str]:
 
 def _problem_with(layers: list[str]) -> SandboxError | None:
     """Try to run a small program with these layers; return the error, or None if it ran."""
-    order = _order({"main.py": "import ctypes, json; print(1)"}, 30, 512, 8)
+    order = _order({"main.py": b"import ctypes, json; print(1)"}, 30, 512, 8)
     try:
         result, _ = run_launcher(order, dict.fromkeys(layers, ""), "", 1000)
     except SandboxError as error:
@@ -258,17 +254,14 @@ def _problem_with(layers: list[str]) -> SandboxError | None:
     return SandboxError("interpreter", f"Python did not start: {result.stderr[-500:]}{result.killed_reason}")
 
 
-def _order(files: Mapping[str, str | bytes], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
+def _order(files: Mapping[str, bytes], timeout: float, memory_mb: int, processes: int) -> dict[str, Any]:
     """Return the instructions for the launcher: files to write, command, environment and limits."""
     executable = os.path.realpath(sys.executable)
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     if "LD_LIBRARY_PATH" in os.environ:  # on some clusters the interpreter does not start without it
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     return {
-        "files": {
-            name: content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-            for name, content in files.items()
-        },
+        "files": files,
         "command": [executable, "-P", "-s", "-S", "-B", "-X", "utf8", "main.py"],
         "environment": environment,
         "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),

@@ -86,9 +86,8 @@ def _start_and_collect(
             os.close(fd)
         theirs = []
         output = _Output(process, report_read, results_read, max_output)
-        message = marshal.dumps(order)
         with os.fdopen(orders_write, "wb", closefd=False) as orders, contextlib.suppress(BrokenPipeError):
-            orders.write(len(message).to_bytes(8, "big") + message)
+            orders.write(marshal.dumps(order))
         overflow = output.collect(time.monotonic() + order["timeout"] + GRACE_SECONDS, orders_write)
     finally:
         os.close(orders_write)  # makes the launcher kill the program if it is still running

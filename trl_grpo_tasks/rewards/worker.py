@@ -1,7 +1,7 @@
 """The worker process of the reward executor: loads a task in a fresh interpreter and scores one completion at a time.
 
-Messages (8 bytes of length, then a pickle) arrive on the original standard input and leave on the original standard
-output; whatever the task prints goes to standard error. A reply carries the number of its job; the set-up is job 0.
+Messages are pickles on a connection whose descriptor is an argument. A reply carries the number of its job; the set-up
+is job 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import os
 import pickle
 import resource
 import signal
-import struct
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..registry import get_task
 from ..task import Score, Task
 
-HEADER = struct.Struct("!Q")
 # The largest size of a component. Its square, times those of a weight and of a batch, is finite in float32.
 LARGEST_COMPONENT = 1e9
 
@@ -151,70 +150,36 @@ def limit_memory(memory_mb: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def read_frame(stream: BinaryIO) -> Any:
-    """Read the next message; EOFError if the other side has closed the pipe."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        raise EOFError
-    (size,) = HEADER.unpack(header)
-    body = stream.read(size)
-    if len(body) < size:
-        raise EOFError
-    return pickle.loads(body)
-
-
-def frame(message: Any) -> bytes:
-    """Encode a message: 8 bytes of length, then the pickle."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(len(body)) + body
-
-
 def main() -> None:
-    """Run the worker until the parent closes the pipe."""
+    """Run the worker until the parent closes the connection."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _survive_sigterm()
     _die_with_parent(parent)
-    requests, replies = _take_over_pipes()
+    connection = Connection(int(sys.argv[2]))
+    os.set_inheritable(connection.fileno(), False)
     try:
-        recipe, memory_mb = read_frame(requests)
+        recipe, memory_mb = pickle.loads(connection.recv_bytes())
         try:
             task = recipe.build()
             limit_memory(memory_mb)
         except (Exception, SystemExit):  # noqa: BLE001 - reported to the parent, which raises it there
-            _send(replies, (0, traceback.format_exc()))
+            connection.send_bytes(pickle.dumps((0, traceback.format_exc())))
             return
-        _send(replies, (0, None))
+        connection.send_bytes(pickle.dumps((0, None)))
         while True:
-            number, row, completion = read_frame(requests)
+            number, row, completion = pickle.loads(connection.recv_bytes())
             reply = score_one(task, row, completion)
             try:
-                message = frame((number, reply))
+                message = pickle.dumps((number, reply))
             except Exception as error:  # noqa: BLE001 - pickling runs user code
                 unsent = Reply(None, f"the score cannot be sent: {_describe(error)}", reply.seconds)
-                message = frame((number, unsent))
-            replies.write(message)
-            replies.flush()
+                message = pickle.dumps((number, unsent))
+            connection.send_bytes(message)
             if reply.retire:
                 return
-    except (EOFError, BrokenPipeError):
+    except (EOFError, OSError):
         os._exit(0)  # the parent has exited, so there is nobody to report to
-
-
-def _send(stream: BinaryIO, message: Any) -> None:
-    stream.write(frame(message))
-    stream.flush()
-
-
-def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the messages away from descriptors 0 and 1, which the task's code may read from and print to."""
-    requests = os.fdopen(os.dup(0), "rb")
-    replies = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
 
 
 def _survive_sigterm() -> None:
@@ -236,7 +201,7 @@ def _die_with_parent(parent: int) -> None:
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-    # The parent may have died before the call above. Elsewhere than on Linux, end of file on the pipe ends the worker.
+    # The parent may have died before the call above. Elsewhere than on Linux, the end of the connection ends it.
     if os.getppid() != parent:
         os._exit(0)
 

@@ -28,7 +28,11 @@ SIGKILL = 9
 def main() -> None:
     layers.prctl(layers.PR_SET_DUMPABLE, 0, 0, 0, 0)  # the program must not trace or read this process
     orders, report, results = (int(argument) for argument in sys.argv[1:4])
-    order = marshal.loads(_read_message(orders))
+    try:
+        with os.fdopen(orders, "rb", closefd=False) as stream:
+            order = marshal.load(stream)
+    except EOFError:  # the host has died
+        os._exit(1)
     outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "crowded": False, "seconds": 0.0}
     try:
         _supervise(order, orders, report, results, outcome)
@@ -272,19 +276,3 @@ def _end_descendants() -> None:
                 except (FileNotFoundError, ProcessLookupError, PermissionError):
                     continue
         time.sleep(0.001)
-
-
-def _read_message(fd: int) -> bytes:
-    size = int.from_bytes(_read_exactly(fd, 8), "big")
-    return _read_exactly(fd, size)
-
-
-def _read_exactly(fd: int, size: int) -> bytes:
-    pieces = []
-    while size:
-        piece = os.read(fd, min(size, 1 << 20))
-        if not piece:
-            os._exit(1)  # the host has died
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
