@@ -11,7 +11,9 @@ from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data import hub
-from trl_grpo_tasks.tasks.brick.data.rows import decode_voxels, from_hub, make_rows
+from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
+from trl_grpo_tasks.tasks.brick.data.hub import from_hub
+from trl_grpo_tasks.tasks.brick.data.rows import make_rows
 from trl_grpo_tasks.tasks.brick.physics.stability import analyse
 from trl_grpo_tasks.tasks.brick.structure import parse
 

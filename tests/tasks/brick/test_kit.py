@@ -12,7 +12,7 @@ from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.kit import Kit
 from trl_grpo_tasks.tasks.brick.physics.solvers import SolverError, Solving
 from trl_grpo_tasks.tasks.brick.physics.stability import analyse
-from trl_grpo_tasks.tasks.brick.structure import Structure, structure_of
+from trl_grpo_tasks.tasks.brick.structure import Structure, parse
 
 CANTILEVER = "1x1 (5,5,0)\n1x8 (5,5,1)\n"  # the friction at the 1x1 stud is 3.25 times the weight of the 1x8
 MASS_KG = 0.00303
@@ -119,7 +119,7 @@ def test_gold_answers_stand_in_the_gravity_of_their_task(gravity, strength):
     assert len(rows) == 12
     for row in rows:
         assert task.score(row, task.gold(row)).success and not task.score(row, task.bad(row)).success
-        assert analyse(structure_of(row["gold"], 8, task.kit), kit=task.kit).stable
+        assert analyse(parse(row["gold"], 8, kit=task.kit).structure).stable
 
 
 def test_full_prompts_name_the_physics():

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.brick_structures import random_structure
-from tests.tasks.brick.test_metrics import PUBLIC
+from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.tasks.brick import ldraw
 from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, from_ldr, palette_indices, to_ldr
-from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse, structure_of
+from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
 IDENTITY = "1 0 0 0 1 0 0 0 1"
 # (cos, sin) of the quarter turns about the vertical axis, and with -1 their mirror images
@@ -23,13 +23,13 @@ TURNS = [(c, s, m) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1)) for m in (1, -
 
 
 def test_ldr_by_hand():
-    structure = structure_of("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)")
-    text = to_ldr(structure, "My  chair\n#1", author="A. Person")
+    structure = parse("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)").structure
+    text = to_ldr(structure, "My  chair\n#1")
     codes = [PALETTE[i].code for i in palette_indices(structure.bricks)]
     assert text.split("\n") == [
         "0 My chair #1",
         "0 Name: My_chair_1.ldr",
-        "0 Author: A. Person",
+        "0 Author: trl_grpo_tasks",
         f"1 {codes[0]} 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat",
         f"1 {codes[2]} 390 -24 10 1 0 0 0 1 0 0 0 1 3005.dat",
         "0 STEP",

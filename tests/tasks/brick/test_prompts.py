@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import DATA
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.data.rows import decode_voxels
+from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
 from trl_grpo_tasks.tasks.brick.prompts import PROMPT_STYLES, prompt
 from trl_grpo_tasks.tasks.brick.structure import SIZES
 

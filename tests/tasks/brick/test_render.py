@@ -24,7 +24,7 @@ from trl_grpo_tasks.tasks.brick.drawing.scene import (
 )
 from trl_grpo_tasks.tasks.brick.drawing.shading import light_on_faces
 from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, palette_indices
-from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, structure_of
+from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
 SMALL = (160, 160)
 CUBE_OF_ONES = Structure(tuple(Brick(1, 1, x, y, z) for z in range(3) for x in range(3) for y in range(3)))
@@ -122,7 +122,7 @@ def test_a_brick_inside_others_has_no_pixel():
 
 
 def test_studs_stand_on_exposed_tops_only():
-    scene = Scene(dict(enumerate(structure_of("2x4 (3,5,0)\n2x2 (3,7,1)").bricks)))
+    scene = Scene(dict(enumerate(parse("2x4 (3,5,0)\n2x2 (3,7,1)").structure.bricks)))
     studs = {
         (int(y), int(-x - 0.5), round(z / HEIGHT))
         for (x, y), z in zip(scene.centre - (0, 0.5), scene.base, strict=True)
@@ -157,7 +157,7 @@ def red_pixels(image: Image.Image) -> int:
 
 
 def test_failing_bricks_are_red():
-    structure = structure_of("2x4 (0,0,0)\n2x4 (2,0,0)\n2x4 (1,0,1)\n")
+    structure = parse("2x4 (0,0,0)\n2x4 (2,0,0)\n2x4 (1,0,1)\n").structure
     # The palette has a red of its own, for the first brick; it is pale beside failing ones.
     assert red_pixels(picture(structure, failing=[2], size=SMALL)) > 1_500
 

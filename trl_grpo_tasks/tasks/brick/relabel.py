@@ -11,9 +11,8 @@ import numpy as np
 
 from ...task import Row
 from .data.captions import choices
-from .data.catalogue import CATEGORIES, Request
+from .data.catalogue import CATEGORIES, LEVELS, Request
 from .data.designs import NoDesignError, design
-from .data.levels import LEVELS
 from .data.rows import make_row
 from .kit import KIT, Kit
 from .structure import Structure

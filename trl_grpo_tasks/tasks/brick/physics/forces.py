@@ -54,8 +54,7 @@ class Contacts:
     upper: np.ndarray
     corners: np.ndarray  # [pair, axis]: the centre of the connecting stud with the lowest coordinates
     studs: np.ndarray  # [pair, axis]: number of connecting studs
-    narrow: np.ndarray  # [pair]: 1 if the upper brick is one cell wide
-    longest: tuple[int, int]  # the largest long side and the largest short side of the kit's parts
+    narrow: np.ndarray  # [pair]: whether the upper brick is one cell wide
     sides: tuple[np.ndarray, np.ndarray]  # per axis, [pair, 2]: adjacent bricks in the order of the axis
 
     @classmethod
@@ -76,8 +75,7 @@ class Contacts:
             upper=upper,
             corners=corners,
             studs=studs,
-            narrow=(sizes[upper].min(axis=1) == 1).astype(np.int64),
-            longest=(max(part.long for part in structure.kit.parts), max(part.short for part in structure.kit.parts)),
+            narrow=sizes[upper].min(axis=1) == 1,
             sides=(
                 _neighbours(owner[:-1], owner[1:], len(bricks)),
                 _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
@@ -154,30 +152,17 @@ def _neighbours(first: np.ndarray, second: np.ndarray, bricks: int) -> np.ndarra
 
 def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every contact point, its pair and its offset from the pair's corner stud."""
-    counts, starts, offsets = _point_table(corners_only, *contacts.longest)
-    kind = contacts.narrow, contacts.studs[:, 0], contacts.studs[:, 1]
-    count = counts[kind]
-    pair = np.repeat(np.arange(len(count)), count)
-    return pair, offsets[np.arange(len(pair)) + np.repeat(starts[kind] - np.cumsum(count) + count, count)]
+    kinds = zip(contacts.narrow.tolist(), *contacts.studs.T.tolist(), strict=True)
+    offsets = [_contact_points(*kind, corners_only) for kind in kinds]
+    counts = np.array([len(points) for points in offsets], dtype=np.int64)
+    return np.repeat(np.arange(len(offsets)), counts), np.concatenate([np.empty((0, 2)), *offsets])
 
 
 @cache
-def _point_table(corners_only: bool, longest: int, widest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tabulate contact points by [narrow, studs along x, studs along y]: counts, start indices, and all points.
-
-    Parts are at most `longest` x `widest` cells.
-    """
-    counts = np.zeros((2, longest + 1, longest + 1), dtype=np.int64)
-    points = []
-    for narrow, studs_x, studs_y in np.ndindex(2, longest, longest):
-        if min(studs_x, studs_y) >= (1 if narrow else widest):  # indices are studs - 1
-            continue
-        studs = np.array(list(np.ndindex(studs_x + 1, studs_y + 1)))
-        overlap = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
-        points.append(_hull(overlap) if corners_only else overlap)
-        counts[narrow, studs_x + 1, studs_y + 1] = len(points[-1])
-    starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
-    return counts, starts, np.concatenate(points)
+def _contact_points(narrow: bool, studs_x: int, studs_y: int, corners_only: bool) -> np.ndarray:
+    studs = np.array(list(np.ndindex(studs_x, studs_y)))
+    points = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
+    return _hull(points) if corners_only else points
 
 
 def _hull(points: np.ndarray) -> np.ndarray:
