@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.brick_structures import overlaps, random_structure
+from tests.support.brick_structures import cells, overlaps, random_structure
 from tests.support.paths import DATA
 from tests.support.tokenizer_makes import MAKES
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, replay, unpack
@@ -32,10 +32,6 @@ VOCABULARIES = {
 }  # fmt: skip
 every_vocabulary = pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES.keys())
 flags = st.booleans()
-
-
-def cells(brick):
-    return {(brick.x + i, brick.y + j, brick.z) for i in range(brick.h) for j in range(brick.w)}
 
 
 def legal_bricks(bricks, world, attach, canonical, sizes=SIZES):

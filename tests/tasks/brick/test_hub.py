@@ -117,18 +117,6 @@ def test_loading_a_hub_id_skips_unneeded_columns(monkeypatch):
     assert asked == [("AvaLovelace/StableText2Brick", "test")]
 
 
-def test_a_folder_and_other_formats(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    first, *others = entries()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(others), tmp_path / "train-00000-of-00001.parquet")
-    (tmp_path / "test.json").write_text(json.dumps([first]), encoding="utf-8")
-    check_published(from_hub(str(tmp_path), "train") + from_hub(str(tmp_path), "test"))
-    assert len(from_hub(str(tmp_path), "train")) == len(others)
-    assert from_hub(str(tmp_path), "test")[0]["gold"] == first["bricks"]
-
-
 def test_errors_in_a_source_are_reported(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
 

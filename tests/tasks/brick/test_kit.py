@@ -97,18 +97,12 @@ def test_options_reach_scores_prefix_scores_editors_and_pictures():
 
 
 def test_scores_are_not_shared_by_different_physics():
-    keys = set()
-    library = '{"bricks": [{"size": "2x4", "mass_g": 9}]}'
-    for options in (
-        {},
-        {"gravity": 1.62},
-        {"stud_strength": 2.0},
-        {"solver_time_limit": 9.0},
-        {"brick_library": library},
-    ):
+    def key(**options):
         with RewardExecutor(BrickTask(BrickOptions(**options))) as executor:
-            keys.add(executor._key("{}", CANTILEVER))
-    assert len(keys) == 5
+            return executor._key("{}", CANTILEVER)
+
+    library = '{"bricks": [{"size": "2x4", "mass_g": 9}]}'
+    assert len({key(), key(gravity=1.62), key(stud_strength=2.0), key(brick_library=library)}) == 4
 
 
 @pytest.mark.parametrize(("gravity", "strength"), [(1.62, 0.98), (24.8, 0.98), (9.8, 0.4)])
@@ -130,19 +124,3 @@ def test_full_prompts_name_the_physics():
     )
     assert "grips with about 1 N.\n" in usual and "Gravity" not in usual
     assert "grips with about 0.5 N. Gravity is 1.62 m/s2.\n" in other
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gravity": 0.0}, "--gravity 0 must be a finite number above 0"),
-        ({"gravity": float("nan")}, "--gravity nan must be a finite number above 0"),
-        ({"stud_strength": -1.0}, "--stud_strength -1 must be a finite number above 0"),
-        ({"solver_time_limit": float("inf")}, "--solver_time_limit inf must be a finite number above 0"),
-        ({"solver_log": "no_such_folder/log"}, "--solver_log no_such_folder/log: cannot be written"),
-        ({"solver_log": "."}, "--solver_log .: cannot be written; give a file in a folder that exists"),
-    ],
-)
-def test_invalid_physics_is_reported(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        BrickOptions(**options)

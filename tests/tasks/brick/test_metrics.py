@@ -25,16 +25,9 @@ def test_metrics_by_hand():
     assert (found.structures, found.valid, found.stable, found.stable_by_load_factor) == (8, 3 / 8, 3 / 8, 3 / 8)
     assert found.mean_brick_stability == pytest.approx((1 + (2 - FORCE - BELOW) / 2 + 1) / 3, rel=1e-5)
     assert found.min_brick_stability == pytest.approx((1 + 1 - FORCE + 1) / 3, rel=1e-5)
-
-
-def test_a_floating_brick_has_no_stability():
-    found = metrics.metrics_of([FLOATS])
-    assert (found.valid, found.stable, found.mean_brick_stability, found.min_brick_stability) == (1, 0, 0.5, 0)
-
-
-def test_without_a_valid_structure_there_is_no_brick_stability():
-    found = metrics.metrics_of([COLLIDES, ""])
-    assert (found.valid, found.mean_brick_stability, found.min_brick_stability) == (0, None, None)
+    for texts, expected in (([FLOATS], (1, 0, 0.5, 0)), ([COLLIDES, ""], (0, 0, None, None))):
+        found = metrics.metrics_of(texts)
+        assert (found.valid, found.stable, found.mean_brick_stability, found.min_brick_stability) == expected
 
 
 def test_structures_that_cannot_be_analysed_are_left_out(monkeypatch):

@@ -70,14 +70,13 @@ def test_levels_are_those_asked_for_that_fit_the_world():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text_form": "relative"}, "unknown --text_form 'relative'; choose from: absolute, pivot"),
         ({"brick_levels": ["huge"]}, "unknown --brick_levels 'huge'; choose from: stack"),
-        ({"stability_backend": "cplex"}, "unknown --stability_backend 'cplex'"),
         ({"success_iou": 1.5}, "--success_iou 1.5 must be above 0"),
         ({"world_dim": 100}, "--world_dim 100 must be between 1 and 40"),
         ({"max_bricks": 0}, "--max_bricks 0 must be between 1 and 2000"),
         ({"max_rollbacks": -1}, "--max_rollbacks -1 must be at least 0"),
-        ({"max_brick_rejections": -2}, "--max_brick_rejections -2 must be at least 0"),
+        ({"gravity": float("nan")}, "--gravity nan must be a finite number above 0"),
+        ({"solver_log": "no_such_folder/log"}, "--solver_log no_such_folder/log: cannot be written; give a file in"),
     ],
 )
 def test_invalid_options_are_reported(options, message):

@@ -22,7 +22,7 @@ from .options import LARGEST_WORLD, BrickOptions
 from .physics.solvers import Solving
 from .physics.stability import SolverError
 from .prompts import prompt
-from .relabel import rows_like
+from .relabel import row_like
 from .reward import Judgement, facts, judge, published_facts, verdict
 from .steps import prefix_scores
 from .structure import READ_LIMIT, WORLD, Reading, parse
@@ -113,21 +113,11 @@ class BrickTask(Task):
         """Return the row with its prompt, and in a world of this size if one is given."""
         import numpy as np
 
-        given = self.options
         if world not in (None, row["world"]):
             voxels = np.zeros((world,) * 3, dtype=bool)
             voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
             row = {**row, "world": world, "voxels": encode_voxels(voxels)}
-        messages = prompt(
-            row["caption"],
-            row["world"],
-            given.prompt_style,
-            self.kit,
-            form=given.text_form,
-            max_offset=given.max_offset_distance,
-            published=bool(given.brick_data),
-        )
-        return {"prompt": messages, **row}
+        return {"prompt": prompt(row["caption"], row["world"], self.options, self.kit), **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
@@ -206,13 +196,11 @@ class BrickTask(Task):
             return None
 
     def judge(self, row: Row, completion: str) -> Judgement:
-        given = self.options
-        extra = {"success_iou": given.success_iou, "with_published": given.published_stability}
-        return judge(completion, row, **extra, **self._judging)
+        return judge(completion, row, self.options, self.solving, self.kit)
 
     @property
     def _judging(self) -> dict[str, Any]:
-        """How answers and their prefixes are read and analysed."""
+        """How prefixes of answers are read and analysed."""
         given = self.options
         return {
             "max_bricks": given.max_bricks,
@@ -256,8 +244,7 @@ class BrickTask(Task):
             for level in self.levels
             if level in LEVELS and row["world"] == (given.world_dim or LEVELS[level].world)
         ]
-        like = rows_like(reading.structure, row, levels, given.success_iou, given.world_dim is not None)
-        made = next(like, None)
+        made = row_like(reading.structure, row, levels, given.success_iou, given.world_dim is not None)
         return None if made is None else self._asked(made, given.world_dim)
 
     def constraint(self, tokenizer: Any) -> Constraint:

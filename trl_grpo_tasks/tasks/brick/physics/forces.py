@@ -45,41 +45,26 @@ class Columns:
     count: int
 
 
-@dataclass(frozen=True)
 class Contacts:
     """Contacts between bricks: pairs connected by studs (`lower` is -1 for the ground) and side-by-side pairs."""
 
-    centres: np.ndarray  # [brick, axis]; the centre of cell (0, 0) is the origin
-    lower: np.ndarray
-    upper: np.ndarray
-    corners: np.ndarray  # [pair, axis]: the centre of the connecting stud with the lowest coordinates
-    studs: np.ndarray  # [pair, axis]: number of connecting studs
-    narrow: np.ndarray  # [pair]: whether the upper brick is one cell wide
-    sides: tuple[np.ndarray, np.ndarray]  # per axis, [pair, 2]: adjacent bricks in the order of the axis
-
-    @classmethod
-    def of(cls, structure: Structure) -> Contacts:
+    def __init__(self, structure: Structure):
         bricks = np.array(structure.bricks, dtype=np.int64)
         sizes, low = bricks[:, :2], bricks[:, 2:4]
         high = low + sizes
-        lower, upper = np.array(structure.links, dtype=np.int64).reshape(-1, 2).T
+        self.centres = low + (sizes - 1) / 2  # [brick, axis]; the centre of cell (0, 0) is the origin
+        self.lower, self.upper = lower, upper = np.array(structure.links, dtype=np.int64).reshape(-1, 2).T
         on_ground = (lower < 0)[:, None]
-        corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
-        studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - corners)
+        # [pair, axis]: the centre of the connecting stud with the lowest coordinates, and the number of these studs
+        self.corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
+        self.studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - self.corners)
+        self.narrow = sizes[upper].min(axis=1) == 1  # [pair]: whether the upper brick is one cell wide
         # Crop the grid to the bricks: it is as large as the world, and most of it is empty.
         (x, y), (far_x, far_y) = low.min(axis=0), high.max(axis=0)
         owner = structure.owner[x:far_x, y:far_y, bricks[:, 4].min() : bricks[:, 4].max() + 1]
-        return cls(
-            centres=low + (sizes - 1) / 2,
-            lower=lower,
-            upper=upper,
-            corners=corners,
-            studs=studs,
-            narrow=sizes[upper].min(axis=1) == 1,
-            sides=(
-                _neighbours(owner[:-1], owner[1:], len(bricks)),
-                _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
-            ),
+        self.sides = (  # per axis, [pair, 2]: adjacent bricks in the order of the axis
+            _neighbours(owner[:-1], owner[1:], len(bricks)),
+            _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
         )
 
     def normals(self) -> Columns:

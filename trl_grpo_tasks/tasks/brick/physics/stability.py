@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kit import KIT, Kit
-from ..structure import GROUND, WORLD, Brick, Structure, parse
+from ..structure import GROUND, WORLD, Reading, Structure, parse
 from .forces import ROWS, STUD_PITCH_M, Columns, Contacts, matrix_of
 from .solvers import LinearProgram, SolverError, Solving, order_of, solve
 
@@ -55,7 +55,7 @@ class Analysis:
 
 
 def analyse(
-    bricks: Structure | str | Iterable[Sequence[int]],
+    bricks: Structure | str,
     mode: str = "load_factor",
     backend: str | Solving = "auto",
     *,
@@ -64,7 +64,7 @@ def analyse(
     world: int = WORLD,
     kit: Kit = KIT,
 ) -> Analysis:
-    """Analyse a Structure, text, or (h, w, x, y, z) tuples; `world` and `kit` are of the last two.
+    """Analyse a structure, or text in a world of the size `world` with bricks of `kit`.
 
     `backend` is the name of a solver, or a `Solving` with a time limit and a log. `masses` overrides the masses of the
     bricks, in kg; `loads` are weights placed on bricks.
@@ -83,18 +83,12 @@ def analyse(
     """
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; modes are: {', '.join(MODES)}")
-    problems: list[str] = []
-    if isinstance(bricks, Structure):
-        structure = bricks
-    elif isinstance(bricks, str):
-        reading = parse(bricks, world, kit=kit)
-        structure, problems = reading.structure, reading.problems
-    else:
-        structure = Structure(tuple(Brick(*brick) for brick in bricks), world, kit)
+    reading = Reading(bricks) if isinstance(bricks, Structure) else parse(bricks, world, kit=kit)
+    structure = reading.structure
     solving = Solving(backend) if isinstance(backend, str) else backend
     solvers = order_of(solving.backend, ROWS * len(structure))
-    if problems:
-        return Analysis(False, None, reasons=tuple(problems))
+    if reading.problems:
+        return Analysis(False, None, reasons=tuple(reading.problems))
     failing, reasons = _unbuildable(structure)
     if reasons:
         return Analysis(False, None, failing, reasons)
@@ -157,7 +151,7 @@ def _analyse_balance(
     structure: Structure, weights_N: np.ndarray, solvers: Sequence[str], solving: Solving
 ) -> Analysis:
     """Compute the load factor of a buildable structure whose bricks are all connected to the ground."""
-    contacts = Contacts.of(structure)
+    contacts = Contacts(structure)
     forces = [contacts.presses(), contacts.normals(), contacts.pushes()]
     grips = contacts.grips()
     every_grip = replace(grips, columns=np.zeros_like(grips.columns), count=1)
@@ -184,7 +178,7 @@ def _published(structure: Structure, weights_N: np.ndarray, solvers: Sequence[st
     program also forbids a contact point to push and pull at once. That condition is omitted because it always holds
     at the optimum: subtracting the smaller of the two from both keeps the balance and lowers the cost.
     """
-    contacts, bricks, rows = Contacts.of(structure), len(structure), weights_N.size
+    contacts, bricks, rows = Contacts(structure), len(structure), weights_N.size
     pulls, under = contacts.frictions()
     # One extra row per contact point: its friction plus a slack equals the brick's largest friction.
     points, point, one = pulls.count, np.arange(pulls.count), np.ones(pulls.count)
