@@ -34,9 +34,9 @@ from trl_grpo_tasks.constraints import Constraint, Vocabulary, replay
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.workers import StateWorkers, WorkerStates
-from trl_grpo_tasks.tasks.brick.constraint import FORMS, brick_constraint
+from trl_grpo_tasks.tasks.brick.constraint import brick_constraint
 from trl_grpo_tasks.tasks.brick.placements import Placements, Rules
-from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure
+from trl_grpo_tasks.tasks.brick.structure import FORMS, SIZES, Brick, Structure
 from trl_grpo_tasks.tasks.brick.task import BrickOptions, BrickTask
 
 

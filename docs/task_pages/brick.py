@@ -34,7 +34,7 @@ def parts() -> str:
 
 def levels() -> str:
     from trl_grpo_tasks.tasks.brick.data.captions import choices
-    from trl_grpo_tasks.tasks.brick.data.levels import LEVELS
+    from trl_grpo_tasks.tasks.brick.data.catalogue import LEVELS
 
     rows = []
     for name, level in LEVELS.items():
@@ -49,7 +49,7 @@ def levels() -> str:
 
 
 def categories() -> str:
-    from trl_grpo_tasks.tasks.brick.data.levels import LEVELS
+    from trl_grpo_tasks.tasks.brick.data.catalogue import LEVELS
 
     levels_with: dict[tuple[str, ...], list[str]] = {}
     for name, level in LEVELS.items():

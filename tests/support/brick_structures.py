@@ -16,10 +16,13 @@ CANTILEVER = "1x1 (5,5,0)\n1x8 (5,5,1)\n"
 W = 0.00303 * 9.8
 
 
+def cells(brick: Brick) -> set[tuple[int, int, int]]:
+    return {(brick.x + i, brick.y + j, brick.z) for i in range(brick.h) for j in range(brick.w)}
+
+
 def overlaps(one: Brick, other: Brick) -> bool:
     """Whether two bricks share a cell when seen from above."""
-    columns = [{(b.x + i, b.y + j) for i in range(b.h) for j in range(b.w)} for b in (one, other)]
-    return not columns[0].isdisjoint(columns[1])
+    return not cells(one).isdisjoint(cells(other._replace(z=one.z)))
 
 
 def random_structure(bricks: int, seed: int, up: float = 0.8, ground: float = 0.1, world: int = 20) -> Structure:
@@ -33,15 +36,12 @@ def random_structure(bricks: int, seed: int, up: float = 0.8, ground: float = 0.
             brick = Brick(h, w, chance.randint(0, world - h), chance.randint(0, world - w), 0)
         else:
             other = chance.choice(placed)
-            x, y = (
-                chance.randint(other.x - h + 1, other.x + other.h - 1),
-                chance.randint(other.y - w + 1, other.y + other.w - 1),
-            )
+            x = chance.randint(other.x - h + 1, other.x + other.h - 1)
+            y = chance.randint(other.y - w + 1, other.y + other.w - 1)
             brick = Brick(h, w, x, y, other.z + (1 if chance.random() < up else -1))
-        cells = {(i, j, brick.z) for i in range(brick.x, brick.x + h) for j in range(brick.y, brick.y + w)}
-        if brick.is_inside(world) and not cells & taken:
+        if brick.is_inside(world) and not cells(brick) & taken:
             placed.append(brick)
-            taken |= cells
+            taken |= cells(brick)
     return Structure(tuple(placed), world)
 
 

@@ -11,7 +11,9 @@ from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data import hub
-from trl_grpo_tasks.tasks.brick.data.rows import decode_voxels, from_hub, make_rows
+from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
+from trl_grpo_tasks.tasks.brick.data.hub import from_hub
+from trl_grpo_tasks.tasks.brick.data.rows import make_rows
 from trl_grpo_tasks.tasks.brick.physics.stability import analyse
 from trl_grpo_tasks.tasks.brick.structure import parse
 
@@ -113,18 +115,6 @@ def test_loading_a_hub_id_skips_unneeded_columns(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split)) or table)
     check_published(from_hub(split="test", size=4))
     assert asked == [("AvaLovelace/StableText2Brick", "test")]
-
-
-def test_a_folder_and_other_formats(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    first, *others = entries()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(others), tmp_path / "train-00000-of-00001.parquet")
-    (tmp_path / "test.json").write_text(json.dumps([first]), encoding="utf-8")
-    check_published(from_hub(str(tmp_path), "train") + from_hub(str(tmp_path), "test"))
-    assert len(from_hub(str(tmp_path), "train")) == len(others)
-    assert from_hub(str(tmp_path), "test")[0]["gold"] == first["bricks"]
 
 
 def test_errors_in_a_source_are_reported(tmp_path, monkeypatch):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.brick_structures import random_structure
-from tests.tasks.brick.test_metrics import PUBLIC
+from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.tasks.brick import ldraw
 from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.ldraw import PALETTE, from_ldr, palette_indices, to_ldr
-from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse, structure_of
+from trl_grpo_tasks.tasks.brick.structure import SIZES, Brick, Structure, parse
 
 IDENTITY = "1 0 0 0 1 0 0 0 1"
 # (cos, sin) of the quarter turns about the vertical axis, and with -1 their mirror images
@@ -23,13 +23,13 @@ TURNS = [(c, s, m) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1)) for m in (1, -
 
 
 def test_ldr_by_hand():
-    structure = structure_of("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)")
-    text = to_ldr(structure, "My  chair\n#1", author="A. Person")
+    structure = parse("2x4 (0,0,0)\n4x2 (3,5,2)\n1x1 (19,0,0)\n2x2 (1,0,1)").structure
+    text = to_ldr(structure, "My  chair\n#1")
     codes = [PALETTE[i].code for i in palette_indices(structure.bricks)]
     assert text.split("\n") == [
         "0 My chair #1",
         "0 Name: My_chair_1.ldr",
-        "0 Author: A. Person",
+        "0 Author: trl_grpo_tasks",
         f"1 {codes[0]} 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat",
         f"1 {codes[2]} 390 -24 10 1 0 0 0 1 0 0 0 1 3005.dat",
         "0 STEP",
@@ -158,19 +158,15 @@ PART = f"1 4 0 0 0 {IDENTITY} 3001.dat"
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "it places no bricks"),
-    ("0 a comment only\n", "it places no bricks"),
     ("Once upon a time", "line 1, 'Once upon a time': LDraw lines begin with a number from 0 to 5"),
     (f"{PART}\n1 4 0 0 0 {IDENTITY} 3710.dat\n1 4 0 0 0 {IDENTITY} 3710.DAT\n1 4 0 0 0 {IDENTITY} s\\a b.dat",
      r"2 kinds of parts that are not read: 3710.dat \(2x\), s\\a b.dat \(1x\); known parts are: 3005.dat 1x1, "),
     ("1 4 0 0 0 0 -1 0 1 0 0 0 0 1 3004.dat", "line 1, '1 4 0 0.*this part is tilted, upside down or scaled"),
-    ("1 4 0 0 0 1 0 0 0 -1 0 0 0 1 3004.dat", "tilted, upside down or scaled"),
     ("1 4 0 0 0 2 0 0 0 1 0 0 0 1 3004.dat", "tilted, upside down or scaled"),
     ("1 4 0 0 0 0.7 0 0.7 0 1 0 -0.7 0 0.7 3004.dat", "tilted, upside down or scaled"),
     (f"{PART}\n1 4 100 0 5 {IDENTITY} 3001.dat", "a 4x2 brick is off the grid of 20 x 24 x 20 units"),
     (f"{PART}\n1 4 0 -8 0 {IDENTITY} 3001.dat", "off the grid"),
     ("1 4 junk", "line 1, '1 4 junk': needs a colour, 12 numbers of at most 1,000,000 and a part"),
-    (f"1 4 nan 0 0 {IDENTITY} 3001.dat", "12 numbers"),
-    (f"1 4 1e999 0 0 {IDENTITY} 3001.dat", "12 numbers"),
     (f"1 4 x 0 0 {IDENTITY} 3001.dat", "12 numbers"),
     (f"0 FILE a.ldr\n1 4 0 0 0 {IDENTITY} b.ldr\n0 FILE b.ldr\n1 4 0 0 0 {IDENTITY} a.ldr", "'a.ldr' contains itself"),
     ("\n".join(f"0 FILE {n}\n" + f"1 4 0 0 0 {IDENTITY} {n + 1}\n" * 2 for n in range(40)) + "0 FILE 40\n" + PART,

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tasks.brick.test_constraint import Oracle, chooser, every_vocabulary, walk
-from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.models.tiny import make_tokenizer
-from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.constraint import brick_constraint
 from trl_grpo_tasks.tasks.brick.kit import KIT, PARTS, Kit, Part
@@ -77,46 +75,18 @@ def test_text_in_normal_form_gives_the_same_parts(entries):
     assert library_text(json.dumps({"bricks": entries[::-1]})) == text
 
 
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=6)
-    | st.sampled_from(["2x4", "size", "mass_g"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["bricks", "size", "mass_g", "name"]), inner)
-    ),
-)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    JUNK | st.fixed_dictionaries({"bricks": st.lists(JUNK | st.fixed_dictionaries({"size": JUNK, "mass_g": JUNK}))})
-)
-def test_anything_else_is_a_clear_error(content):
-    text = json.dumps({"bricks": content} if not isinstance(content, dict) else content)
-    try:
-        read_library(text)
-    except ValueError as error:
-        assert str(error).startswith("--brick_library") and "\n" not in str(error) and len(str(error)) < 400
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("bricks: [", "neither JSON nor YAML"),
+        ("bricks: [", "is not YAML"),
         ("", "must hold one key, `bricks`, with a list such as [{size: 2x4, mass_g: 2.16}]"),
-        ("parts: []", "must hold one key, `bricks`"),
         ("bricks: []", "lists 0 bricks; it must list 1 to 64"),
         ("bricks: [2x4]", "brick 1: '2x4' must be a mapping such as {size: 2x4, mass_g: 2.16}"),
         ("bricks: [{size: 2x4, mass: 2}]", "unknown key 'mass' (did you mean 'mass_g'?); keys are: size, "),
         ("bricks: [{mass_g: 2}]", "brick 1: 'size' is missing"),
         ("bricks: [{size: 2 by 4, mass_g: 2}]", "size '2 by 4' must be of the form 2x4, with sides from 1 to 20"),
-        ("bricks: [{size: 2x0, mass_g: 2}]", "size '2x0' must be of the form 2x4"),
         ("bricks: [{size: 2x21, mass_g: 2}]", "size '2x21' must be of the form 2x4"),
         ("bricks: [{size: 2x4, mass_g: 0}]", "mass_g 0 must be a number from 1e-06 to 10000"),
-        ("bricks: [{size: 2x4, mass_g: .nan}]", "mass_g nan must be a number"),
         ("bricks: [{size: 2x4, mass_g: true}]", "mass_g True must be a number"),
         ("bricks: [{size: 2x4, mass_g: 2, height: 3}]", "height 3 must be 1: text gives bricks no height"),
         ("bricks: [{size: 2x4, mass_g: 2, ldraw: ../x}]", "ldraw '../x' must be a part number such as 3001"),
@@ -133,13 +103,13 @@ def test_mistakes_in_a_file(tmp_path, content, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    for name, content in (("binary.yaml", b"\xff\xfe\x00"), ("large.json", b" " * 200_000)):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=r"not a text file in UTF-8|larger than 100000 bytes"):
-            BrickOptions(brick_library=str(tmp_path / name))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path, tmp_path / "none.yaml", "my_bricks"):
         with pytest.raises(ValueError, match=r"--brick_library .*does not exist"):
             BrickOptions(brick_library=str(path))
+    for text, message in ((str(tmp_path / "binary.yaml"), "is not YAML"), ('{"bricks"', "is not JSON")):
+        with pytest.raises(ValueError, match=f"--brick_library .*{message}"):
+            BrickOptions(brick_library=text)
 
 
 def test_a_library_without_a_brick_that_fits_is_an_error():
@@ -257,32 +227,3 @@ def test_exports_with_parts_that_ldraw_lacks(file):
 
 
 # ---- runs
-
-
-def test_scores_are_cached_by_the_content_of_the_library(file, tmp_path):
-    def key():
-        with RewardExecutor(BrickTask(BrickOptions(brick_library=file))) as executor:
-            return executor._key("{}", "1x1 (0,0,0)\n")
-
-    before = key()
-    assert key() == before
-    (tmp_path / "bricks.yaml").write_text(yaml.safe_dump({"bricks": [*OTHER["bricks"], {"size": "4x4", "mass_g": 4}]}))
-    assert key() != before
-
-
-@pytest.mark.exhaustive
-def test_a_run_trains_and_is_resumed_only_with_its_library(file, tmp_path, capsys):
-    words = [
-        "train", "brick", "--brick_levels", "stack", "--brick_library", file, "--output_dir", str(tmp_path / "run"),
-        "--train_rows", "4", "--eval_rows", "2", "--samples", "1", "--cold_start_steps", "1", "--batch_size", "2",
-        "--num_generations", "2", "--max_completion_length", "12", "--save_steps", "1", "--use_cpu", "true",
-        "--report_to", "none", "--eval_before_and_after", "false",
-    ]  # fmt: skip
-    assert cli.main([*words, "--steps", "1"]) == 0, capsys.readouterr().err
-    (tmp_path / "bricks.yaml").write_text(yaml.safe_dump({"bricks": [{**b, "mass_g": 9} for b in OTHER["bricks"]]}))
-    capsys.readouterr()
-    assert cli.main([*words, "--steps", "2", "--resume_from_checkpoint"]) == 2
-    error = capsys.readouterr().err
-    assert "was started with another --brick_library" in error and "choose another --out" in error
-    (tmp_path / "bricks.yaml").write_text(yaml.safe_dump(OTHER))
-    assert cli.main([*words, "--steps", "2", "--resume_from_checkpoint"]) == 0, capsys.readouterr().err

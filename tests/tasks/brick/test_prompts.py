@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import DATA
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
-from trl_grpo_tasks.tasks.brick.data.rows import decode_voxels
+from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
 from trl_grpo_tasks.tasks.brick.prompts import PROMPT_STYLES, prompt
 from trl_grpo_tasks.tasks.brick.structure import SIZES
 
@@ -76,15 +76,12 @@ def test_no_prompt_says_that_published_structures_stand_in_the_corner(style):
 
 
 def test_prompts_are_short_or_explain_everything():
-    assert prompt("a table", 20, "short") == [{"role": "user", "content": "a table"}]
-    assert prompt("a table", 8, "short") == [{"role": "user", "content": "a table, world 8"}]
-    system, user = prompt("a table", 12, "full")
+    assert prompt("a table", 20, BrickOptions()) == [{"role": "user", "content": "a table"}]
+    assert prompt("a table", 8, BrickOptions()) == [{"role": "user", "content": "a table, world 8"}]
+    system, user = prompt("a table", 12, BrickOptions(prompt_style="full"))
     assert system["role"] == "system" and user["role"] == "user"
     assert user["content"].endswith("\n\n### Input:\na table")
     assert all(f"{h}x{w}" in user["content"] for h, w in SIZES)
-    with pytest.raises(ValueError, match="unknown prompt style 'long'; styles are: short, full, brickgpt"):
-        prompt("a table", 8, "long")
-    assert PROMPT_STYLES == ("short", "full", "brickgpt")
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -9,7 +9,7 @@ from ...constraints.choices import Choices, ChoiceTreeConstraint
 from ...task import Row
 from .kit import KIT, Kit
 from .placements import Placements, Rules
-from .structure import FORMS, MAX_OFFSET, READ_LIMIT, WORLD, Brick, parse
+from .structure import MAX_OFFSET, READ_LIMIT, WORLD, Brick, parse
 
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
 _COORDINATES = {n: f"{n}," for n in range(1 - _LARGEST_WORLD, _LARGEST_WORLD)}
@@ -36,10 +36,6 @@ def brick_constraint(
     must be on the ground or share a stud with an earlier brick below or above it. `canonical`: bricks are ordered by
     z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
     """
-    if form not in FORMS:
-        raise ValueError(f"unknown form {form!r}; forms are: {', '.join(FORMS)}")
-    if max_offset < 0:
-        raise ValueError(f"max_offset is {max_offset}; it must be 0 or more")
     tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
     return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
 

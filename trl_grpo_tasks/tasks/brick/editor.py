@@ -11,20 +11,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ...task import Row
 from .data.designs import loads_on
 from .kit import KIT, Kit
+from .options import BrickOptions
 from .physics.solvers import SOLVING, Solving
-from .physics.stability import Analysis, Load, SolverError, analyse
-from .structure import LONGEST_LINE, MAX_OFFSET, Reading, Structure, lines_of, parse
+from .physics.stability import SolverError, analyse
+from .structure import LONGEST_LINE, Reading, lines_of, parse
 
 ANALYSES_KEPT = 4096
 EDITORS = ("rejection", "rollback", "rejection+rollback")
-MAX_BRICK_REJECTIONS = 50
-MAX_ROLLBACKS = 100
 
 
 @dataclass
@@ -38,30 +37,23 @@ class _Progress:
 
 
 class BrickEditor:
-    """An editor that deletes invalid lines (`rejects`) and cuts back unstable structures (`rolls_back`)."""
+    """An editor that deletes invalid lines, cuts back unstable structures, or does both; `name` is one of EDITORS."""
 
     def __init__(
         self,
         rows: Sequence[Row],
         tokenizer: Any,
-        *,
-        rejects: bool,
-        rolls_back: bool,
-        max_bricks: int,
-        max_brick_rejections: int = MAX_BRICK_REJECTIONS,
-        max_rollbacks: int = MAX_ROLLBACKS,
-        max_offset: int = MAX_OFFSET,
+        name: str,
+        options: BrickOptions,
         solving: Solving = SOLVING,
         kit: Kit = KIT,
     ):
-        self._rows, self._tokenizer = rows, tokenizer
-        self._rejects, self._rolls_back = rejects, rolls_back
-        self._max_bricks, self._max_offset, self._solving, self._kit = max_bricks, max_offset, solving, kit
-        self._max_rejections, self._max_rollbacks = max_brick_rejections, max_rollbacks
+        self._rows, self._tokenizer, self._options, self._kit = rows, tokenizer, options, kit
+        self._rejects, self._rolls_back = "rejection" in name, "rollback" in name
         self._progress = [_Progress() for _ in rows]
         self._ends_line: dict[int, bool] = {}
         # What is kept after a cut was analysed before, and samples of one caption are often equal.
-        self._analyse = lru_cache(ANALYSES_KEPT)(self._analyse_loaded)
+        self._analyse = lru_cache(ANALYSES_KEPT)(partial(analyse, backend=solving))
 
     def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
         kept = self._before_rejected_line(i, ids, ended) if self._rejects else None
@@ -71,9 +63,8 @@ class BrickEditor:
 
     def counts(self, i: int) -> dict[str, int]:
         done = self._progress[i]
-        return ({"rejections": done.rejections} if self._rejects else {}) | (
-            {"rollbacks": done.rollbacks} if self._rolls_back else {}
-        )
+        counted = {"rejections": self._rejects, "rollbacks": self._rolls_back}
+        return {name: getattr(done, name) for name, is_counted in counted.items() if is_counted}
 
     def _before_rejected_line(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
         """Return the number of tokens before the last line if that line must be sampled again, else None."""
@@ -83,7 +74,7 @@ class BrickEditor:
             return None
         progress = self._progress[i]
         wrong = self._wrong(i, self._text(ids, ended)) if is_whole else progress.accepted + 1
-        if wrong > progress.accepted and progress.redrawn < self._max_rejections:
+        if wrong > progress.accepted and progress.redrawn < self._options.max_brick_rejections:
             progress.redrawn += 1
             progress.rejections += 1
             return start
@@ -94,7 +85,7 @@ class BrickEditor:
     def _before_failing_brick(self, i: int, ids: Sequence[int]) -> int | None:
         """Return the number of tokens to keep if the finished structure is unstable, else None."""
         progress = self._progress[i]
-        if progress.rollbacks >= self._max_rollbacks:
+        if progress.rollbacks >= self._options.max_rollbacks:
             return None
         try:
             sound = self._sound_bricks(i, self._text(ids, ended=True))
@@ -105,13 +96,13 @@ class BrickEditor:
         progress.rollbacks += 1
         progress.redrawn = progress.accepted = 0  # every line that is kept is valid
         ends = [0, *(t for t, token in enumerate(ids, 1) if self._is_break(token))]
-        return ends[bisect_right(ends, sound, key=lambda end: self._lines(ids[:end])) - 1]
+        return ends[bisect_right(ends, sound, key=lambda end: len(lines_of(self._text(ids[:end], False))[0])) - 1]
 
     def _sound_bricks(self, i: int, text: str) -> int | None:
         """Return how many of the first bricks are stable together, or None if all lines are valid and stable."""
         row = self._rows[i]
         lines = [line for line in text.split("\n") if line.strip()]
-        reading = parse("\n".join(lines), row["world"], self._max_offset, self._kit)
+        reading = self._parse(i, "\n".join(lines))
         right = self._right_lines(reading)
         structure = reading.structure.first(right)
         resting = loads_on(structure, row.get("loads") or ())
@@ -123,31 +114,28 @@ class BrickEditor:
         while count:
             built = structure.first(count)
             carried = tuple(load for load in resting if built.occupied[load[:3]])  # later bricks carry the others
-            analysis = self._analyse(built, carried)
+            analysis = self._analyse(built, loads=carried)
             if analysis.stable:
                 break
             count = min(analysis.failing, default=0)
         return None if 0 < count == len(lines) else count
-
-    def _analyse_loaded(self, structure: Structure, loads: tuple[Load, ...]) -> Analysis:
-        return analyse(structure, backend=self._solving, loads=loads)
 
     def _right_lines(self, reading: Reading) -> int:
         """Return the number of lines before the first that is invalid; up to there, every line is a brick."""
         structure = reading.structure
         firsts = [structure.outside[:1], [later for _, later in structure.collisions[:1]]]
         valid = reading.is_brick.index(False) if False in reading.is_brick else reading.lines
-        return min(valid, self._max_bricks, *(index for first in firsts for index in first))
-
-    def _lines(self, ids: Sequence[int]) -> int:
-        return len(lines_of(self._text(ids, ended=False))[0])
+        return min(valid, self._options.max_bricks, *(index for first in firsts for index in first))
 
     def _wrong(self, i: int, text: str) -> int:
         """Return the number of invalid lines, bricks outside the world, collisions, and bricks above the limit."""
-        reading = parse(text, self._rows[i]["world"], self._max_offset, self._kit)
+        reading = self._parse(i, text)
         structure = reading.structure
-        too_many = max(len(structure) - self._max_bricks, 0)
+        too_many = max(len(structure) - self._options.max_bricks, 0)
         return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many
+
+    def _parse(self, i: int, text: str) -> Reading:
+        return parse(text, self._rows[i]["world"], self._options.max_offset_distance, self._kit)
 
     def _text(self, ids: Sequence[int], ended: bool) -> str:
         """Decode the tokens; unless the text has ended, return only its complete lines."""

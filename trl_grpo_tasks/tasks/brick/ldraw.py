@@ -68,7 +68,7 @@ def palette_indices(bricks: Sequence[Brick]) -> list[int]:
     return chosen
 
 
-def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
+def to_ldr(structure: Structure, name: str) -> str:
     """Convert a structure to an LDraw model in the colours of the picture, with one building step per layer.
 
     >>> print(to_ldr(Structure((Brick(2, 4, 0, 0, 0),)), "plank"))
@@ -81,7 +81,7 @@ def to_ldr(structure: Structure, name: str, author: str | None = None) -> str:
     """
     title = " ".join(name.split()) or "untitled"
     file_name = re.sub(r"[^A-Za-z0-9._-]+", "_", title).strip("_") or "untitled"
-    lines = [f"0 {title}", f"0 Name: {file_name}.ldr", f"0 Author: {' '.join((author or 'trl_grpo_tasks').split())}"]
+    lines = [f"0 {title}", f"0 Name: {file_name}.ldr", "0 Author: trl_grpo_tasks"]
     colours = palette_indices(structure.bricks)
     layer = None
     for index in sorted(range(len(structure)), key=lambda i: structure.bricks[i].z):

@@ -17,13 +17,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ...files import check_local_path
+from ...files import check_local_path, read_yaml
 from ...task import nearest
 from .kit import PARTS, Part
 
 LONGEST_SIDE = 20  # cells
 MOST_PARTS = 64
-MOST_BYTES = 100_000
 LIGHTEST_G, HEAVIEST_G = 1e-6, 10_000
 _KEYS = ("size", "mass_g", "ldraw", "name", "height")
 
@@ -40,29 +39,15 @@ def library_text(given: str) -> str:
 def read_library(given: str) -> tuple[Part, ...]:
     """Return the parts of a library, which is a file or JSON text, in order of size. Raises ValueError."""
     if given.lstrip().startswith("{"):
-        return _parts_of(_loaded(given, "--brick_library"), "--brick_library")
+        try:
+            return _parts_of(json.loads(given), "--brick_library")
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--brick_library is not JSON: {error}") from error
     check_local_path(given, "--brick_library")
-    path, place = Path(given).expanduser(), f"--brick_library {given}"
+    path = Path(given).expanduser()
     if not path.is_file():
-        raise ValueError(f"{place}: this file does not exist; give a JSON or YAML file that lists bricks")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{place}: the file is larger than {MOST_BYTES} bytes, too large for a list of bricks")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: not a text file in UTF-8: {error}") from error
-    return _parts_of(_loaded(text, place), place)
-
-
-def _loaded(text: str, place: str) -> Any:
-    import yaml
-
-    with suppress(json.JSONDecodeError, RecursionError):
-        return json.loads(text)  # PyYAML reads some JSON differently: 1e-6 would be text
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ValueError(f"{place}: neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"--brick_library {given}: does not exist; give a JSON or YAML file that lists bricks")
+    return _parts_of(read_yaml(path, "--brick_library"), f"--brick_library {given}")
 
 
 def _parts_of(content: Any, place: str) -> tuple[Part, ...]:
@@ -72,43 +57,42 @@ def _parts_of(content: Any, place: str) -> tuple[Part, ...]:
         raise ValueError(f"{place}: lists {len(content['bricks'])} bricks; it must list 1 to {MOST_PARTS}")
     parts: dict[tuple[int, int], Part] = {}
     for number, entry in enumerate(content["bricks"], 1):
-        part = _part(entry, f"{place}, brick {number}")
-        if part[:2] in parts:
-            raise ValueError(
-                f"{place}, brick {number}: there is another {part.short}x{part.long} brick; text names a brick by its "
-                "size alone, so keep one of them"
-            )
+        try:
+            part = _part(entry)
+            if part[:2] in parts:
+                size = f"{part.short}x{part.long}"
+                raise ValueError(f"there is another {size} brick; text names a brick by its size alone, so keep one")
+        except ValueError as error:
+            raise ValueError(f"{place}, brick {number}: {error}") from None
         parts[part[:2]] = part
     return tuple(sorted(parts.values()))
 
 
-def _part(entry: Any, place: str) -> Part:
+def _part(entry: Any) -> Part:
     if not isinstance(entry, dict):
-        raise ValueError(f"{place}: {_shown(entry)} must be a mapping such as {{size: 2x4, mass_g: 2.16}}")
+        raise ValueError(f"{_shown(entry)} must be a mapping such as {{size: 2x4, mass_g: 2.16}}")
     if unknown := [key for key in entry if key not in _KEYS]:
-        raise ValueError(
-            f"{place}: unknown key {_shown(unknown[0])}{nearest(str(unknown[0]), _KEYS)}; keys are: {', '.join(_KEYS)}"
-        )
+        hint = nearest(str(unknown[0]), _KEYS)
+        raise ValueError(f"unknown key {_shown(unknown[0])}{hint}; keys are: {', '.join(_KEYS)}")
     if missing := [key for key in ("size", "mass_g") if key not in entry]:
-        raise ValueError(f"{place}: {missing[0]!r} is missing")
+        raise ValueError(f"{missing[0]!r} is missing")
     size = re.fullmatch(r"([0-9]{1,2})x([0-9]{1,2})", str(entry["size"]).strip(), re.ASCII)
     sides = sorted(map(int, size.groups())) if size else []
     if not sides or not 1 <= sides[0] <= sides[1] <= LONGEST_SIDE:
-        raise ValueError(
-            f"{place}: size {_shown(entry['size'])} must be of the form 2x4, with sides from 1 to {LONGEST_SIDE} cells"
-        )
+        shown = _shown(entry["size"])
+        raise ValueError(f"size {shown} must be of the form 2x4, with sides from 1 to {LONGEST_SIDE} cells")
     mass_g = entry["mass_g"]
+    with suppress(ValueError):
+        mass_g = float(mass_g) if isinstance(mass_g, str) else mass_g  # YAML takes 1e-6 for text
     if isinstance(mass_g, bool) or not isinstance(mass_g, int | float) or not LIGHTEST_G <= mass_g <= HEAVIEST_G:
-        raise ValueError(f"{place}: mass_g {_shown(mass_g)} must be a number from {LIGHTEST_G:g} to {HEAVIEST_G}")
-    if entry.get("height", 1) != 1:
-        raise ValueError(
-            f"{place}: height {_shown(entry['height'])} must be 1: text gives bricks no height, all are one layer high"
-        )
+        raise ValueError(f"mass_g {_shown(mass_g)} must be a number from {LIGHTEST_G:g} to {HEAVIEST_G}")
+    if (height := entry.get("height", 1)) != 1:
+        raise ValueError(f"height {_shown(height)} must be 1: text gives bricks no height, all are one layer high")
     words = {key: "" if entry.get(key) is None else str(entry[key]) for key in ("ldraw", "name")}
     if not re.fullmatch(r"[0-9A-Za-z_-]{0,20}", words["ldraw"]):
-        raise ValueError(f"{place}: ldraw {_shown(entry['ldraw'])} must be a part number such as 3001")
+        raise ValueError(f"ldraw {_shown(entry['ldraw'])} must be a part number such as 3001")
     if len(words["name"]) > 60 or not words["name"].isprintable():
-        raise ValueError(f"{place}: name {_shown(entry['name'])} must be one line of at most 60 characters")
+        raise ValueError(f"name {_shown(entry['name'])} must be one line of at most 60 characters")
     known = {part[:2]: part.ldraw for part in PARTS}
     number = words["ldraw"].lower() or known.get((sides[0], sides[1]), "")
     mass_kg = _shifted(round(mass_g, 6), -3)  # micrograms, so that text in normal form gives the same mass

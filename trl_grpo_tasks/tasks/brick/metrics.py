@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from ...files import check_local_path
 from .data.hub import FILES, read_entries
@@ -30,6 +31,7 @@ from .reward import published_facts, verdict
 from .structure import WORLD, Reading, Structure, parse
 
 LDRAW_FILES = (".ldr", ".mpd")
+KNOWN_FILES = (*LDRAW_FILES, *FILES)
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = ", ".join((*LDRAW_FILES, *FILES))
-    parser.add_argument("files", nargs="+", help=f"structures: {known}")
+    parser.add_argument("files", nargs="+", help=f"structures: {', '.join(KNOWN_FILES)}")
     files = {file: structures_of(file) for file in parser.parse_args(arguments).files}
     for file, content in files.items():
         for structure in content:
@@ -77,9 +78,9 @@ def structures_of(source: str) -> list[str | Structure]:
     """Return the structures of a file, as text if it may be invalid. Raises ValueError if the file cannot be read."""
     check_local_path(source, "file")
     path = Path(source).expanduser()
-    known = (*LDRAW_FILES, *FILES)
-    if not path.is_file() or path.suffix.lower() not in known:
-        raise ValueError(f"{source} is not a {', '.join(known[:-1])} or {known[-1]} file; give a file of structures")
+    if not path.is_file() or path.suffix.lower() not in KNOWN_FILES:
+        *first, last = KNOWN_FILES
+        raise ValueError(f"{source} is not a {', '.join(first)} or {last} file; give a file of structures")
     if path.suffix.lower() in LDRAW_FILES:
         try:
             return [from_ldr(path.read_text(encoding="utf-8-sig", errors="replace"))]
@@ -105,33 +106,29 @@ def _described(structure: Structure) -> str:
 
 def metrics_of(structures: Iterable[str | Structure]) -> Metrics:
     """Compute the metrics of structures, given as such or as text of any kind."""
-    valid: list[bool] = []
-    by_load_factor: list[bool] = []
-    facts: list[dict[str, float | None]] = []
+    facts: list[dict[str, Any]] = []
     unsolved = 0
     for one in structures:
         reading = parse(one, WORLD) if isinstance(one, str) else Reading(one)
-        is_valid = not (reading.problems or reading.structure.problems())
-        published = ours = None
-        if is_valid:
-            try:
-                published, ours = analyse(reading.structure, "published"), analyse(reading.structure)
-            except SolverError:
-                unsolved += 1
-                continue
-        valid.append(is_valid)
-        by_load_factor.append(ours is not None and ours.stable)
-        facts.append(published_facts(published))
-    means = {}
-    for name in published_facts(None):
-        values = [value for fact in facts if (value := fact[name]) is not None]
-        means[name] = fmean(values) if values else None
+        structure = reading.structure
+        valid = not (reading.problems or structure.problems())
+        try:
+            published, ours = (analyse(structure, "published"), analyse(structure)) if valid else (None, None)
+        except SolverError:
+            unsolved += 1
+        else:
+            facts.append(published_facts(published) | {"valid": valid, "ours": ours is not None and ours.stable})
+
+    def mean(name: str) -> float | None:
+        values = [fact[name] for fact in facts if fact[name] is not None]
+        return fmean(values) if values else None
+
     return Metrics(
-        structures=len(valid),
-        valid=fmean(valid) if valid else 0.0,
-        stable=means["published_stable"] or 0.0,
-        mean_brick_stability=means["mean_brick_stability"],
-        min_brick_stability=means["min_brick_stability"],
-        stable_by_load_factor=fmean(by_load_factor) if valid else 0.0,
+        structures=len(facts),
+        valid=mean("valid") or 0.0,
+        stable=mean("published_stable") or 0.0,
+        mean_brick_stability=mean("mean_brick_stability"),
+        min_brick_stability=mean("min_brick_stability"),
+        stable_by_load_factor=mean("ours") or 0.0,
         unsolved=unsolved,
     )

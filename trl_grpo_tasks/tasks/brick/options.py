@@ -7,10 +7,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...task import option
+from ...task import check_choice, option
 from .data import hub
 from .data.rows import ALL
-from .editor import MAX_BRICK_REJECTIONS, MAX_ROLLBACKS
 from .kit import GRAVITY, STUD_STRENGTH_N
 from .library import library_text
 from .physics.solvers import BACKENDS
@@ -49,11 +48,10 @@ class BrickOptions:
     )
     canonical: bool = option(True, "With --constrain: require the order of the gold answers (z up, then x, y down).")
     max_brick_rejections: int = option(
-        MAX_BRICK_REJECTIONS, "With --editor rejection: how often a line is drawn again before it is kept anyway."
+        50, "With --editor rejection: how often a line is drawn again before it is kept anyway."
     )
     max_rollbacks: int = option(
-        MAX_ROLLBACKS,
-        "With --editor rollback: how often a structure that does not stand is cut and gone on with.",
+        100, "With --editor rollback: how often a structure that does not stand is cut and gone on with."
     )
     success_iou: float = option(0.8, "Minimum IoU (voxel overlap) with the target shape for success.")
     gravity: float = option(GRAVITY, "Gravity in m/s2: it scales the weight of bricks and of what they carry.")
@@ -82,14 +80,11 @@ class BrickOptions:
     syntax_weight: float = option(0.1, "Weight of the fraction of lines that parse as bricks.")
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("prompt_style", self.prompt_style, PROMPT_STYLES),
-            ("text_form", self.text_form, FORMS),
-            ("stability_backend", self.stability_backend, BACKENDS),
-            *(("brick_levels", level, ALL) for level in self.brick_levels),
-        ):
-            if value not in known:
-                raise ValueError(f"unknown --{name} {value!r}; choose one of: {', '.join(known)}")
+        check_choice("prompt_style", self.prompt_style, PROMPT_STYLES)
+        check_choice("text_form", self.text_form, FORMS)
+        check_choice("stability_backend", self.stability_backend, BACKENDS)
+        for level in self.brick_levels:
+            check_choice("brick_levels", level, ALL)
         if self.prompt_style == "brickgpt" and not self.brick_data:
             raise ValueError(f"--prompt_style brickgpt is for published structures; add --brick_data {hub.DATASET}")
         if self.prompt_style == "brickgpt" and (self.text_form != "absolute" or self.brick_library is not None):
@@ -115,7 +110,7 @@ class BrickOptions:
             raise ValueError(
                 f"--max_bricks {self.max_bricks} must be between 1 and {READ_LIMIT}, the number of lines parsed"
             )
-        for name in ("max_brick_rejections", "max_rollbacks"):
+        for name in ("max_brick_rejections", "max_rollbacks", "max_offset_distance"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")
 

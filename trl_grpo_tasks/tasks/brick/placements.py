@@ -58,12 +58,12 @@ class Rules:
         self.nowhere = (0,) * len(kit.sizes)  # a layer without legal corners
         joined = _with_halves(kit.sizes)
         place = {size: number for number, size in enumerate(joined)}
-        self._joins: list[tuple[int, int, int]] = []
-        for h, w in joined[1:]:
-            first, second = _halves((h, w))
-            self._joins.append((place[first], place[second], first[0] * world if h > 1 else first[1]))
-        # Sizes that are only halves of others are left out of the result.
-        self._chosen = None if len(joined) == len(kit.sizes) else [place[size] for size in kit.sizes]
+        halves = [_half(size) for size in joined[1:]]
+        self._joins = [  # (number of the half, distance between the two)
+            (place[half], (size[0] - half[0]) * world + size[1] - half[1])
+            for size, half in zip(joined[1:], halves, strict=True)
+        ]
+        self._chosen = [place[size] for size in kit.sizes]  # without sizes that are only halves of others
         # For each coordinate, the range of coordinates within the offset; for each cell, the cells within it.
         self.reach = [(max(at - max_offset, 0), min(at + max_offset + 1, world)) for at in range(world)]
         self.near = [
@@ -77,27 +77,25 @@ class Rules:
         The result is valid only for corners at which the size is inside; other bits wrap around from the next row.
         """
         corners = [cells]
-        for first, second, shift in self._joins:
-            corners.append(corners[first] | corners[second] >> shift)
-        return corners if self._chosen is None else [corners[number] for number in self._chosen]
+        for half, shift in self._joins:
+            corners.append(corners[half] | corners[half] >> shift)
+        return [corners[number] for number in self._chosen]
 
 
-def _halves(size: Size) -> tuple[Size, Size]:
-    """Return two smaller bricks that, one behind the other, cover what this one covers: 6 is 4 and 2."""
+def _half(size: Size) -> Size:
+    """Return the brick of which two, which may overlap, cover what this one covers: 6 is two 4."""
     h, w = size
-    first = 1 << ((h if h > 1 else w) - 1).bit_length() - 1  # the largest power of two below the side
-    return ((first, w), (h - first, w)) if h > 1 else ((h, first), (h, w - first))
+    side = 1 << ((h if h > 1 else w) - 1).bit_length() - 1  # the largest power of two below the side
+    return (side, w) if h > 1 else (h, side)
 
 
 def _with_halves(sizes: Iterable[Size]) -> list[Size]:
-    """Return these sizes, 1x1, and all halves of halves, each after its own halves."""
+    """Return these sizes, 1x1, and all halves of halves, each after its half."""
     found: set[Size] = {(1, 1)}
-    todo = list(sizes)
-    while todo:
-        size = todo.pop()
-        if size not in found:
+    for size in sizes:
+        while size not in found:
             found.add(size)
-            todo += _halves(size)
+            size = _half(size)
     return sorted(found)
 
 

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .kit import KIT, Kit
-from .structure import MAX_OFFSET, WORLD
+from .structure import WORLD
+
+if TYPE_CHECKING:
+    from .options import BrickOptions
 
 PROMPT_STYLES = ("short", "full", "brickgpt")
 
 
-def prompt(
-    caption: str,
-    world: int,
-    style: str,
-    kit: Kit = KIT,
-    *,
-    form: str = "absolute",
-    max_offset: int = MAX_OFFSET,
-    published: bool = False,
-) -> list[dict[str, str]]:
+def prompt(caption: str, world: int, options: BrickOptions, kit: Kit = KIT) -> list[dict[str, str]]:
     """Make chat messages that ask for `caption`.
 
-    "short" is little more than the caption. "full" explains the task for answers in the text form `form`; `published`
-    structures carry no weights and stand anywhere in the world. "brickgpt" is what BrickGPT was trained on: absolute
-    positions of its own parts.
+    "short" is little more than the caption. "full" explains the task and the text form; published structures carry no
+    weights and stand anywhere in the world. "brickgpt" is what BrickGPT was trained on: absolute positions of its own
+    parts.
     """
-    if style == "short":
+    if options.prompt_style == "short":
         return [{"role": "user", "content": caption if world == WORLD else f"{caption}, world {world}"}]
-    if style == "brickgpt":
+    if options.prompt_style == "brickgpt":
         system, instruction = "You are a helpful assistant.", _BRICKGPT
-    elif style == "full":
+    else:
         system = "You design toy-brick structures that can be built and that stand."
+        grip = "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
         instruction = " ".join(
             [
                 "Build what the input describes.",
-                (_PIVOT if form == "pivot" else _ABSOLUTE).format(max_offset=max_offset),
+                (_PIVOT if options.text_form == "pivot" else _ABSOLUTE).format(max_offset=options.max_offset_distance),
                 _WORLD.format(sizes=kit.written_sizes, last=world - 1, world=world),
-                _CONNECTED if published else _GENERATED.format(grip=_grip(kit)),
+                _CONNECTED if options.brick_data else _GENERATED.format(grip=grip),
                 *([] if kit.gravity == KIT.gravity else [f"Gravity is {kit.gravity:g} m/s2."]),
             ]
         )
-    else:
-        raise ValueError(f"unknown prompt style {style!r}; styles are: {', '.join(PROMPT_STYLES)}")
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": f"{instruction}\n\n### Input:\n{caption}"},
     ]
-
-
-def _grip(kit: Kit) -> str:
-    return "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
 
 
 _ABSOLUTE = (

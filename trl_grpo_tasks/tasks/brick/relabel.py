@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from ...task import Row
 from .data.captions import choices
-from .data.catalogue import CATEGORIES, Request
+from .data.catalogue import CATEGORIES, LEVELS, Request
 from .data.designs import NoDesignError, design
-from .data.levels import LEVELS
 from .data.rows import make_row
 from .kit import KIT, Kit
 from .structure import Structure
@@ -29,18 +28,18 @@ class _Target:
     support: int | None
 
 
-def rows_like(
+def row_like(
     structure: Structure, row: Row, levels: Sequence[str], least_iou: float, one_world: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Generate training rows of these levels whose target has at least this IoU with the structure, the best first,
-    and the category of `row` first among equals.
+) -> dict[str, Any] | None:
+    """Return the training row of these levels whose target has the largest IoU with the structure, if it is at least
+    `least_iou`; among equals, one of the category of `row`.
 
-    Of the weights that a support is meant for, those that `row` asks for come first, then the lightest. Rows with the
-    gold answer and the weights of `row` are left out. The caption is as detailed as that of `row` where it can be.
+    Of the weights that a support is meant for, those that `row` asks for come first, then the lightest. The row
+    itself, also with another caption, is left out. The caption is as detailed as that of `row` where it can be.
     """
     targets, cells_R_C = _targets(tuple(levels), structure.world)
     if not targets:
-        return
+        return None
     shared_R = cells_R_C[:, structure.occupied.ravel()].sum(1)
     iou_R = shared_R / (cells_R_C.sum(1) + np.count_nonzero(structure.occupied) - shared_R)
     asked = tuple(load["grams"] for load in row["loads"])
@@ -49,13 +48,15 @@ def rows_like(
         target = targets[index]
         for request in sorted(target.requests, key=lambda request: (request.grams != asked, request.grams)):
             if _has_design(request, target, structure.kit):
-                details = _details(target.level, tuple(levels) if one_world else ()).get(request)
+                found = choices(target.level, tuple(levels) if one_world else ())
+                details = {detail for choice, detail in found if choice == request}
                 if not details:
                     continue
                 detail = row["detail"] if row["detail"] in details else max(details)
                 made = make_row(target.level, request, detail, structure.kit)
                 if (made["gold"], made["loads"]) != (row["gold"], row["loads"]):
-                    yield made
+                    return made
+    return None
 
 
 def _has_design(request: Request, target: _Target, kit: Kit) -> bool:
@@ -87,12 +88,3 @@ def _targets(levels: tuple[str, ...], world: int) -> tuple[list[_Target], np.nda
                     targets.append(_Target(level, name, tuple(requests), support))
                     cells.append(voxels.ravel())
     return targets, np.stack(cells) if cells else np.empty((0, world**3), dtype=bool)
-
-
-@functools.cache
-def _details(level: str, sharing: tuple[str, ...]) -> dict[Request, set[int]]:
-    """Return the levels of detail at which the caption of each request is unambiguous."""
-    details: dict[Request, set[int]] = {}
-    for request, detail in choices(level, sharing):
-        details.setdefault(request, set()).add(detail)
-    return details

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from .data.designs import decode_voxels, loads_on
-from .kit import KIT, Kit
-from .physics.solvers import SOLVING, Solving
+from .kit import Kit
+from .options import BrickOptions
+from .physics.solvers import Solving
 from .physics.stability import Analysis, SolverError, analyse
-from .structure import MAX_OFFSET, Structure, parse
+from .structure import Structure, parse
 
 
 @dataclass(frozen=True)
@@ -35,30 +36,19 @@ class Judgement:
     published: dict[str, Any]  # see `published_facts`; empty if it was not asked for
 
 
-def judge(
-    text: str,
-    row: Mapping[str, Any],
-    *,
-    max_bricks: int,
-    success_iou: float,
-    solving: Solving = SOLVING,
-    max_offset: int = MAX_OFFSET,
-    kit: Kit = KIT,
-    ignore_target: bool = False,
-    with_published: bool = False,
-) -> Judgement:
+def judge(text: str, row: Mapping[str, Any], options: BrickOptions, solving: Solving, kit: Kit) -> Judgement:
     """Judge any text as an answer to a row.
 
     A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` is 0, and the
-    answer is never a success. With `ignore_target`, physics is scored in the same way where there is a target.
-    `with_published` adds the analysis of StableLego and BrickGPT.
+    answer is never a success. With --shape_weight 0, physics is scored in the same way where there is a target.
     """
-    reading = parse(text, row["world"], max_offset, kit)
+    with_published = options.published_stability
+    reading = parse(text, row["world"], options.max_offset_distance, kit)
     structure = reading.structure
-    problems = reading.problems + structure.problems(max_bricks)
+    problems = reading.problems + structure.problems(options.max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
-    target_iou = None if ignore_target else iou
+    target_iou = None if options.shape_weight == 0 else iou
     factor = 1.0 if target_iou is None else target_iou  # on the physics components
     analysis = published = None
     reasons = problems
@@ -79,10 +69,10 @@ def judge(
         reasons = list(analysis.reasons)
         if not reasons and iou is None:
             reasons = ["the shape cannot be judged: this caption has no target"]
-        elif not reasons and iou is not None and iou < success_iou:
-            reasons = [f"the shape has an IoU of {iou:.2f} with the target; success needs {success_iou}"]
+        elif not reasons and iou is not None and iou < options.success_iou:
+            reasons = [f"the shape has an IoU of {iou:.2f} with the target; success needs {options.success_iou}"]
     bricks = len(structure)
-    asked = max_bricks if target_iou is None or not row.get("gold") else max(row["gold"].count("\n"), 1)
+    asked = options.max_bricks if target_iou is None or not row.get("gold") else max(row["gold"].count("\n"), 1)
     spoilt = {*structure.outside, *(later for _, later in structure.collisions)}
     components = {
         "stability": steadiness * factor,
@@ -94,7 +84,7 @@ def judge(
     }
     if analysis is not None and analysis.load_factor is not None:
         components["load_factor"] = analysis.load_factor
-    success = valid and analysis is not None and analysis.stable and iou is not None and iou >= success_iou
+    success = valid and analysis is not None and analysis.stable and iou is not None and iou >= options.success_iou
     return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou,
                      published_facts(published) if with_published else {})  # fmt: skip
 

@@ -9,7 +9,7 @@ structure can be written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -218,15 +218,3 @@ def _brick_of(line: str, placed: Sequence[Brick], max_offset: int, kit: Kit) -> 
         base = placed[pivot - 1]
         x, y, z = base.x + x, base.y + y, base.z + z
     return Brick(h, w, x, y, z)
-
-
-def structure_of(bricks: Structure | str | Iterable[Sequence[int]], world: int = WORLD, kit: Kit = KIT) -> Structure:
-    """Make a Structure from a Structure, text, or (h, w, x, y, z) tuples. Raises ValueError for invalid text."""
-    if isinstance(bricks, Structure):
-        return bricks
-    if isinstance(bricks, str):
-        reading = parse(bricks, world, kit=kit)
-        if reading.problems:
-            raise ValueError(f"not a brick structure: {reading.problems[0]}")
-        return reading.structure
-    return Structure(tuple(Brick(*brick) for brick in bricks), world, kit)

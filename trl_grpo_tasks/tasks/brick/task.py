@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_text, check_whole
 from .data import hub
-from .data.captions import CAPTION_WORDS, caption, choices
-from .data.catalogue import CATEGORIES
-from .data.designs import NoDesignError, encode_voxels
+from .data.captions import CAPTION_WORDS
+from .data.catalogue import LEVELS
+from .data.designs import NoDesignError, decode_voxels, encode_voxels, loads_on
 from .data.interpret import nearest_requests, unused_words
-from .data.levels import LEVELS
-from .data.rows import ALL, decode_voxels, loads_on, make_row, make_rows
+from .data.rows import ALL, make_row, make_rows
 from .editor import EDITORS, BrickEditor
 from .kit import KIT, Kit
 from .library import read_library
@@ -23,7 +22,7 @@ from .options import LARGEST_WORLD, BrickOptions
 from .physics.solvers import Solving
 from .physics.stability import SolverError
 from .prompts import prompt
-from .relabel import rows_like
+from .relabel import row_like
 from .reward import Judgement, facts, judge, published_facts, verdict
 from .structure import READ_LIMIT, WORLD, Reading, parse
 
@@ -75,15 +74,8 @@ class BrickTask(Task):
     def __init__(self, options: Any = None):
         super().__init__(options)
         given = self.options
-        self.weights = {
-            "stability": given.stability_weight,
-            "connectivity": given.connectivity_weight,
-            "quality": given.quality_weight,
-            "length": given.length_weight,
-            "shape": given.shape_weight,
-            "syntax": given.syntax_weight,
-            "load_factor": 0.0,
-        }
+        names = ("stability", "connectivity", "quality", "length", "shape", "syntax")
+        self.weights = {**{name: getattr(given, f"{name}_weight") for name in names}, "load_factor": 0.0}
         if given.published_stability:
             self.facts = (*self.facts, *published_facts(None))
         parts = KIT.parts if given.brick_library is None else read_library(given.brick_library)
@@ -92,19 +84,15 @@ class BrickTask(Task):
         wanted = given.brick_levels or ALL
         self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
         if given.world_dim is not None:
-            world = {level: _world_size(level) for level in self.levels}
-            self.levels = [level for level in self.levels if world[level] <= given.world_dim]
+            needed = _needed_worlds(self.levels)
+            self.levels = [level for level in self.levels if _world_size(level) <= given.world_dim]
             if not self.levels:
-                raise ValueError(
-                    f"--world_dim {given.world_dim} is too small for these levels: "
-                    + ", ".join(f"{level} needs {size}" for level, size in world.items())
-                )
-
-        smallest = given.world_dim or min(map(_world_size, self.levels))
-        if min(part.long for part in parts) > smallest:
+                raise ValueError(f"--world_dim {given.world_dim} is too small for these levels: {needed}")
+        world, shortest = given.world_dim or min(map(_world_size, self.levels)), min(part.long for part in parts)
+        if shortest > world:
             raise ValueError(
-                f"no brick of --brick_library fits into a world of {smallest}: its smallest is "
-                f"{min(part.long for part in parts)} cells long; add a smaller one"
+                f"no brick of --brick_library fits into a world of {world}: its smallest is {shortest} cells long; "
+                "add a smaller one"
             )
 
     @classmethod
@@ -124,21 +112,11 @@ class BrickTask(Task):
         """Return the row with its prompt, and in a world of this size if one is given."""
         import numpy as np
 
-        given = self.options
         if world not in (None, row["world"]):
             voxels = np.zeros((world,) * 3, dtype=bool)
             voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
             row = {**row, "world": world, "voxels": encode_voxels(voxels)}
-        messages = prompt(
-            row["caption"],
-            row["world"],
-            given.prompt_style,
-            self.kit,
-            form=given.text_form,
-            max_offset=given.max_offset_distance,
-            published=bool(given.brick_data),
-        )
-        return {"prompt": messages, **row}
+        return {"prompt": prompt(row["caption"], row["world"], self.options, self.kit), **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
@@ -156,10 +134,9 @@ class BrickTask(Task):
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         if self.options.brick_data:
             return self._asked({"caption": said, "world": world, "voxels": None, "gold": None, "loads": []}, None)
-        for level in self.levels:
-            if LEVELS[level].world == world and (row := self._row_with_caption(level, said)):
-                return row
         row = self._nearest_row(said, asked)
+        if (row["caption"], row["world"]) == (said, world):
+            return row
         ignored = unused_words(said, row["caption"])
         left = f" (not used: {', '.join(ignored)})" if ignored else ""
         return {**row, "interpretation": f"{row['caption']}, world {row['world']}{left}"}
@@ -191,7 +168,7 @@ class BrickTask(Task):
         fitting = [level for level in order if world is None or _world_size(level) == world]
         fitting = fitting or [level for level in order if _world_size(level) <= (world or 0)]
         if not fitting:
-            needed = ", ".join(f"{level} needs {_world_size(level)}" for level in order)
+            needed = _needed_worlds(order)
             raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
         for level, request, detail in nearest_requests(text, fitting):
             with suppress(NoDesignError):
@@ -201,35 +178,8 @@ class BrickTask(Task):
     def unverifiable(self, row: Row) -> str:
         return "" if row.get("voxels") else "the caption has no target shape, so only the physics is scored"
 
-    def _row_with_caption(self, level: str, text: str) -> dict[str, Any] | None:
-        """Return the row of `level` that has this caption, or None."""
-        for request, detail in choices(level):
-            category = CATEGORIES[request.category]
-            # The support's thickness is known only after building the row, which is slow, so the captions of all
-            # possible thicknesses are compared first.
-            supports = category.supports(dict(request.params)) if category.support and detail == 3 else [None]
-            if any(caption(level, request, detail, support) == text for support in supports):
-                with suppress(NoDesignError):
-                    row = make_row(level, request, detail, self.kit)
-                    if row["caption"] == text:
-                        return self._asked(row, None)
-        return None
-
     def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
-        parts = name.split("+")
-        given = self.options
-        return BrickEditor(
-            rows,
-            tokenizer,
-            rejects="rejection" in parts,
-            rolls_back="rollback" in parts,
-            max_bricks=given.max_bricks,
-            max_brick_rejections=given.max_brick_rejections,
-            max_rollbacks=given.max_rollbacks,
-            max_offset=given.max_offset_distance,
-            solving=self.solving,
-            kit=self.kit,
-        )
+        return BrickEditor(rows, tokenizer, name, self.options, self.solving, self.kit)
 
     def score(self, row: Row, completion: str) -> Score | None:
         try:
@@ -239,21 +189,7 @@ class BrickTask(Task):
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
 
     def judge(self, row: Row, completion: str) -> Judgement:
-        given = self.options
-        extra = {"success_iou": given.success_iou, "with_published": given.published_stability}
-        return judge(completion, row, **extra, **self._judging)
-
-    @property
-    def _judging(self) -> dict[str, Any]:
-        """How answers are read and analysed."""
-        given = self.options
-        return {
-            "max_bricks": given.max_bricks,
-            "solving": self.solving,
-            "kit": self.kit,
-            "max_offset": given.max_offset_distance,
-            "ignore_target": given.shape_weight == 0,
-        }
+        return judge(completion, row, self.options, self.solving, self.kit)
 
     def gold(self, row: Row) -> str:
         return self._in_text_form(row["gold"], row)
@@ -289,8 +225,7 @@ class BrickTask(Task):
             for level in self.levels
             if level in LEVELS and row["world"] == (given.world_dim or LEVELS[level].world)
         ]
-        like = rows_like(reading.structure, row, levels, given.success_iou, given.world_dim is not None)
-        made = next(like, None)
+        made = row_like(reading.structure, row, levels, given.success_iou, given.world_dim is not None)
         return None if made is None else self._asked(made, given.world_dim)
 
     def constraint(self, tokenizer: Any) -> Constraint:
@@ -367,3 +302,7 @@ def _is_load(load: Any) -> bool:
 def _world_size(level: str) -> int:
     """Return the edge length of a level's world; published structures use the default world."""
     return LEVELS[level].world if level in LEVELS else WORLD
+
+
+def _needed_worlds(levels: Sequence[str]) -> str:
+    return ", ".join(f"{level} needs {_world_size(level)}" for level in levels)

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .catalogue import CATEGORIES, Request
-from .levels import LEVELS
+from .catalogue import CATEGORIES, LEVELS, Request
 
 DETAILS = (1, 2, 3)
 SIZE_WORDS = ("small", "medium", "large")

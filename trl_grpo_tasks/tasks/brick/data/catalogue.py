@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,12 +76,13 @@ class Level:
     """The requests of one level.
 
     `grids` has the parameter values of each category, default values of `fine` parameters first. `grams` has the
-    weights it must carry (one or two), by the value of its first parameter.
+    weights it must carry (one or two), by the value of its first parameter: light ones that the thinnest support
+    carries, and heavy ones that need a thicker support.
     """
 
     world: int
     grids: Mapping[str, Mapping[str, Sequence[Any]]]
-    grams: Mapping[str, Mapping[int, Sequence[tuple[int, ...]]]] = field(default_factory=dict)
+    grams: Mapping[str, Mapping[str, Sequence[Sequence[int]]]] = field(default_factory=dict)
 
     def requests(self) -> Iterator[Request]:
         for name, grid in self.grids.items():
@@ -89,8 +92,8 @@ class Level:
                 if category.allowed(params) and (
                     category.support or max(category.build(**params).shape) <= self.world
                 ):
-                    for grams in self.grams[name][values[0]] if category.support else [()]:
-                        yield Request(name, tuple(params.items()), grams)
+                    for grams in self.grams[name][str(values[0])] if category.support else [()]:
+                        yield Request(name, tuple(params.items()), tuple(grams))
 
 
 def _is_stack(params: Params) -> bool:
@@ -139,3 +142,9 @@ CATEGORIES: dict[str, Category] = {
                            supports=lambda p: (1,) if p["span"] <= 6 else (2, 3), place="in the middle",
                            weight_x=lambda p: p["span"] // 2 + (1 if p["span"] <= 6 else overhangs.ABUTMENT)),
 }  # fmt: skip
+
+# From easy to hard.
+LEVELS: dict[str, Level] = {
+    name: Level(**entry)
+    for name, entry in json.loads(Path(__file__).with_name("levels.json").read_text(encoding="utf-8")).items()
+}

@@ -83,8 +83,8 @@ def loads_on(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> list[L
 
     A weight {"grams": 300, "at": [x, y]} rests on the highest brick in the column (x, y).
 
-    >>> from .structure import structure_of
-    >>> loads_on(structure_of("2x2 (0,0,0)", 8), [{"grams": 300, "at": [1, 0]}])
+    >>> from trl_grpo_tasks.tasks.brick.structure import parse
+    >>> loads_on(parse("2x2 (0,0,0)", 8).structure, [{"grams": 300, "at": [1, 0]}])
     [Load(x=1, y=0, z=0, mass_kg=0.3)]
     """
     resting = []

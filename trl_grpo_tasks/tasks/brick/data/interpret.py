@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .captions import PHRASES, adjectives, choices
-from .catalogue import CATEGORIES, Request
-from .levels import LEVELS
+from .catalogue import CATEGORIES, LEVELS, Request
 
 SYNONYMS = {
     "sofa": "couch settee loveseat", "mug": "cup beaker", "ship": "boat vessel yacht sailboat",
@@ -123,7 +122,8 @@ def _wishes(text: str, name: str) -> Wishes:
 
     text = _WEIGHT.sub(weight, text)
     # Phrases with a word before the number come first: "seat 3 high" is not a height of 3.
-    names = sorted(category.main + category.fine, key=lambda one: PHRASES[one].startswith("{}"))
+    known = (*category.main, *category.fine, *filter(None, [category.support]))
+    names = sorted(known, key=lambda one: PHRASES[one].startswith("{}"))
     for param in names:
         phrase = PHRASES[param].replace("high", "(?:high|tall)").replace("wide", "(?:wide|broad)")
         pattern = rf"\b(?:{phrase.format(rf'([0-9]+){_UNITS}')}|{param} ([0-9]+))\b"
@@ -148,6 +148,7 @@ def _distance(wishes: Wishes, level: str, request: Request, detail: int) -> tupl
     off = sum(
         abs(params[name] - value) if isinstance(value, int) else 10.0 * (params[name] != value)
         for name, value in wishes.params.items()
+        if name in params  # the support is not part of a request
     )
     weights = abs(len(request.grams) - len(wishes.grams)) if request.grams and wishes.grams else 0
     ratios = sum(
@@ -160,5 +161,5 @@ def _distance(wishes: Wishes, level: str, request: Request, detail: int) -> tupl
         words += 2 * (size != (wishes.size or "medium"))
     if wishes.tall or not wishes.params.keys() & {*category.tall}:
         words += tall != (wishes.tall or "")
-    wanted = 3 if wishes.params.keys() & {*category.fine} else 2 if wishes.params else 1
+    wanted = 3 if wishes.params.keys() & {*category.fine, category.support} else 2 if wishes.params else 1
     return (weights, off, ratios, words, 0 if wishes.grams else sum(request.grams), abs(detail - wanted))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ..ldraw import PALETTE, palette_indices
-from ..structure import Brick, Structure, parse
+from ..structure import Brick, Structure
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -33,7 +33,7 @@ _ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
 
 
 def picture(
-    structure: Structure | str,
+    structure: Structure,
     *,
     failing: Iterable[int] = (),
     weights: Iterable[tuple[int, int, int, float]] = (),
@@ -42,16 +42,11 @@ def picture(
 ) -> Image.Image:
     """Draw the structure on a baseplate, with low y in front.
 
-    Any structure or text gives a picture, with its problems written below; colliding cells and bricks outside the
-    world are striped. Bricks with an index in `failing` are red, and the others are then pale. `weights` are
-    (x, y, z, kg), each on top of that cell.
+    Any structure gives a picture, with its problems written below; colliding cells and bricks outside the world are
+    striped. Bricks with an index in `failing` are red, and the others are then pale. `weights` are (x, y, z, kg),
+    each on top of that cell.
     """
-    notes = []
-    if isinstance(structure, str):
-        reading = parse(structure)
-        structure, notes = reading.structure, reading.problems[:1]
-    failing = set(failing)
-
+    notes, failing = [], set(failing)
     drawn = {index: brick for index, brick in enumerate(structure.bricks) if _is_near(brick, structure.world)}
     if far := len(structure) - len(drawn):
         notes.append(f"not drawn because below the ground or far outside: {_count(far)}")

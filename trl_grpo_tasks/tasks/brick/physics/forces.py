@@ -45,43 +45,26 @@ class Columns:
     count: int
 
 
-@dataclass(frozen=True)
 class Contacts:
     """Contacts between bricks: pairs connected by studs (`lower` is -1 for the ground) and side-by-side pairs."""
 
-    centres: np.ndarray  # [brick, axis]; the centre of cell (0, 0) is the origin
-    lower: np.ndarray
-    upper: np.ndarray
-    corners: np.ndarray  # [pair, axis]: the centre of the connecting stud with the lowest coordinates
-    studs: np.ndarray  # [pair, axis]: number of connecting studs
-    narrow: np.ndarray  # [pair]: 1 if the upper brick is one cell wide
-    longest: tuple[int, int]  # the largest long side and the largest short side of the kit's parts
-    sides: tuple[np.ndarray, np.ndarray]  # per axis, [pair, 2]: adjacent bricks in the order of the axis
-
-    @classmethod
-    def of(cls, structure: Structure) -> Contacts:
+    def __init__(self, structure: Structure):
         bricks = np.array(structure.bricks, dtype=np.int64)
         sizes, low = bricks[:, :2], bricks[:, 2:4]
         high = low + sizes
-        lower, upper = np.array(structure.links, dtype=np.int64).reshape(-1, 2).T
+        self.centres = low + (sizes - 1) / 2  # [brick, axis]; the centre of cell (0, 0) is the origin
+        self.lower, self.upper = lower, upper = np.array(structure.links, dtype=np.int64).reshape(-1, 2).T
         on_ground = (lower < 0)[:, None]
-        corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
-        studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - corners)
+        # [pair, axis]: the centre of the connecting stud with the lowest coordinates, and the number of these studs
+        self.corners = np.where(on_ground, low[upper], np.maximum(low[lower], low[upper]))
+        self.studs = np.where(on_ground, sizes[upper], np.minimum(high[lower], high[upper]) - self.corners)
+        self.narrow = sizes[upper].min(axis=1) == 1  # [pair]: whether the upper brick is one cell wide
         # Crop the grid to the bricks: it is as large as the world, and most of it is empty.
         (x, y), (far_x, far_y) = low.min(axis=0), high.max(axis=0)
         owner = structure.owner[x:far_x, y:far_y, bricks[:, 4].min() : bricks[:, 4].max() + 1]
-        return cls(
-            centres=low + (sizes - 1) / 2,
-            lower=lower,
-            upper=upper,
-            corners=corners,
-            studs=studs,
-            narrow=(sizes[upper].min(axis=1) == 1).astype(np.int64),
-            longest=(max(part.long for part in structure.kit.parts), max(part.short for part in structure.kit.parts)),
-            sides=(
-                _neighbours(owner[:-1], owner[1:], len(bricks)),
-                _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
-            ),
+        self.sides = (  # per axis, [pair, 2]: adjacent bricks in the order of the axis
+            _neighbours(owner[:-1], owner[1:], len(bricks)),
+            _neighbours(owner[:, :-1], owner[:, 1:], len(bricks)),
         )
 
     def normals(self) -> Columns:
@@ -154,30 +137,17 @@ def _neighbours(first: np.ndarray, second: np.ndarray, bricks: int) -> np.ndarra
 
 def _points(contacts: Contacts, corners_only: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every contact point, its pair and its offset from the pair's corner stud."""
-    counts, starts, offsets = _point_table(corners_only, *contacts.longest)
-    kind = contacts.narrow, contacts.studs[:, 0], contacts.studs[:, 1]
-    count = counts[kind]
-    pair = np.repeat(np.arange(len(count)), count)
-    return pair, offsets[np.arange(len(pair)) + np.repeat(starts[kind] - np.cumsum(count) + count, count)]
+    kinds = zip(contacts.narrow.tolist(), *contacts.studs.T.tolist(), strict=True)
+    offsets = [_contact_points(*kind, corners_only) for kind in kinds]
+    counts = np.array([len(points) for points in offsets], dtype=np.int64)
+    return np.repeat(np.arange(len(offsets)), counts), np.concatenate([np.empty((0, 2)), *offsets])
 
 
 @cache
-def _point_table(corners_only: bool, longest: int, widest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tabulate contact points by [narrow, studs along x, studs along y]: counts, start indices, and all points.
-
-    Parts are at most `longest` x `widest` cells.
-    """
-    counts = np.zeros((2, longest + 1, longest + 1), dtype=np.int64)
-    points = []
-    for narrow, studs_x, studs_y in np.ndindex(2, longest, longest):
-        if min(studs_x, studs_y) >= (1 if narrow else widest):  # indices are studs - 1
-            continue
-        studs = np.array(list(np.ndindex(studs_x + 1, studs_y + 1)))
-        overlap = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
-        points.append(_hull(overlap) if corners_only else overlap)
-        counts[narrow, studs_x + 1, studs_y + 1] = len(points[-1])
-    starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
-    return counts, starts, np.concatenate(points)
+def _contact_points(narrow: bool, studs_x: int, studs_y: int, corners_only: bool) -> np.ndarray:
+    studs = np.array(list(np.ndindex(studs_x, studs_y)))
+    points = (studs[:, None] + (_NARROW if narrow else _WIDE)).reshape(-1, 2)
+    return _hull(points) if corners_only else points
 
 
 def _hull(points: np.ndarray) -> np.ndarray:

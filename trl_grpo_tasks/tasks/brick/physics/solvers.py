@@ -57,11 +57,9 @@ class Solving:
         finally:
             milliseconds = 1e3 * (time.perf_counter() - began)
             now = datetime.now().isoformat(timespec="milliseconds")
-            what = f"{solver}, {rows} rows, {columns} columns, {milliseconds:.2f} ms"
-            with open(
-                self.log, "a", encoding="utf-8"
-            ) as file:  # one write per line, so that processes do not mix them
-                file.write(f"{now} process {os.getpid()}: {what}, {' '.join(result.split())}\n")
+            what = f"{solver}, {rows} rows, {columns} columns, {milliseconds:.2f} ms, {' '.join(result.split())}"
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(f"{now} process {os.getpid()}: {what}\n")  # one write, so that processes do not mix lines
 
 
 SOLVING = Solving()
