@@ -33,7 +33,7 @@ def parsed(*words):
 
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_without_a_task_it_is_said_what_to_pass(capsys, command):
-    for words in ([], ["--steps", "3"], ["--search", "lr=1,2"]):
+    for words in ([], ["--steps", "3"]):
         code, out, err = said(capsys, command, *words)
         assert code == 2 and out == "" and err.startswith("error: name a task or a recipe:\n")
         first = "eval NAME=MODEL" if command == "eval" else "train"

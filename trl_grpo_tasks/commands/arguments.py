@@ -6,7 +6,6 @@ import difflib
 import itertools
 import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +32,6 @@ from .help_screens import (
     PROGRAM,
     RUN_OPTIONS,
     FullHelp,
-    add_search_options,
     asks_for_help,
     command_screen,
     group_options,
@@ -325,10 +323,6 @@ def _print_all_options(parser: Any, task_class: type[Task], command: str, word: 
     titles["the model (TRL's ModelConfig)"] = _names_of(ModelConfig)
     titles["GRPO (TRL's GRPOConfig)"] = _names_of(GRPOConfig)
     group_options(parser, titles, "training (transformers' TrainingArguments)")
-    if command == "train":
-        searching = ArgumentParser(add_help=False)  # of their own, since a task may have options of the same names
-        add_search_options(searching)
-        parser.add_argument_group("a search over options")._group_actions = searching._actions
     for group in parser._action_groups:
         group._group_actions = [one for one in group._group_actions if mentions(word, *one.option_strings, one.help)]
     parser.usage = f"{PROGRAM} {command} [TASK] [--config RECIPE] [--option value ...]"

@@ -20,7 +20,7 @@ PATIENCE = 3 * BEAT  # how long to wait for a heartbeat of a run on another mach
 
 @contextmanager
 def locked(folder: str | Path, kind: str) -> Iterator[None]:
-    """Lock the folder, which is created if necessary, against other runs of the same kind (train, eval, sweep).
+    """Lock the folder, which is created if necessary, against other runs of the same kind (train or eval).
 
     The operating system frees the lock of a process that dies. Locks may not work across machines that share the
     folder, so a run also touches its lock file every few seconds: a heartbeat. ValueError if another run is alive.

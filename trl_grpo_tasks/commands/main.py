@@ -50,7 +50,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "tool": task_commands.tool,
 }
 SUMMARIES = {
-    "train [TASK] [--config RECIPE]": "train a model with GRPO; --search: search over options",
+    "train [TASK] [--config RECIPE]": "train a model with GRPO",
     "eval RUN_OR_MODEL ...": "compare models on held-out rows",
     "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "play RUN_OR_MODEL": "open a local page: ask, watch tokens and verdicts, compare before and after",

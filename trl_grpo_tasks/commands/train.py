@@ -20,7 +20,7 @@ from ..report.run_folder import COLD_START_FOLDER, JUDGE_FILE, RESULTS_FILE, SET
 from ..serving import ServerError
 from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import RunArguments, parse, read_command_line
-from .command_words import NEWEST, with_task_option
+from .command_words import NEWEST
 from .defaults import rate_hints
 from .errors import failed, takes_debug
 from .eval import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
@@ -56,10 +56,6 @@ def main(argv: Sequence[str], command: str = "train") -> int:
 def _main(argv: Sequence[str], command: str, held: ExitStack) -> int:
     try:
         read_command_line(argv, command)  # mistakes here need no slow imports
-        if command == "train" and any(word.partition("=")[0] == "--search" for word in argv):
-            from .sweep import sweep
-
-            return sweep(with_task_option(argv))
     except (ValueError, ImportError) as error:
         return failed(error, 2)
     from accelerate import PartialState
