@@ -252,8 +252,8 @@ class _Check:
                     _require(
                         same,
                         f"prefix_scores must depend only on the text up to each place: the steps up to {place} "
-                        f"characters are {pairs[:number][-3:]}, but {alone and alone[:-1][-3:]} if the text ends there "
-                        f"{where}",
+                        f"characters are {pairs[:number][-3:]}, but {alone and alone[:-1][-3:]} if the text ends "
+                        f"there {where}",
                     )
         yield f"scores of prefixes are from 0 to 1 and do not depend on what follows ({len(tried)} rows)"
 
@@ -306,20 +306,19 @@ class _Check:
             return
         checked = 0
         for label, row in self._rows:
-            state = constraint.start(row)
-            for gold in [] if state is None else self._gold(row):
-                ids = tokenizer.encode(gold, add_special_tokens=False)
-                for place, token in enumerate([*ids, tokenizer.eos_token_id]):
-                    try:
-                        state.accept(token)
-                    except ValueError as error:
-                        raise AssertionError(
-                            f"{label}: the constraint refuses the gold answer {gold[:200]!r} at token {place}: {error}"
-                        ) from error
-                _require(
-                    state.finished, f"{label}: the constraint is not finished after the gold answer {gold[:200]!r}"
-                )
-                checked += 1
+            state, golds = constraint.start(row), self._gold(row)
+            if state is None or not golds:
+                continue
+            told = f"the gold answer {golds[0][:200]!r}"
+            ids = tokenizer.encode(golds[0], add_special_tokens=False)
+            for place, token in enumerate([*ids, tokenizer.eos_token_id]):
+                try:
+                    state.accept(token)
+                except ValueError as error:
+                    refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
+                    raise AssertionError(refusal) from error
+            _require(state.finished, f"{label}: the constraint is not finished after {told}")
+            checked += 1
         if checked:
             yield f"the constraint allows gold answers ({checked} rows)"
         else:

@@ -19,6 +19,7 @@ WIDTH = 100  # columns
 LINES = 40  # of a screen
 HELP_FLAGS = ("-h", "--help")
 HELP_ALL = "--help-all"
+FIRST_SENTENCE = re.compile(r"(?<=[.;:]) (?=[A-Z0-9'])")  # what ends it
 
 # The options that most runs need. Their defaults are the task's or TRL's; --help-all shows them.
 RUN_OPTIONS = {
@@ -152,16 +153,13 @@ def task_options(task: str, room: int, word: str | None = None) -> list[str]:
     if not meanings:
         return []
     title = ["", f"options of task {task_class.name}:"]
-    described = columns({name: _first_sentence(text) for name, text in meanings.items()})
+    first_sentences = {name: FIRST_SENTENCE.split(text, 1)[0].rstrip(".:;") for name, text in meanings.items()}
+    described = columns(first_sentences)
     if len(title) + len(described) <= room:
         return title + described
     names = textwrap.wrap(" ".join(meanings), WIDTH, initial_indent="  ", subsequent_indent="  ",
                           break_on_hyphens=False, break_long_words=False)  # fmt: skip
     return title + names
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.;:]) (?=[A-Z0-9'])", text, maxsplit=1)[0].rstrip(".:;")
 
 
 class FullHelp(argparse.ArgumentDefaultsHelpFormatter):

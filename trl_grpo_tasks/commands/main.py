@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from ..failures import known_failure
@@ -22,21 +23,15 @@ from .serve import serve
 from .solve import solve
 
 
-def _train(arguments: Sequence[str]) -> int:
+def _train(command: str, arguments: Sequence[str]) -> int:
     from .train import main  # slow
 
-    return main(arguments)
-
-
-def _evaluate(arguments: Sequence[str]) -> int:
-    from .train import main  # slow
-
-    return main(arguments, command="eval")
+    return main(arguments, command)
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": _train,
-    "eval": _evaluate,
+    "train": partial(_train, "train"),
+    "eval": partial(_train, "eval"),
     "solve": solve,
     "play": play,
     "report": report,

@@ -17,7 +17,6 @@ SHOWN = {"rewards/success/mean": "success", "reward": "reward", "entropy": "entr
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the report of a run, compare runs, or show where runs stand."""
     parser = CommandParser(
         "report",
         "RUN [RUN ...] [--status] [--out FILE] [--task TASK]",
