@@ -180,8 +180,6 @@ class Reader:
             launcher = words[2 : words.index("train.py")]
             assert all((self._folder / file).is_file() for file in launcher if file.endswith(".yaml"))
             return self._train(words[words.index("train.py") + 1 :])
-        if words[:2] == ["trl-grpo-tasks", "train"] and "--search" in words:
-            return cli.main([*words[1:], *SHORT.split(), "--search_trials", "1"])
         if words[:2] == ["trl-grpo-tasks", "train"]:
             return self._train(words[2:])
         if words[:2] == ["trl-grpo-tasks", "new"]:
@@ -328,7 +326,7 @@ def known_options():
     from trl_grpo_tasks.registry import find_task_class
 
     known = {*ALIASES, "--config", "--help", "--version"}
-    known |= {"--text", "--input", "--editor", "--search", "--search_trials", "--search_metric"}  # others
+    known |= {"--text", "--input", "--editor"}  # others
     known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.commands.test_train import ROOT, SMALL, train, words
+from tests.commands.test_train import ROOT, train, words
 from tests.support import forked
 from tests.support.training import config
 from trl_grpo_tasks import redact
@@ -176,31 +176,8 @@ def test_other_values_are_kept(monkeypatch):
     value = {"a": [True, None, 1.5, "true", "tiny abcdefghi"], "use": "{not JSON", "token": True}
     assert redacted(value) == value
     assert redacted(f"x{TOKEN}y") == "x...y"
-    typed = ["train", "--token", "--task", "a", "--search", "token=a,b", "--text", '{"a": 1}', "-v"]
+    typed = ["train", "--token", "--task", "a", "--models", "token=a,b", "--text", '{"a": 1}', "-v"]
     assert redacted_words(typed) == [*typed[:5], "token=...", *typed[6:]]
-
-
-@pytest.mark.exhaustive
-def test_a_sweep_keeps_no_secret(tmp_path, monkeypatch):
-    """Neither in its journal, nor in its report, nor in the files of its trials."""
-    pytest.importorskip("optuna")
-    from trl_grpo_tasks.commands import sweep
-
-    def trial(command, console):
-        done = forked.python(*command[1:], env=os.environ)
-        console.write_text(done.stdout + done.stderr)
-        return done.returncode
-
-    monkeypatch.setattr(sweep, "_run", trial)
-    options = {name: value for name, value in SMALL.items() if name != "output_dir"} | {
-        "max_steps": 1,
-        "hub-token": TOKEN,
-    }
-    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    asked = ["--search", "learning_rate=1e-3,1e-2", "--search_trials", "1", "--output_dir", str(tmp_path / "sweep")]
-    assert sweep.sweep([*asked, *flags]) == 0
-    assert files_with_secrets(tmp_path) == []
-    assert "--hub-token ..." in (tmp_path / "sweep" / "sweep.json").read_text()
 
 
 def test_an_evaluation_keeps_no_secret(tmp_path):

@@ -65,27 +65,18 @@ def test_files_of_a_built_in_task(brick_run, tmp_path, capsys):
         assert (tmp_path / "out" / f"sample_{rank}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_csv(toy_run, tmp_path, capsys):
-    given = answer(0, completion='a,"a"\nb', row={"prompt": [{"role": "user", "content": "one\ntwo"}]})
-    write_archive(toy_run, [given])
+@pytest.mark.parametrize("text", ['a,"a"\nb', "=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_formulas_in_a_csv_do_not_run(toy_run, tmp_path, capsys, text):
+    row = {"prompt": [{"role": "user", "content": "one\ntwo"}]}
+    write_archive(toy_run, [answer(0, completion=text, row=row)])
     words = ("--out", tmp_path / "out", "--format", "csv", "--task", "tests.support.toy")
     assert said(capsys, toy_run, *words)[0] == 0
     with open(tmp_path / "out" / "answers.csv", newline="") as file:
         (line,) = csv.DictReader(file)
     assert line == {
         "number": "1", "total": "100.0", "seen": "2", "first_step": "1", "prompt": "one two",
-        "completion": given["completion"], "canonical": "a",
+        "completion": text if text[0] == "a" else f"'{text}", "canonical": "a",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
-def test_formulas_in_a_csv_do_not_run(toy_run, tmp_path, capsys, text):
-    write_archive(toy_run, [answer(0, completion=text)])
-    words = ("--out", tmp_path / "out", "--format", "csv", "--task", "tests.support.toy")
-    assert said(capsys, toy_run, *words)[0] == 0
-    with open(tmp_path / "out" / "answers.csv", newline="") as file:
-        (line,) = csv.DictReader(file)
-    assert line["completion"] == f"'{text}"
 
 
 def test_code_that_the_folder_names_is_not_run(toy_run, tmp_path, capsys):
@@ -118,13 +109,10 @@ def test_rows_that_the_task_never_made(brick_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none"], "none: there is no such run folder or file"),
         (["RUN", "--top", "0"], "--top 0 must be at least 1"),
         (["RUN", "--format", "xml"], "xml"),
-        (["RUN", "--outt", "x"], "unknown option --outt; did you mean --out?"),
         (["RUN", "--out", "RUN/archive.jsonl"], "--out "),
         (["RUN/archive.jsonl"], "archive.jsonl is a file; give the folder of a run"),
-        ([], "give RUN_OR_FILE"),
     ],
 )
 def test_mistakes_are_one_line(toy_run, capsys, words, message):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from trl_grpo_tasks.commands import defaults
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.defaults import KINDS, describe, kind_of, layers, rate_hints, take_adapter_defaults
 from trl_grpo_tasks.commands.plan import prepare
@@ -119,11 +118,6 @@ def test_recipes_for_the_embedded_model_set_all_options_that_its_defaults_change
             left_out |= {name for name in task.tiny_defaults if name.startswith(switch.removesuffix("_steps"))}
     if kind_of(recipe) == "tiny":
         assert not task.tiny_defaults.keys() - recipe.keys() - left_out, "the recipe would change with these defaults"
-
-
-def test_the_table_of_kinds_has_rates_in_order():
-    for known in defaults.KINDS.values():
-        assert known.lowest_rate < known.defaults["learning_rate"] < known.highest_rate
 
 
 def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answers(tmp_path):

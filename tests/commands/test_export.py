@@ -77,12 +77,6 @@ def test_answers_from_a_jsonl_file(tmp_path, capsys, monkeypatch):
     assert again[0] == 0 and (tmp_path / "again" / "machine_1.json").is_file(), "it reads what it wrote"
 
 
-def test_code_that_the_folder_names_is_not_run(toy_run, capsys):
-    code, _, err = said(capsys, toy_run)
-    assert code == 2 and "names code to run or files to write (the task)" in err and len(err.splitlines()) == 1
-    assert f"trl-grpo-tasks export {toy_run} --task tests.support.toy" in err and not (toy_run / "exports").exists()
-
-
 def test_the_report_links_to_the_files(toy_run, capsys):
     assert "Exported files" not in write_report(toy_run, ToyTask()).read_text()
     said(capsys, toy_run, "--top", 2, *TOY)
@@ -100,7 +94,6 @@ def test_the_report_links_to_the_files(toy_run, capsys):
         (["RUN", "--top", "0", *TOY], "--top 0 must be at least 1"),
         (["RUN", "--text", "a"], "--text is for a file with one answer"),
         (["RUN", "--format", "csv"], "--format csv is for the table of an archive; add --archive"),
-        (["RUN", "--outt", "x"], "unknown option --outt; did you mean --out?"),
         (["RUN/results.json"], "name a task: trl-grpo-tasks export FILE --task TASK"),
         (["RUN/results.json", "--task", "brick"], "is an answer without a prompt; add --text"),
         (["RUN/in.jsonl", "--task", "brick"], "in.jsonl, line 2: must be an object with"),

@@ -147,8 +147,6 @@ def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, n
         (("TINY",), "has the tokenizer of a tiny model, which llama.cpp does not know"),
         (("BERT",), "is a masked language model, with which llama.cpp cannot generate"),
         (("RUN", "--type", "q8"), "unknown --type 'q8'"),
-        (("RUN", "--to", "verifiers"), "unknown option --to"),
-        (("none",), "none: folder not found"),
     ],
 )
 def test_wrong_options(run, tiny_path, bert_path, capsys, words, message):

@@ -40,7 +40,6 @@ def test_files(task_file, tmp_path, capsys):
     [
         (["prompts", "--to", "verifires"], "did you mean 'verifiers'"),
         (["prompts"], "give --to"),
-        (["prompts", "--to", "openenv", "--no_such_option", "1"], "unknown option --no_such_option"),
         (["infill", "--to", "openenv"], "cannot be exported to openenv"),
         (["prompts", "--to", "openenv", "--out", "full"], "--out full is not empty"),
     ],

@@ -31,45 +31,6 @@ def train(endpoint, cwd, token=SECRET, **options):
 
 
 @pytest.mark.exhaustive
-def test_the_model_arrives_intact_at_the_second_try(tmp_path):
-    """The Hub fails for a moment, when the files are uploaded and only the commit is left."""
-    with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
-        done, files = train(hub.url, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trying again in 2 s") == 1
-    pushed = hub.repos["user/letters"]
-    assert set(pushed) == WEIGHTS | TOKENIZER | ABOUT, "what push uploads, and nothing else of the run folder"
-    for name in WEIGHTS | TOKENIZER:
-        assert pushed[name] == files[f"merged/{name}"], name
-    assert pushed["report.html"] == files["report.html"]
-    assert "pushed to user/letters" in done.stdout
-    card = pushed["README.md"].decode()
-    assert "library_name: transformers" in card and "model-index" in card and "- grpo" in card and "- trl\n" in card
-    assert "# letters" in card and 'from_pretrained("user/letters")' in card
-    for name, content in {**files, **pushed}.items():
-        assert SECRET.encode() not in content, f"{name} gives the token away"
-    assert hub.requests.count("POST /api/models/user/letters/commit/main") == 2, "it is pushed once, at the end"
-
-
-@pytest.mark.exhaustive
-def test_a_push_that_fails_loses_nothing(tmp_path):
-    with Hub(SECRET, refuse="/commit/") as hub:
-        done, files = train(hub.url, tmp_path)
-        assert hub.repos["user/letters"] == {}
-        hub.refuse = None
-        typed = shlex.split(done.stderr.split("to try again: trl-grpo-tasks ")[1])
-        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET}
-        forked.python("-m", "trl_grpo_tasks.commands.main", *typed, "--task", TASK, env=again, check=True)
-    assert hub.repos["user/letters"]["model.safetensors"] == files["merged/model.safetensors"]
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the push to the Hub failed" in line
-    assert f"trl-grpo-tasks push {tmp_path / 'run'} --repo user/letters" in line
-    assert "Traceback" not in done.stderr
-    assert {"adapter_model.safetensors", "results.json", "report.html", "training_metrics.jsonl"} <= set(files)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("problem", ["nobody listens", "wrong token", "no token"])
 def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     with Hub("another token") as hub:
@@ -87,13 +48,19 @@ def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
     """The Hub fails for good after the repository was made; every save would push."""
     with Hub(SECRET, refuse="/commit/", status=503) as hub:
         done, files = train(hub.url, tmp_path, hub_strategy="every_save", max_steps=4)
-    assert done.returncode == 1, done.stderr
+        assert done.returncode == 1 and hub.repos["user/letters"] == {}, done.stderr
+        failed = hub.requests.count("POST /api/models/user/letters/commit/main")
+        hub.refuse = None
+        typed = shlex.split(done.stderr.split("to try again: trl-grpo-tasks ")[1])
+        again = environment(hub.url, tmp_path) | {"HF_TOKEN": SECRET}
+        forked.python("-m", "trl_grpo_tasks.commands.main", *typed, "--task", TASK, env=again, check=True)
+    assert hub.repos["user/letters"]["model.safetensors"] == files["merged/model.safetensors"]
     assert done.stdout.count("a push to the Hub failed") == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the push to the Hub failed" in line and "to try again: trl-grpo-tasks push" in line
+    assert f"trl-grpo-tasks push {tmp_path / 'run'} --repo user/letters" in line and "push to the Hub failed" in line
     assert {"adapter_model.safetensors", "report.html", "checkpoint-4/complete"} <= set(files)
-    assert "GRPO 4/4" in done.stdout and hub.repos["user/letters"] == {}
-    assert hub.requests.count("POST /api/models/user/letters/commit/main") > 4, "saves push, and the end tries thrice"
+    assert "GRPO 4/4" in done.stdout and failed > 4, "saves push, and the end tries thrice"
+    assert not [name for name, content in files.items() if SECRET.encode() in content], "the token is in no file"
     saved = [json.loads(text) for text in files["training_metrics.jsonl"].splitlines()]
     assert [one["step"] for one in saved if "loss" in one] == [1, 2, 3, 4]
 

@@ -1,6 +1,5 @@
 """The command line: what a person types, and what is said when it was mistyped."""
 
-import io
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from trl_grpo_tasks.commands import plan
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
-from trl_grpo_tasks.commands.command_words import AUTO, NEWEST
+from trl_grpo_tasks.commands.command_words import NEWEST
 from trl_grpo_tasks.models import checkpoints
 from trl_grpo_tasks.registry import TASKS, get_task
 
@@ -55,10 +54,7 @@ def test_list_has_names_versions_and_descriptions(capsys):
         assert line.split()[:2] == [name, task.version] and task.description in line
 
 
-def test_usage_and_unknown_commands(capsys):
-    for words in ([], ["--help"], ["-h"]):
-        code, out, _ = said(capsys, cli.main, *words)
-        assert code == 0 and all(f"  {name}" in out for name in ("list", "train", "eval", "tool", "check", "new"))
+def test_an_unknown_command(capsys):
     code, _, err = said(capsys, cli.main, "trian")
     assert code == 2 and "unknown command 'trian'" in err and "train" in err
 
@@ -118,16 +114,6 @@ def test_score_reads_standard_input_and_needs_no_torch(tmp_path):
     assert done.stderr.strip() == "False" and "total" in json.loads(done.stdout)
 
 
-def test_score_takes_the_options_of_the_task(my_task, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines({"row": ROW, "completion": "cba"})))
-    words = ["tool", "my_task.py", "score", "--input", "-"]
-    assert said(capsys, cli.main, *words, "--word_length", "6")[0] == 0
-    code, _, err = said(capsys, cli.main, *words, "--word_lenght", "6")
-    assert code == 2 and "did you mean --word_length?" in err
-    code, _, err = said(capsys, cli.main, *words, "--word_length", "60")
-    assert code == 2 and "between 2 and 8" in err
-
-
 def test_score_ends_what_takes_too_long(task_file, tmp_path):
     words = ["tool", task_file, "score", "--input", "-", "--reward_timeout", "1.5"]
     given = lines(*({"row": {"prompt": "?", "x": 2}, "completion": text} for text in ("hang", "exit", "well")))
@@ -139,42 +125,9 @@ def test_score_ends_what_takes_too_long(task_file, tmp_path):
     assert well["total"] == 2
 
 
-def test_score_judges_prompts_by_their_own_rewards(capsys, monkeypatch):
-    schema = {"type": "object", "required": ["a"]}
-    given = [
-        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "2"),
-        ({"prompt": "1+1=", "answer": 2, "rewards": {"exact": 1.0}}, "3"),
-        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"json": 0.5}}, "[]"),
-        ({"prompt": "two words", "answer": "7", "target_length": 2, "rewards": "numeric=2 length"}, "it's 7"),
-        ({"prompt": "JSON", "schema": schema, "reward": ["schema"]}, '{"a": 1}'),
-        ({"prompt": "no reward", "answer": "1"}, "1"),
-        ({"prompt": "no column", "rewards": ["exact"]}, "1"),
-        ({"prompt": "code", "tests": ["assert True"], "rewards": ["tests"]}, "x = 1"),
-        ({"prompt": [{"role": "user", "content": "?"}], "rewards": {"os:getcwd": 1.0}}, "1"),
-    ]
-    text = lines(*({"row": row, "completion": completion} for row, completion in given))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    code, out, err = said(capsys, cli.main, "tool", "prompts", "score", "--input", "-")
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and err == ""
-    assert [one["total"] for one in told] == [1, 0, 0.5, 3, 1, None, None, None, None]
-    assert [one["success"] for one in told[:5]] == [True, False, True, True, True]
-    assert told[3]["components"] == {"numeric": 2, "length": 1}
-    for one, reason in zip(
-        told[5:], ["no reward", "needs a column", "--allow_code", "pass --rewards os:getcwd"], strict=True
-    ):
-        assert reason in one["reason"]
-
-
 def test_score_of_what_is_not_there(my_task, capsys):
     code, _, err = said(capsys, cli.main, "tool", "my_task.py", "score", "--input", "none.jsonl")
     assert code == 2 and "none.jsonl: this file does not exist" in err
-    code, _, err = said(capsys, cli.main, "tool", "promts", "score", "--input", "none.jsonl")
-    assert code == 2 and "did you mean 'prompts'?" in err
-    code, _, err = said(capsys, cli.main, "tool", "none.py", "score", "--input", "none.jsonl")
-    assert code == 2 and "task file 'none.py' does not exist" in err
-    code, _, err = said(capsys, cli.main, "tool", "none.such", "score", "--input", "none.jsonl")
-    assert code == 2 and "task module 'none.such' cannot be found" in err
 
 
 # ---- new and check
@@ -217,22 +170,6 @@ def test_short_answers_of_a_new_task_are_shown(my_task, capsys):
     assert code == 2 and "--word_length; to set options of a task, name it with --task" in err
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--out", "my_task.py"], "--out my_task.py: "),
-        (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
-        (["--reward_timeout", "0"], "--reward_timeout 0.0 must be above 0"),
-        (["--max_completion_length", "-3"], "--max_completion_length -3 must be at least 1"),
-        (["--rollout_batch_size", "0"], "--rollout_batch_size 0 must be at least 1"),
-    ],
-)
-def test_solve_refuses_what_cannot_be_before_it_writes(my_task, capsys, given, message):
-    words = ["tiny", "--task", "my_task.py", "--text", "abc", "--samples", "1"]
-    code, _, err = said(capsys, cli.main, "solve", *words, *given)
-    assert code == 2 and message in err and not Path("solved").exists()
-
-
 def test_what_the_disk_refuses_is_one_line(my_task, capsys):
     Path("run/report.html").mkdir(parents=True)
     Path("run/training_metrics.jsonl").write_text('{"step": 1}')
@@ -247,12 +184,6 @@ def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
     my_task.write_text("mine")
     code, _, err = said(capsys, cli.main, "new", "my_task")
     assert code == 2 and "exists already" in err and my_task.read_text() == "mine"
-
-
-def test_check_says_what_is_wrong(my_task, capsys):
-    my_task.write_text(my_task.read_text().replace('return "?"', 'return row["word"][::-1]'))
-    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
-    assert code == 1 and "'my_task' failed the check: train row 0: the bad answer" in err
 
 
 @pytest.mark.parametrize(
@@ -272,11 +203,6 @@ def test_a_mistake_in_a_task_file_is_said_with_its_place(my_task, capsys, old, n
     my_task.write_text(my_task.read_text().replace(old, new))
     code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
     assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
-
-
-@pytest.mark.parametrize("name", sorted(TASKS))
-def test_the_defaults_of_a_task_go_together(name):
-    assert parse(["--task", name, "--use_cpu", "true"])[2].num_generations > 1
 
 
 def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
@@ -352,12 +278,6 @@ def test_a_flag_chooses_another_task_than_the_recipe(my_task):
     assert (task.name, args.max_steps) == ("my_task", 7)
 
 
-def test_bf16_is_left_alone_on_a_cpu_but_the_flag_wins(my_task):
-    args = parsed("--task", "my_task.py")[2]
-    assert (args.bf16, args.gradient_checkpointing, args.dataloader_pin_memory) == (False, False, False)
-    assert parsed("--task", "my_task.py", "--bf16", "true")[2].bf16 is True
-
-
 @pytest.mark.parametrize(
     ("half", "words", "bf16", "fp16"),
     [
@@ -406,29 +326,15 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--max_steps", "three"], "--max_steps 'three' must be a whole number"),
         (["--constrain", "perhaps"], "constrain"),
         (["--max_steps"], "--max_steps needs a value"),
-        (["--beta"], "--beta needs a value"),
         (["--config", "none.yaml"], "--config none.yaml: this file does not exist"),
         (["--config"], "--config needs a value"),
         (["--task", "prompts"], "--task is given twice; give it once"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
-        (["--samples", "0"], "--samples 0 must be at least 1"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
-        (["--num_generations", "0"], "--num_generations 0 must be at least 2"),
-        (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0 must be at least 1"),
-        (["--gradient_accumulation_steps", "0"], "--gradient_accumulation_steps 0 must be at least 1"),
-        (["--max_completion_length", "0"], "--max_completion_length 0 must be at least 1"),
-        (["--eval_rows", "-1"], "--eval_rows -1 must be at least 1"),
-        (["--rollout_batch_size", "0"], "--rollout_batch_size 0 must be at least 1"),
-        (["--per_device_eval_batch_size", "0"], "--per_device_eval_batch_size 0 must be at least 1"),
-        (["--learning_rate", "-1"], "--learning_rate -1 must be at least 0"),
         (["--learning_rate", "nan"], "--learning_rate nan must be at least 0"),
-        (["--cold_start_learning_rate", "-1"], "--cold_start_learning_rate -1 must be above 0"),
         (["--reward_memory_mb", "-5"], "--reward_memory_mb -5 must be above 0"),
         (["--temperature", "0"], "temperature=0 gives the same completion each time"),
-        (["--temperature", "-1"], "--temperature -1 must be at least 0"),
         (["--loss_type", "grop"], "unknown loss_type 'grop'; choose one of: grpo, "),
-        (["--scale_rewards", "groups"], "unknown scale_rewards 'groups'; choose one of: group, "),
-        (["--importance_sampling_level", "word"], "unknown importance_sampling_level 'word'; choose one of: token, "),
         (["--use_liger_kernel", "true"], "--use_liger_kernel: liger_kernel is not installed"),
         (["--component_weights", '{"success": NaN}'], "the weight of 'success' must be a number, got nan"),
         (["--report_to", "wandbb"], "unknown --report_to 'wandbb' (did you mean 'wandb'?)"),
@@ -494,16 +400,6 @@ def test_mistakes_in_a_recipe_are_said(my_task, capsys, recipe, message):
     assert code == 2 and message in err, err
 
 
-def test_resuming_without_a_value_is_the_newest_checkpoint(my_task):
-    for words in (["--resume_from_checkpoint"], ["--resume_from_checkpoint", "--max_steps", "3"],
-                  ["--resume_from_checkpoint", "true"]):  # fmt: skip
-        assert parsed("--task", "my_task.py", *words)[2].resume_from_checkpoint == NEWEST
-    Path("recipe.yaml").write_text("resume_from_checkpoint: true")
-    assert parsed("--task", "my_task.py", "--config", "recipe.yaml")[2].resume_from_checkpoint == NEWEST
-    for value in ("x", AUTO):
-        assert parsed("--task", "my_task.py", "--resume_from_checkpoint", value)[2].resume_from_checkpoint == value
-
-
 def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     Path("out/checkpoint-5").mkdir(parents=True)
     words = ["--task", "my_task.py", "--output_dir", "out"]
@@ -539,24 +435,18 @@ def test_a_model_is_not_overwritten(my_task, capsys, name):
     assert [path.name for path in Path("mine").iterdir()] == [name]
 
 
-def test_constraints_are_asked_for_where_there_are_some(my_task, capsys):
-    text = my_task.read_text()
-    start = text.index("    def constraint(")
-    my_task.write_text(text[:start] + text[text.index("    def tiny(") :])
-    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--constrain", "true")
-    assert code == 2 and "task 'my_task' has no constraint" in err
+NO_CONSTRAINT = "    def constraint(self, tokenizer):\n        return None\n\n"  # with the options of now
 
 
+@pytest.mark.parametrize("own", ["", NO_CONSTRAINT], ids=["never", "not now"])
 @pytest.mark.parametrize("command", ["train", "eval"])
-def test_a_constraint_that_these_options_do_not_have_is_an_error(my_task, capsys, command):
-    """The task has constraints, but none now; some have one for a part of their options only."""
-    none = "    def constraint(self, tokenizer):\n        return None\n\n"
+def test_a_constraint_that_the_task_does_not_have_is_an_error(my_task, capsys, command, own):
     text = my_task.read_text()
-    start = text.index("    def constraint(")
-    my_task.write_text(text[:start] + none + text[text.index("    def tiny(") :])
+    my_task.write_text(text[: text.index("    def constraint(")] + own + text[text.index("    def tiny(") :])
     words = ["my_task.py"] if command == "train" else ["tiny", "--task", "my_task.py"]
     code, out, err = said(capsys, cli.main, command, *words, "--constrain")
-    assert code == 2 and "task 'my_task' has no constraint with these options" in err and "cold start" not in out
+    message = "task 'my_task' has no constraint" + " with these options" * bool(own)
+    assert code == 2 and message in err and "cold start" not in out
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

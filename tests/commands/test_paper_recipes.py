@@ -164,10 +164,19 @@ def path_of(name):
     return RECIPES / name / "paper.yaml"
 
 
-def parsed(name, *changes):
-    written = yaml.safe_load(path_of(name).read_text())
+def parsed(name, *changes, recipe="paper", **more):
+    path = path_of(name).with_stem(recipe)
+    written = yaml.safe_load(path.read_text())
     options = {"use_cpu": True, "bf16": False} | {key: file for key, file in HUB_DATA.items() if key in written}
-    return parse(["--config", str(path_of(name)), *flags(options), *changes])
+    return parse(["--config", str(path), *flags(options | more), *changes])
+
+
+def write(constraint, tokenizer, row, text):
+    """Write an answer under a constraint, which must allow it."""
+    state = constraint.start(row)
+    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
+        state.accept(token)
+    assert state.finished
 
 
 def comment_of(name):
@@ -216,10 +225,7 @@ def test_bricks_prompt_gold_and_constraint_agree(changes, tmp_path):
         bricks = bricks_of(task.gold(row), instruction)  # as the prompt says, and nothing else
         assert sorted(bricks) == sorted(parse_bricks(row["gold"]).structure.bricks)
         assert task.score(row, task.gold(row)).success and not task.score(row, task.bad(row)).success
-        state = task.constraint(byte_level).start(row)
-        for token in byte_level(task.gold(row))["input_ids"]:
-            state.accept(token)
-        state.accept(byte_level.eos_token_id)
+        write(task.constraint(byte_level), byte_level, row, task.gold(row))
     is_pivot = not changes
     assert ("`hxw @n (x,y,z)`" in instruction and "at most 5 along" in instruction) == is_pivot
     assert (run_args.cold_start_steps > 0) == is_pivot, "the published model has seen its own format only"
@@ -348,16 +354,14 @@ def test_prompts_reads_the_documents_file(tmp_path):
     """{"prompts": [text, ...]}: a text is a prompt, and --rewards scores it."""
     texts = [f"Explain how search number {i} works:" for i in range(20)]
     (tmp_path / "mine.json").write_text(json.dumps({"prompts": texts}))
-    more = flags({"prompts_file": tmp_path / "mine.json", "rewards": "length", "target_length": 3, "use_cpu": True})
-    task, *_ = parse(["--config", str(path_of("prompts")), "--bf16", "false", *more])
+    task, *_ = parsed("prompts", prompts_file=tmp_path / "mine.json", rewards="length", target_length=3)
     rows = task.dataset("train", None, 0) + task.dataset("test", None, 0)
     assert sorted(row["prompt"][-1]["content"] for row in rows) == sorted(texts)
     assert task.score(rows[0], "one two three").total == 1
 
 
 def test_prompts_rows_prompt_gold_and_constraint_agree(tmp_path):
-    more = flags({"prompts_file": "example_prompts.json", "use_cpu": True, "bf16": False})
-    task, *_ = parse(["--config", str(path_of("prompts")), *more])
+    task, *_ = parsed("prompts", prompts_file="example_prompts.json")
     save_tiny(task.tiny(), tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     constraint = task.constraint(tokenizer)
@@ -405,22 +409,18 @@ def test_theorys_prompt_gold_and_constraint_agree(tmp_path):
         ids = tokenizer.encode(gold, add_special_tokens=False)
         assert tokenizer.decode(tokenizer.encode(row["prompt"], add_special_tokens=False)) == row["prompt"]
         assert len(ids) < args.max_completion_length and len((row["prompt"] + gold).split()) <= task.options.max_words
-        state = constraint.start(row)
-        for token in [*ids, tokenizer.eos_token_id]:
-            state.accept(token)
-        assert state.finished
+        write(constraint, tokenizer, row, gold)
 
 
 def test_theorys_documents_reward_is_one_option():
-    task, *_ = parse(["--config", str(path_of("theory")), *flags({"use_cpu": True}), "--scoring", "document"])
+    task, *_ = parsed("theory", scoring="document")
     used = {key: value for key, value in component_weights(task, None).items() if value}
     assert used == {"anomalies": 1, "exotics": 1, "length": 1} and TOO_LONG == -300 and task.options.max_words == 512
     assert "--scoring document" in comment_of("theory")
 
 
 def test_theorys_best_model_can_be_turned_off():
-    off = flags({"use_cpu": True, "save_strategy": "no"})
-    _, _, args, _ = parse(["--config", str(path_of("theory")), *off, "--best_by", ""])
+    _, _, args, _ = parsed("theory", "--best_by", "", save_strategy="no")
     assert args.best_by is None and args.eval_strategy == "no"
 
 
@@ -451,33 +451,26 @@ CHAT_ML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MACHINE_RECIPES = [RECIPES / "machine" / f"{name}.yaml" for name in ("paper", "authors")]
+MACHINE_RECIPES = ["paper", "authors"]
 
 
-def parsed_machine(path):
-    return parse(["--config", str(path), "--use_cpu", "true", "--bf16", "false"])
-
-
-@pytest.mark.parametrize(
-    "path", exhaustive_but([RECIPES / "machine" / "paper.yaml"], MACHINE_RECIPES), ids=lambda path: path.stem
-)
-def test_machine_one_pass_sees_nearly_ten_thousand_designs(path):
-    task, run_args, args, _ = parsed_machine(path)
-    passes = {"paper": 1, "authors": 36}[path.stem]
+@pytest.mark.parametrize("recipe", exhaustive_but(["paper"], MACHINE_RECIPES))
+def test_machine_one_pass_sees_nearly_ten_thousand_designs(recipe):
+    task, run_args, args, _ = parsed("machine", recipe=recipe)
+    text = path_of("machine").with_stem(recipe).read_text()
+    passes = {"paper": 1, "authors": 36}[recipe]
     assert run_args.cold_start_steps * run_args.cold_start_batch_size * 8 == passes * args.train_rows == passes * 9984
     rows = task.dataset("train", args.train_rows, args.seed)
     machines = len({row["gold"] for row in rows})
-    assert len(rows) == 9984 and machines > 9900 and f"{machines:,} different machines" in path.read_text()
-    assert len({task.request(row) for row in rows}) == 3000 and "3,000 requests" in path.read_text()
+    assert len(rows) == 9984 and machines > 9900 and f"{machines:,} different machines" in text
+    assert len({task.request(row) for row in rows}) == 3000 and "3,000 requests" in text
     held_out = task.dataset("test", None, args.seed)
     assert not {task.request(row) for row in rows} & {task.request(row) for row in held_out}
 
 
-@pytest.mark.parametrize(
-    "path", exhaustive_but([RECIPES / "machine" / "paper.yaml"], MACHINE_RECIPES), ids=lambda path: path.stem
-)
-def test_machine_rows_prompt_gold_score_and_constraint_agree(path, tmp_path):
-    task, _, args, _ = parsed_machine(path)
+@pytest.mark.parametrize("recipe", exhaustive_but(["paper"], MACHINE_RECIPES))
+def test_machine_rows_prompt_gold_score_and_constraint_agree(recipe, tmp_path):
+    task, _, args, _ = parsed("machine", recipe=recipe)
     tokenizer = AutoTokenizer.from_pretrained(save_small("Qwen/Qwen2", tmp_path))
     for row in task.dataset("train", 4, args.seed):
         system, user = (message["content"] for message in row["prompt"])
@@ -495,16 +488,12 @@ def test_machine_rows_prompt_gold_score_and_constraint_agree(path, tmp_path):
             assert f"In all {len(blocks)} blocks, " in before
         else:
             assert task.options.scoring == "paper" and "nothing else" in system and not before
-            state = task.constraint(tokenizer).start(row)
-            for token in tokenizer.encode(gold):
-                state.accept(token)
-            state.accept(tokenizer.eos_token_id)
-            assert state.finished, "the gold answer may be written under the constraint of these options"
+            write(task.constraint(tokenizer), tokenizer, row, gold)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", MACHINE_RECIPES, ids=lambda path: path.stem)
-def test_machine_recipes_train_two_steps_of_a_small_qwen(path, tmp_path):
+@pytest.mark.parametrize("recipe", MACHINE_RECIPES)
+def test_machine_recipes_train_two_steps_of_a_small_qwen(recipe, tmp_path):
     """The recipe's own options, scaled down, with a Qwen2 model that has a chat template: cold start, then GRPO."""
     model = save_small("Qwen/Qwen2", tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -520,7 +509,7 @@ def test_machine_recipes_train_two_steps_of_a_small_qwen(path, tmp_path):
         "max_steps": 2, "eval_before_and_after": False, "save_strategy": "no", "report_to": "none",
         "reward_workers": 0,
     }  # fmt: skip
-    assert run.main(["--config", str(path), *flags(small)]) == 0
+    assert run.main(["--config", f"machine/{recipe}", *flags(small)]) == 0
     logs = [json.loads(line) for line in (tmp_path / "run" / METRICS_FILE).read_text().splitlines()]
     assert [log["step"] for log in logs if "reward" in log] == [1, 2]
     assert all(math.isfinite(log["loss"]) and log["reward"] >= 0 for log in logs if "reward" in log)

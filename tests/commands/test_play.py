@@ -33,7 +33,6 @@ def said(capsys, *words):
         (["--port", "0"], "--port 0 must be from 1 to 65535"),
         (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
         (["--share", "maybe"], "'maybe' must be true or false"),
-        (["--editor", "x"], "unknown option --editor"),
         (["--space", "full"], "--space full is not an empty folder"),
         (["--space", "new", "--task", "brick", "--brick_data", "data.jsonl"], "--brick_data names data.jsonl, a file"),
     ],
@@ -48,10 +47,6 @@ def test_mistakes_are_told_in_one_line(run, tmp_path, capsys, monkeypatch, words
         monkeypatch.setattr(module, "check_port", lambda port: None)
     code, _, err = said(capsys, run, *words)
     assert code == 2 and message in err and err.count("\n") == 1 and not (tmp_path / "new").exists()
-
-
-def test_a_model_needs_its_task(tmp_path, capsys):
-    assert "name the task too: trl-grpo-tasks play --task TASK" in said(capsys, tmp_path)[2]
 
 
 def test_without_gradio_the_hint_comes_first(run, capsys, monkeypatch):

@@ -213,7 +213,6 @@ def test_the_adapter_of_a_tiny_model_is_merged(adapter_run, tmp_path, capsys):
         ("no report", (), "has no report.html; write it first: trl-grpo-tasks report"),
         (None, ("--merged",), "holds full weights and no adapter; leave --merged out"),
         (None, ("--private", "perhaps"), "must be true or false"),
-        (None, ("--rep", "a/b"), "unknown option --rep; did you mean --repo?"),
         ("own task", (), "which for safety is not taken"),
     ],
 )
@@ -224,7 +223,7 @@ def test_wrong_options_are_found_before_the_hub_is_asked(full_run, capsys, chang
         shutil.rmtree(full_run)
     if change in ("no model", "no report"):
         (full_run / {"no model": "model.safetensors", "no report": "report.html"}[change]).unlink()
-    task = () if change == "own task" or words[:1] == ("--rep",) else TOY
+    task = () if change == "own task" else TOY
     typed = ["push", str(full_run), *words, *task, "--hub_token", SECRET]
     if change == "training":
         with locked(full_run, "train"):

@@ -333,28 +333,27 @@ def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
     assert 30_000 <= config.vllm_server_port < 40_000 and args.main_process_port < 30_000
 
 
-def test_the_slurm_script_with_vllm_ends_with_the_status_of_the_run_and_ends_the_server(tmp_path):
-    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands=steps_of_slurm(WAITING, "exit 7"),
+# The server must not end before the run has saved its step: only the end of the script ends it.
+SAVES = "trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM; kill -TERM $PPID; sleep 9 & wait; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("server", "run", "status", "said"),
+    [
+        (WAITING, "exit 7", 7, ""),
+        ("exit 3", WAITING, 1, "the vLLM server ended before the run"),
+        (WAITING, SAVES, 5, ""),
+    ],
+    ids=["the run ends", "the server ends", "the signal before the time limit"],
+)
+def test_the_slurm_script_with_vllm_ends_with_the_status_of_the_run_and_ends_the_server(
+    tmp_path, server, run, status, said
+):
+    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands=steps_of_slurm(server, run),
                      VLLM_OPTIONS="--dtype bfloat16 --enforce-eager", **THREE_NODES)  # fmt: skip
-    assert done.returncode == 7 and (tmp_path / "ended.txt").is_file()
+    assert done.returncode == status and said in done.stderr and (tmp_path / "ended.txt").is_file()
     assert (tmp_path / "server.txt").read_text().endswith("--\n--dtype\nbfloat16\n--enforce-eager\n")
-
-
-def test_the_slurm_script_with_vllm_ends_if_the_server_ends(tmp_path):
-    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT,
-                     commands=steps_of_slurm("exit 3", WAITING), **THREE_NODES)  # fmt: skip
-    assert done.returncode == 1 and "the vLLM server ended before the run" in done.stderr
-    assert (tmp_path / "ended.txt").is_file()
-
-
-def test_the_slurm_script_with_vllm_passes_the_signal_before_the_time_limit_to_the_run_alone(tmp_path):
-    """The server must not end before the run has saved its step: only the end of the script ends it."""
-    saves = (
-        "trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM; kill -TERM $PPID; sleep 9 & wait; exit 1"
-    )
-    done = submitted(tmp_path, "brick/multi_gpu", script=VLLM_SCRIPT, commands=steps_of_slurm(WAITING, saves),
-                     **THREE_NODES)  # fmt: skip
-    assert done.returncode == 5 and (tmp_path / "saved.txt").is_file() and (tmp_path / "ended.txt").is_file()
+    assert (tmp_path / "saved.txt").is_file() == (run == SAVES)
 
 
 def test_the_slurm_script_with_vllm_needs_a_recipe_and_two_nodes(tmp_path):

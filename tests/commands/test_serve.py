@@ -86,38 +86,32 @@ def test_weights_are_transferred_between_gpus_only(has_gpu, monkeypatch, tiny_pa
         assert json.loads(value_of(words, "--weight-transfer-config")) == {"backend": "nccl"}
 
 
-def test_the_printed_command_trains_the_same_task_with_the_server(started, capsys):
-    options = ["--max_bricks", "7", "--attach", "false", "--world_dim", "8", "--brick_levels", "stack", "small"]
-    main(["serve", "tiny", "--task", "brick", "--port", "8123", *options])
+RECIPE = {"task": "brick", "brick_levels": ["small", "room"], "max_bricks": 80, "attach": False, "world_dim": None,
+          "model_name_or_path": "tiny", "max_steps": 3, "output_dir": "run", "constrain": True}  # fmt: skip
+OPTIONS = "--max_bricks 9 --attach false --world_dim 8 --brick_levels small room"
+
+
+@pytest.mark.parametrize("words", [f"tiny --task brick {OPTIONS}", "--config mine.yaml --max_bricks 9"])
+def test_the_printed_command_trains_the_same_task_with_the_server(started, capsys, tmp_path, words):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(RECIPE))
+    main(["serve", *words.split(), "--port", "8123"])
     typed = shlex.split(capsys.readouterr().out.partition("train with: ")[2])
     assert typed[:2] == ["trl-grpo-tasks", "train"]
     task, _, args, model = parse(typed[2:])
+    assert task.options.max_bricks == 9 and task.options.brick_levels == ["small", "room"]
     ((served, _),) = started
     record = ServedTask.from_config(json.loads(value_of(served, "--additional-config")))
     tokenizer = ready_model(model.model_name_or_path, task, [], "run", seed=args.seed).tokenizer
     assert record.difference(ServedTask.of(task, tokenizer)) is None
     assert args.constrain and args.use_vllm and args.vllm_mode == "server"
     assert (args.vllm_server_host, args.vllm_server_port) == ("127.0.0.1", 8123)
+    assert args.max_steps == 3 or "--config" not in words
 
 
 def test_a_server_on_all_addresses_is_reached_by_the_name_of_the_machine(started, capsys):
     main(["serve", "tiny", "--task", "brick", "--host", "0.0.0.0"])
     assert value_of(started[0][0], "--host") == "0.0.0.0"
     assert f"--vllm_server_host {socket.gethostname()} " in capsys.readouterr().out
-
-
-def test_a_recipe_gives_the_task_its_options_and_the_model(started, capsys, tmp_path):
-    recipe = {"task": "brick", "brick_levels": ["small", "room"], "max_bricks": 80, "attach": False, "world_dim": None,
-              "model_name_or_path": "tiny", "max_steps": 3, "output_dir": "run", "constrain": True}  # fmt: skip
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    main(["serve", "--config", "mine.yaml", "--max_bricks", "9"])
-    ((served, _),) = started
-    typed = shlex.split(capsys.readouterr().out.partition("train with: ")[2])
-    task, _, args, model = parse(typed[2:])
-    assert task.options.max_bricks == 9 and task.options.brick_levels == ["small", "room"] and args.max_steps == 3
-    record = ServedTask.from_config(json.loads(value_of(served, "--additional-config")))
-    tokenizer = ready_model(model.model_name_or_path, task, [], "run", seed=args.seed).tokenizer
-    assert record.difference(ServedTask.of(task, tokenizer)) is None
 
 
 def test_a_task_file_is_served_by_its_full_path(my_task, started):
@@ -158,11 +152,9 @@ def test_words_after_two_dashes_are_passed_on():
     ("words", "message"),
     [
         ("--speculative-config {}", "--speculative-config after --: constraints do not work with speculative"),
-        ("--speculative_config={}", "speculative decoding"),
         ("--speculative-config.method ngram", "speculative decoding"),
         ("--specul {}", "speculative decoding"),
         ("-sc {}", "-sc after --: constraints do not work with speculative decoding"),
-        ("--spec-method ngram", "speculative decoding"),
         ("--spec-tokens=3", "speculative decoding"),
         ("--logits-processors a:B", "only the constraint's own is run"),
         ("--logits_processors a:B", "only the constraint's own is run"),
@@ -209,13 +201,10 @@ def test_without_vllm_the_message_says_what_to_install(monkeypatch, capsys):
     [
         ("tiny", "tiny is not the folder of a run; name the task too: trl-grpo-tasks serve tiny --task TASK"),
         ("brick --model tiny", "serve takes the model first: trl-grpo-tasks serve tiny --task brick"),
-        ("tiny --task brik", "unknown task 'brik' (did you mean 'brick'?)"),
         ("tiny --task mine.py", "mine.py' does not exist"),
         ("--task brick", "give RUN_OR_MODEL"),
         ("--config brick/nothing", "--config brick/nothing: there is no recipe of this name"),
-        ("tiny --task brick --port many", "--port 'many' must be a whole number"),
         ("tiny --task brick --max_brick 3", "unknown option --max_brick; did you mean --max_bricks?"),
-        ("tiny --task brick --gpu-memory-utilization 0.5", "unknown option --gpu-memory-utilization"),
         ("./missing --task brick", "--model ./missing: this path does not exist"),
         ("tiny --task infill", "task 'infill' trains a masked language model with these options, and vLLM runs only"),
     ],

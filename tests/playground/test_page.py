@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import sys
 import zipfile
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from trl_grpo_tasks.playground.page import (
     LONGEST_REQUEST,
     Player,
     example,
-    import_gradio,
     make_page,
     request_of,
 )
@@ -61,12 +59,6 @@ def test_examples_are_held_out_rows(name):
 
 def test_a_task_that_reads_no_text_has_rows_as_examples():
     assert json.loads(example(ToyTask())) in ToyTask().dataset("test", None, 0)
-
-
-def test_gradio_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ImportError, match=r"pip install 'trl_grpo_tasks\[play\]'"):
-        import_gradio()
 
 
 # ---- models

@@ -103,12 +103,6 @@ def test_a_stream_repeats_by_its_seed_and_leaves_the_global_random_state_alone(s
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_greedy_streams_are_the_greedy_answers(solver_with):
-    solver = solver_with(temperature=0)
-    steps = list(stream(solver.sampler, ROW, 3))
-    assert steps[-1].written == solver.sample(ROW, 1)[0].completion
-
-
 def test_forced_tokens_do_not_ask_the_model(solver_with):
     sampler = solver_with().sampler
     passes = []

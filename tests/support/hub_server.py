@@ -41,24 +41,13 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self):
-        self._answer("GET")
-
-    def do_HEAD(self):
-        self._answer("HEAD")
-
-    def do_POST(self):
-        self._answer("POST")
-
-    def do_PUT(self):
-        self._answer("PUT")
-
     def log_message(self, *_):
         pass
 
-    def _answer(self, method):
+    def do_GET(self):
         hub, path = self.hub, self.path.split("?")[0]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        method = self.command
         hub.requests.append(f"{method} {path}")
         if hub.refuse and hub.times and re.search(hub.refuse, path):
             hub.times -= 1
@@ -71,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
             if match := re.fullmatch(pattern, f"{method} {path}"):
                 return self._reply(*answer(self, body, *match.groups()))
         return self._reply({"error": f"no such thing: {method} {path}"}, 404)
+
+    do_HEAD = do_POST = do_PUT = do_GET
 
     def _send_file(self, repo, name):
         content = self.hub.repos.get(repo, {}).get(name)
@@ -139,14 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, body, repo):
         files = [{"rfilename": path} for path in self.hub.repos.get(repo, {})]
-        return {
-            "id": repo,
-            "modelId": repo,
-            "sha": COMMIT,
-            "private": repo in self.hub.private,
-            "tags": [],
-            "siblings": files,
-        }, 200
+        names, private = dict.fromkeys(("id", "modelId"), repo), repo in self.hub.private
+        return {**names, "sha": COMMIT, "private": private, "tags": [], "siblings": files}, 200
 
     def tree(self, body, repo):
         files = self.hub.repos.get(repo, {}).items()

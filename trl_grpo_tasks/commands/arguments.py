@@ -6,7 +6,6 @@ import difflib
 import itertools
 import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from ..redact import redacted_words, remember
 from ..registry import TASKS, check_task_name, find_task_class, get_task
 from ..report.page import option_words, task_of
-from ..task import Task
+from ..task import Task, option
 from ..training.ranges import check_ranges
 from .command_words import (
     ALIASES,
@@ -33,7 +32,6 @@ from .help_screens import (
     PROGRAM,
     RUN_OPTIONS,
     FullHelp,
-    add_search_options,
     asks_for_help,
     command_screen,
     group_options,
@@ -55,50 +53,29 @@ class RunArguments:
     kind: str = field(default="full", init=False)
     defaults: list[str] = field(default_factory=list, init=False)
     given: list[str] = field(default_factory=list, init=False)
-    task: str | None = field(
-        default=None, metadata={"help": "A built-in task, a .py file with a task, or a module. Also the first word."}
+    task: str | None = option(None, "A built-in task, a .py file with a task, or a module. Also the first word.")
+    cold_start_steps: int = option(0, "Supervised steps on the task's gold answers before GRPO. 0: no cold start.")
+    cold_start_rows: int | None = option(
+        None, "Rows whose gold answers the cold start sees. Not given: all training rows."
     )
-    cold_start_steps: int = field(
-        default=0, metadata={"help": "Supervised steps on the task's gold answers before GRPO. 0: no cold start."}
+    cold_start_learning_rate: float = option(1e-3, "Learning rate of the cold start.")
+    cold_start_batch_size: int = option(32, "Rows per step and device in the cold start.")
+    eval_only: bool = option(False, "Evaluate on held-out rows and stop, like the command eval.")
+    eval_before_and_after: bool = option(True, "Evaluate on held-out rows before and after GRPO.")
+    models: list[str] | None = option(
+        None,
+        "For eval: what to compare, each as NAME=MODEL or MODEL. Also the first words of eval. MODEL is anything "
+        '--model takes, or a .jsonl file with one line {"row": {...}, "completion": "..."} per completion.',
     )
-    cold_start_rows: int | None = field(
-        default=None, metadata={"help": "Rows whose gold answers the cold start sees. Not given: all training rows."}
+    samples: int = option(4, "Completions per held-out row in evaluations, which report k = 1, 2, 4, ... up to this.")
+    save_merged: bool = option(
+        False, "Also save the adapter merged into its model, in the folder merged; --push_to_hub pushes this."
     )
-    cold_start_learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of the cold start."})
-    cold_start_batch_size: int = field(default=32, metadata={"help": "Rows per step and device in the cold start."})
-    eval_only: bool = field(
-        default=False, metadata={"help": "Evaluate on held-out rows and stop, like the command eval."}
-    )
-    eval_before_and_after: bool = field(
-        default=True, metadata={"help": "Evaluate on held-out rows before and after GRPO."}
-    )
-    models: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "For eval: what to compare, each as NAME=MODEL or MODEL. Also the first words of eval. MODEL is "
-            "anything --model takes, or a "
-            '.jsonl file with one line {"row": {...}, "completion": "..."} per completion.'
-        },
-    )
-    samples: int = field(
-        default=4,
-        metadata={"help": "Completions per held-out row in evaluations, which report k = 1, 2, 4, ... up to this."},
-    )
-    save_merged: bool = field(
-        default=False,
-        metadata={
-            "help": "Also save the adapter merged into its model, in the folder merged; --push_to_hub pushes this."
-        },
-    )
-    verbose: bool = field(
-        default=False, metadata={"help": "Print every metric at every log step, and TRL's progress bars."}
-    )
-    editor: str | None = field(
-        default=None,
-        metadata={
-            "help": "For evaluations: an editor of the task, which may delete generated text. Task brick has "
-            "rejection, rollback and rejection+rollback."
-        },
+    verbose: bool = option(False, "Print every metric at every log step, and TRL's progress bars.")
+    editor: str | None = option(
+        None,
+        "For evaluations: an editor of the task, which may delete generated text. Task brick has rejection, rollback "
+        "and rejection+rollback.",
     )
 
     def __post_init__(self) -> None:
@@ -180,7 +157,11 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
 
     task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)
-    _add_aliases(parser)
+    for alias, name in ALIASES.items():
+        action = parser._option_string_actions[name]
+        for spelling in dict.fromkeys([alias, f"--{alias[2:].replace('_', '-')}"]):
+            action.option_strings = [*action.option_strings, spelling]
+            parser._option_string_actions[spelling] = action
     on_cpu = _is_true(line, "use_cpu")
     half = None if on_cpu else fast_half_precision()
     on_accelerator = half is not None or (torch.cuda.is_available() and not on_cpu)
@@ -303,14 +284,6 @@ def _our_options(task_class: type[Task], config_class: Any) -> list[str]:
     return [*(f"--{name}" for name in names), *ALIASES, *ALIASES.values(), *(one.split()[0] for one in RUN_OPTIONS)]
 
 
-def _add_aliases(parser: Any) -> None:
-    for alias, name in ALIASES.items():
-        action = parser._option_string_actions[name]
-        for spelling in dict.fromkeys([alias, f"--{alias[2:].replace('_', '-')}"]):
-            action.option_strings = [*action.option_strings, spelling]
-            parser._option_string_actions[spelling] = action
-
-
 def _print_all_options(parser: Any, task_class: type[Task], command: str, word: str | None) -> None:
     """Print every option under a heading, or those whose name or text contains the word."""
     from trl import GRPOConfig, ModelConfig
@@ -325,10 +298,6 @@ def _print_all_options(parser: Any, task_class: type[Task], command: str, word: 
     titles["the model (TRL's ModelConfig)"] = _names_of(ModelConfig)
     titles["GRPO (TRL's GRPOConfig)"] = _names_of(GRPOConfig)
     group_options(parser, titles, "training (transformers' TrainingArguments)")
-    if command == "train":
-        searching = ArgumentParser(add_help=False)  # of their own, since a task may have options of the same names
-        add_search_options(searching)
-        parser.add_argument_group("a search over options")._group_actions = searching._actions
     for group in parser._action_groups:
         group._group_actions = [one for one in group._group_actions if mentions(word, *one.option_strings, one.help)]
     parser.usage = f"{PROGRAM} {command} [TASK] [--config RECIPE] [--option value ...]"

@@ -89,10 +89,6 @@ class CommandParser(argparse.ArgumentParser):
             refuse_unknown(rest, self, way_out=needs_task if hasattr(known, "task") else "")
         return known, rest
 
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options of a command that takes no others."""
-        return self.parse_known(arguments)[0]
-
     def _screen(self, task: str | None, whole: bool, word: str | None) -> str:
         lines = screen(f"{self.prog} {self._shown_usage}".rstrip(), self._shown_description)
         for group in self._action_groups:
@@ -137,23 +133,13 @@ def task_of_run(
 ) -> Task:
     """The task that is named, with its flags. Without flags, a built-in task has the options it had in the run. If the
     answers of the run have several turns, the task reads them. See `task_with_options` for `also`."""
-    from ..report.run_folder import settings_of
+    from ..report.page import task_of
+    from ..report.run_folder import RunFolder, settings_of
     from ..training.repair import with_repair_of
 
-    return with_repair_of(_one_turn_task(spec, flags, run_dir, typed, also), settings_of(run_dir))
-
-
-def _one_turn_task(
-    spec: str | None, flags: Sequence[str], run_dir: str, typed: Sequence[str], also: Sequence[str]
-) -> Task:
-    if spec and (flags or not _is_built_in_task_of(run_dir, spec)):
-        return task_with_options(spec, flags, also)
-    from ..report.page import task_of
-
-    return task_of(run_dir, [PROGRAM, *typed])
-
-
-def _is_built_in_task_of(run_dir: str, spec: str) -> bool:
-    from ..report.run_folder import RunFolder
-
-    return is_safe_by_name(spec) and Path(run_dir).is_dir() and RunFolder.read(run_dir).task_spec == spec
+    of_run = RunFolder.read(run_dir).task_spec if spec and is_safe_by_name(spec) and Path(run_dir).is_dir() else None
+    if spec and (flags or of_run != spec):
+        task = task_with_options(spec, flags, also)
+    else:
+        task = task_of(run_dir, [PROGRAM, *typed])
+    return with_repair_of(task, settings_of(run_dir))

@@ -58,10 +58,7 @@ KINDS = {
         5e-4,
     ),
     "full": Kind(
-        "full weights",
-        {"learning_rate": 5e-6, "max_steps": 200, "cold_start_learning_rate": 3e-5},
-        5e-7,
-        5e-5,
+        "full weights", {"learning_rate": 5e-6, "max_steps": 200, "cold_start_learning_rate": 3e-5}, 5e-7, 5e-5
     ),
 }
 
@@ -105,30 +102,26 @@ def layers(task_class: type[Task], kind: str, given: Mapping[str, Any], half: st
     """
     from ..models.loading import is_adapter
 
-    name = _model(given)
-    found = _layers(task_class, kind, given, half)
-    if settings_of(name) or is_adapter(name):
-        found.append(Layer("default for models that were trained before", {"cold_start_steps": 0}))
-    return found
-
-
-def _layers(task_class: type[Task], kind: str, given: Mapping[str, Any], half: str | None) -> list[Layer]:
     weights = Layer(f"defaults for {KINDS[kind].title}", dict(KINDS[kind].defaults))
     own = Layer(f"defaults of task {task_class.name}" if task_class is not Task else "", dict(task_class.defaults))
+    found = [weights, own]
     if kind == "tiny":
-        return [weights, own, Layer(f"{own.origin} for the embedded model", dict(task_class.tiny_defaults))]
-    if "num_train_epochs" in given:
+        found.append(Layer(f"{own.origin} for the embedded model", dict(task_class.tiny_defaults)))
+    elif "num_train_epochs" in given:
         del weights.values["max_steps"]
     if kind == "adapter" and half == "bf16":
         # Frozen weights need no more precision. Full weights stay float32: bf16 would round away most updates.
         weights.values["dtype"] = "bfloat16"
-    if not set(BATCH_OPTIONS) & given.keys():
+    if kind != "tiny" and not set(BATCH_OPTIONS) & given.keys():
         options = {"num_generations": 8, "per_device_train_batch_size": 8} | own.values
         group = str(given.get("num_generations", options["num_generations"]))
         per_pass = options["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
         parts = -(-PROMPTS_PER_STEP * int(group) // per_pass) if group.isdecimal() else 1  # the parser refuses others
         weights.values["gradient_accumulation_steps"] = max(1, parts)
-    return [weights, own]
+    name = _model(given)
+    if settings_of(name) or is_adapter(name):
+        found.append(Layer("default for models that were trained before", {"cold_start_steps": 0}))
+    return found
 
 
 def take_adapter_defaults(task: Task, run: Any, args: Any) -> None:

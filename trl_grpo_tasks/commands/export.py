@@ -23,7 +23,6 @@ WHOLE = 10**6
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write answers as files for other programs."""
     parser = CommandParser(
         "export",
         "RUN_OR_FILE [--archive] [--out FOLDER] [--top N] [--task TASK] [--text TEXT]",

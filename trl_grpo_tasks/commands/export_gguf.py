@@ -28,7 +28,6 @@ VARIABLE = "LLAMA_CPP"  # environment variable: the folder of llama.cpp
 
 
 def export_model(arguments: Sequence[str]) -> int:
-    """Write the final model of a run as a GGUF file."""
     parser = CommandParser(
         "export-model",
         "RUN [--type TYPE] [--out FOLDER]",
@@ -42,7 +41,7 @@ def export_model(arguments: Sequence[str]) -> int:
         help="type of the weights: q8_0 (default, 8 bits), f16, bf16 or f32",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="folder of the file (default: gguf, in that of the run)")
-    known = parser.parse(arguments)
+    known, _ = parser.parse_known(arguments)
     check_choice("type", known.type, TYPES)
     return export_gguf(known.run_dir, known.type, known.out)
 
@@ -104,16 +103,13 @@ def find_converter() -> list[str] | None:
 def how_to_convert(source: Path, file: Path, kind: str) -> str:
     """The commands that get llama.cpp's converter and convert a model folder."""
     convert = ["python", f"llama.cpp/{SCRIPT}", str(source), "--outfile", str(file), "--outtype", kind]
-    return "\n".join(
-        [
-            f"llama.cpp's converter, {SCRIPT}, was not found on PATH, in ${VARIABLE} or among the installed packages.",
-            "The model is ready for it; these commands convert it:",
-            "  git clone --depth 1 https://github.com/ggml-org/llama.cpp",
-            "  pip install gguf sentencepiece",
-            f"  {shlex.join(convert)}",
-            f"Later, with {VARIABLE}=llama.cpp set, '{PROGRAM} export-model' runs the converter itself.",
-        ]
-    )
+    return f"""\
+llama.cpp's converter, {SCRIPT}, was not found on PATH, in ${VARIABLE} or among the installed packages.
+The model is ready for it; these commands convert it:
+  git clone --depth 1 https://github.com/ggml-org/llama.cpp
+  pip install gguf sentencepiece
+  {shlex.join(convert)}
+Later, with {VARIABLE}=llama.cpp set, '{PROGRAM} export-model' runs the converter itself."""
 
 
 def modelfile(run: RunFolder, tokenizer: Any, file: str) -> str:

@@ -19,6 +19,7 @@ WIDTH = 100  # columns
 LINES = 40  # of a screen
 HELP_FLAGS = ("-h", "--help")
 HELP_ALL = "--help-all"
+FIRST_SENTENCE = re.compile(r"(?<=[.;:]) (?=[A-Z0-9'])")  # what ends it
 
 # The options that most runs need. Their defaults are the task's or TRL's; --help-all shows them.
 RUN_OPTIONS = {
@@ -38,7 +39,6 @@ RUN_OPTIONS = {
     "--cold_start_steps N": "supervised steps on the task's gold answers before GRPO",
     "--eval_rows N": "held-out rows in evaluations; --samples N completions for each",
     "--resume_from_checkpoint": "resume the run in --out; add auto to start if there is none",
-    "--search NAME=VALUES ...": "search over options with Optuna: LOW..HIGH, LOW..HIGH:log or ONE,OTHER",
 }
 EVAL_OPTIONS = {
     "RUN_OR_MODEL ...": "what to compare, also as NAME=MODEL: runs, models, .jsonl files of completions",
@@ -62,7 +62,6 @@ SCREENS: dict[str, dict[str, Any]] = {
         "options": RUN_OPTIONS,
         "examples": [
             "trl-grpo-tasks train brick --out outputs/demo",
-            "trl-grpo-tasks train my_task.py --search lr=1e-5..1e-3:log beta=0,0.02 --search_trials 9",
             "trl-grpo-tasks train theory --model HuggingFaceTB/SmolLM2-135M --use_peft --lr 1e-4",
             "accelerate launch train.py --config brick/multi_gpu",
         ],
@@ -154,16 +153,13 @@ def task_options(task: str, room: int, word: str | None = None) -> list[str]:
     if not meanings:
         return []
     title = ["", f"options of task {task_class.name}:"]
-    described = columns({name: _first_sentence(text) for name, text in meanings.items()})
+    first_sentences = {name: FIRST_SENTENCE.split(text, 1)[0].rstrip(".:;") for name, text in meanings.items()}
+    described = columns(first_sentences)
     if len(title) + len(described) <= room:
         return title + described
     names = textwrap.wrap(" ".join(meanings), WIDTH, initial_indent="  ", subsequent_indent="  ",
                           break_on_hyphens=False, break_long_words=False)  # fmt: skip
     return title + names
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.;:]) (?=[A-Z0-9'])", text, maxsplit=1)[0].rstrip(".:;")
 
 
 class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
@@ -190,19 +186,6 @@ class FullHelp(argparse.ArgumentDefaultsHelpFormatter):
         text = action.help if action.default is None else super()._get_help_string(action)
         choices = ", ".join(map(str, action.choices or ()))
         return f"{text} Choices: {choices}." if len(choices) > WIDTH // 3 else text
-
-
-def add_search_options(parser: Any) -> None:
-    """Add the options of `train --search` to a parser or a group of options."""
-    parser.add_argument(
-        "--search", nargs="+", required=True, metavar="NAME=VALUES",
-        help="Search over these options: LOW..HIGH, LOW..HIGH:log, or ONE,OTHER. Each trial is a run in its own "
-        "folder and process. The same command resumes a search that was stopped.",
-    )  # fmt: skip
-    parser.add_argument("--search_trials", type=int, default=20, metavar="N", help="Runs of a search in total.")
-    parser.add_argument(
-        "--search_metric", default="success", metavar="NAME", help="The metric of the final evaluation to maximise."
-    )
 
 
 def group_options(parser: Any, titles: Mapping[str, Collection[str]], others: str) -> None:

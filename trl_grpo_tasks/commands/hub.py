@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ def take_token(args: Any) -> None:
     if tokens:
         os.environ["HF_TOKEN"] = tokens.pop()
     args.hub_token = None
-
-
-def check_hub(args: Any) -> None:
-    """Create the repository unless it exists; ValueError if that fails."""
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    create_repository(name, args.hub_private_repo, "--push_to_hub", ", or train without --push_to_hub")
 
 
 def create_repository(name: str, private: bool | None, option: str, way_out: str = "") -> str:
@@ -86,12 +80,19 @@ def upload(repo: str, files: Mapping[str, Path], removed: Collection[str], again
     earlier, interrupted upload has transferred are not transferred again. `again` says how to repeat the upload."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    def commit() -> None:
-        added = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
-        deleted = [CommitOperationDelete(name) for name in removed]
-        HfApi().create_commit(repo, [*added, *deleted], commit_message="Trained with trl_grpo_tasks")
-
-    _repeated(commit, again)
+    added = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+    deleted = [CommitOperationDelete(name) for name in removed]
+    for pause in (*PAUSES, None):
+        try:
+            HfApi().create_commit(repo, [*added, *deleted], commit_message="Trained with trl_grpo_tasks")
+            return
+        except _errors() as error:
+            # A request that the Hub refused would be refused again.
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if pause is None or (status is not None and 400 <= status < 500):
+                raise PushError(f"the push to the Hub failed ({first_line(error)}); {again}") from error
+            print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
+            time.sleep(pause)
 
 
 def files_in(repo: str) -> list[str]:
@@ -102,25 +103,6 @@ def files_in(repo: str) -> list[str]:
         return list_repo_files(repo)
     except _errors() as error:
         raise PushError(f"the files of {repo} could not be listed ({first_line(error)})") from error
-
-
-def _repeated(act: Callable[[], Any], way_out: str) -> None:
-    """Call a function that uploads; after a failure, once more after each pause; PushError if all fail."""
-    for pause in (*PAUSES, None):
-        try:
-            act()
-            return
-        except _errors() as error:
-            if pause is None or _is_refusal(error):
-                raise PushError(f"the push to the Hub failed ({first_line(error)}); {way_out}") from error
-            print(f"the push to the Hub failed ({first_line(error)}); trying again in {pause:g} s", flush=True)
-            time.sleep(pause)
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the Hub refused the request, so that repeating it is useless."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status is not None and 400 <= status < 500
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from ..failures import known_failure
@@ -22,21 +23,15 @@ from .serve import serve
 from .solve import solve
 
 
-def _train(arguments: Sequence[str]) -> int:
+def _train(command: str, arguments: Sequence[str]) -> int:
     from .train import main  # slow
 
-    return main(arguments)
-
-
-def _evaluate(arguments: Sequence[str]) -> int:
-    from .train import main  # slow
-
-    return main(arguments, command="eval")
+    return main(arguments, command)
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": _train,
-    "eval": _evaluate,
+    "train": partial(_train, "train"),
+    "eval": partial(_train, "eval"),
     "solve": solve,
     "play": play,
     "report": report,
@@ -50,7 +45,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "tool": task_commands.tool,
 }
 SUMMARIES = {
-    "train [TASK] [--config RECIPE]": "train a model with GRPO; --search: search over options",
+    "train [TASK] [--config RECIPE]": "train a model with GRPO",
     "eval RUN_OR_MODEL ...": "compare models on held-out rows",
     "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "play RUN_OR_MODEL": "open a local page: ask, watch tokens and verdicts, compare before and after",

@@ -11,7 +11,7 @@ OLD_COMMANDS = {
     "generate": "solve RUN_OR_MODEL --text TEXT --samples 4 --all",
     "score": "tool TASK score --input FILE",
     "status": "report RUN ... --status",
-    "sweep": "train TASK --search NAME=VALUES ... --search_trials N",
+    "sweep": "train TASK --out DIR, once for each setting; docs/guides/evaluation.md says how to compare them",
     "tasks": "list",
     "recipes": "list [TASK]",
     "task": "tool TASK [TOOL ...]",
@@ -24,7 +24,11 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
         "--to": "trl-grpo-tasks tool TASK export --to LIBRARY",
     },
     "solve": {"--output_dir": "--out DIR"},
-    "train": {"--num_samples": "--samples N"},
+    "train": {
+        "--num_samples": "--samples N",
+        "--search": "one run of train.py per setting, each with its own --output_dir, from Optuna, a wandb sweep or a "
+        "shell loop; results.json there holds the metrics to compare, in evaluations[-1]",
+    },
     "eval": {"--num_samples": "--samples N"},
 }
 # Options of other scripts, as in docs/migration.md. In small letters, because some scripts have them as constants:

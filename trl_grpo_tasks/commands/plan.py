@@ -18,7 +18,7 @@ from ..task import NoAnswerError, Row, Task, check_editor, rows_of
 from .arguments import RunArguments
 from .command_words import AUTO, NEWEST
 from .defaults import take_adapter_defaults
-from .hub import check_hub, must_be_merged
+from .hub import create_repository, must_be_merged
 
 if TYPE_CHECKING:
     from ..models.ready import ReadyModel
@@ -56,7 +56,8 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
     _check_gold(task, run, rows)
     if args.push_to_hub and state.is_main_process:
-        check_hub(args)
+        name = args.hub_model_id or Path(args.output_dir).absolute().name
+        create_repository(name, args.hub_private_repo, "--push_to_hub", ", or train without --push_to_hub")
     test_rows: list[dict[str, Any]] = []
     choosing_rows: list[dict[str, Any]] | None = None
     if args.load_best_model_at_end:

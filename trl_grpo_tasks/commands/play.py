@@ -15,7 +15,6 @@ HOST = "127.0.0.1"
 
 
 def play(arguments: Sequence[str]) -> int:
-    """Open a page on which a model answers requests."""
     parser = CommandParser(
         "play",
         "RUN_OR_MODEL [--port N] [--share] [--space DIR] [--option value ...]",

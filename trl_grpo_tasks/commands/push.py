@@ -19,7 +19,6 @@ from .help_screens import PROGRAM
 
 
 def push(arguments: Sequence[str]) -> int:
-    """Upload the final model of a run."""
     parser = CommandParser(
         "push",
         "RUN [--repo USER/NAME] [--merged] [--private BOOL] [--dry_run] [--task TASK]",
@@ -96,7 +95,7 @@ def push_run(
     """
     from ..models.loading import MERGED_FOLDER, is_adapter, merged_folder
     from ..report.card import write_card
-    from .final_model import model_files
+    from .final_model import ADAPTER_FILES, WEIGHT_FILES, model_files
     from .hub import files_in, must_be_merged, upload
 
     source = run = Path(run_dir)
@@ -116,7 +115,10 @@ def push_run(
             made = " (weights are merged before the upload)" if merged and not source.is_dir() else ""
             print(f"nothing was uploaded: --dry_run{made}")
             return
-        removed = _outdated(files_in(name), files)
+        # Files of another form of the model, from an earlier push: with both, an adapter would be loaded on top of the
+        # weights that contain it.
+        forms, others = (*ADAPTER_FILES, *WEIGHT_FILES), [file for file in files_in(name) if file not in files]
+        removed = [file for file in others if any(fnmatch(file, form) for form in forms)]
         if removed:
             print(f"removed from the repository: {', '.join(removed)}")
         upload(name, files, removed, again or f"to try again: {PROGRAM} push {run_dir} --repo {name}")
@@ -129,15 +131,6 @@ def describe(name: str, files: Mapping[str, Path]) -> str:
     width = max(map(len, sizes))
     lines = [f"  {file:{width}}  {_size(size):>9}" for file, size in sizes.items()]
     return "\n".join([f"files for {name}:", *lines, f"  {'total':{width}}  {_size(sum(sizes.values())):>9}"])
-
-
-def _outdated(there: Sequence[str], files: Mapping[str, Path]) -> list[str]:
-    """Files of another form of the model, from an earlier push: with both, an adapter would be loaded on top of the
-    weights that contain it."""
-    from .final_model import ADAPTER_FILES, WEIGHT_FILES
-
-    patterns = (*ADAPTER_FILES, *WEIGHT_FILES)
-    return [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _size(count: float) -> str:

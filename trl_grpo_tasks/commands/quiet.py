@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 # Warnings of libraries, by logger, about what we do on purpose: checkpoints that are less than a second apart, tokens
 # of an encoder that has no end of a text, and a model that is loaded with the options that TRL would load it with.
@@ -25,8 +24,5 @@ def quiet_third_party_logging() -> None:
     datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()
     for name, phrases in ON_PURPOSE.items():
-        logging.getLogger(name).addFilter(partial(_lacks, phrases))
-
-
-def _lacks(phrases: tuple[str, ...], record: Any) -> bool:
-    return not any(phrase in str(record.msg) for phrase in phrases)
+        lacks = partial(lambda phrases, record: not any(phrase in str(record.msg) for phrase in phrases), phrases)
+        logging.getLogger(name).addFilter(lacks)

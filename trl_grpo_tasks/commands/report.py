@@ -4,7 +4,6 @@ folders. Runs are not disturbed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..models.checkpoints import checkpoint_folders
 from ..report.run_folder import RunFolder, duration, largest_k
@@ -18,11 +17,10 @@ SHOWN = {"rewards/success/mean": "success", "reward": "reward", "entropy": "entr
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the report of a run, compare runs, or show where runs stand."""
     parser = CommandParser(
         "report",
         "RUN [RUN ...] [--status] [--out FILE] [--task TASK]",
-        "Write report.html into the folder of a run or of a search: curves, samples before and after training, "
+        "Write report.html into the folder of a run: curves, samples before and after training, "
         "timings and settings. Several runs are compared on one page: evaluations, curves, and the settings "
         "that differ. With --status, print for each run whether it is training, its step, the time it has taken and "
         "still needs, metrics, evaluations and the newest checkpoint, and write nothing. Runs may still be training.",
@@ -33,14 +31,13 @@ def report(arguments: Sequence[str]) -> int:
             "watch trl-grpo-tasks report --status outputs/*",
         ],
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run or a search")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
     parser.add_argument("--status", action="store_true", help="print where the runs stand; no page is written")
     parser.add_argument("--out", metavar="FILE", help="the page that compares several runs (default: comparison.html)")
     parser.add_task_of_run()
     known, rest = parser.parse_known(arguments)
     from ..report.comparison import write_comparison
     from ..report.page import write_report
-    from ..report.sweep_page import SWEEP_FILE, write_sweep_report
     from .quiet import quiet_third_party_logging
 
     if known.status:
@@ -53,9 +50,6 @@ def report(arguments: Sequence[str]) -> int:
     if known.out is not None:
         raise ValueError("--out is for a page that compares several runs; the report of one run is in its folder")
     (run_dir,) = known.runs
-    if (Path(run_dir) / SWEEP_FILE).is_file():
-        print(write_sweep_report(run_dir))
-        return 0
     quiet_third_party_logging()
     print(write_report(run_dir, task_of_run(known.task, rest, run_dir, ["report", *arguments])))
     return 0

@@ -28,7 +28,6 @@ INTERRUPTED = 130  # the exit status that shells report after Ctrl-C
 
 
 def solve(arguments: Sequence[str]) -> int:
-    """Find an answer that the verifier accepts."""
     parser = CommandParser(
         "solve",
         "RUN_OR_MODEL --text TEXT | --requests FILE | --row JSON [--option value ...]",

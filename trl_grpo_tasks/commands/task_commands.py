@@ -22,7 +22,6 @@ REWARD_TIMEOUT_HELP = "seconds that scoring one completion may take (default: 30
 
 
 def list_tasks(arguments: Sequence[str]) -> int:
-    """List the built-in tasks with the names of their recipes, or the recipes of one task."""
     parser = CommandParser(
         "list",
         "[TASK]",
@@ -32,7 +31,7 @@ def list_tasks(arguments: Sequence[str]) -> int:
         ["trl-grpo-tasks list brick", "trl-grpo-tasks train --config brick/single_gpu --steps 100"],
     )
     parser.add_argument("task", nargs="?", metavar="TASK", help="describe the recipes of this task")
-    given = parser.parse(arguments).task
+    given = parser.parse_known(arguments)[0].task
     if given is not None and not recipe_names(given):
         raise ValueError(f"there are no recipes for task {given!r}{nearest(given, TASKS)}; "
                          f"tasks with recipes are: {', '.join(sorted(TASKS))}")  # fmt: skip
@@ -49,7 +48,6 @@ def list_tasks(arguments: Sequence[str]) -> int:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check a task without a model."""
     parser = CommandParser(
         "check",
         "TASK [--option value ...]",
@@ -72,7 +70,6 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def new(arguments: Sequence[str]) -> int:
-    """Write a task of your own."""
     parser = CommandParser(
         "new",
         "NAME",
@@ -86,7 +83,7 @@ def new(arguments: Sequence[str]) -> int:
         action="store_true",
         help="leave out known answers: a verifier is enough for GRPO, without a cold start",
     )
-    given = parser.parse(arguments)
+    given, _ = parser.parse_known(arguments)
     name = given.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} cannot be the name of a module; use letters, digits and _, such as my_task")
@@ -113,7 +110,9 @@ def tool(arguments: Sequence[str]) -> int:
     task_class = find_task_class(words[0])
     tools = {**task_class.tools, **TOOLS_OF_ALL}
     if len(words) == 1 or words[1] in (*HELP_FLAGS, HELP_ALL):
-        meanings = {name: _first_paragraph(_find_tool(target)) for name, target in tools.items()}
+        meanings = {}
+        for name, target in tools.items():
+            meanings[name] = (inspect.getdoc(_find_tool(target)) or "").split("\n\n")[0].replace("\n", " ")
         usage = f"usage: {PROGRAM} tool {words[0]} TOOL ...   (TOOL -h shows its options)"
         print("\n".join([usage, "", *columns(meanings)]))
         return 0
@@ -133,10 +132,6 @@ def _all_tools() -> str:
     listed = {name: ", ".join(find_task_class(name).tools) for name in sorted(TASKS)}
     listed = {name: tools for name, tools in listed.items() if tools} | {"every TASK": ", ".join(TOOLS_OF_ALL)}
     return "\n".join([*lines, *columns(listed)])
-
-
-def _first_paragraph(function: Any) -> str:
-    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def _find_tool(given: Any) -> Any:

@@ -20,7 +20,7 @@ from ..report.run_folder import COLD_START_FOLDER, JUDGE_FILE, RESULTS_FILE, SET
 from ..serving import ServerError
 from ..task import EditorError, Task, describe_rows, one_per_request
 from .arguments import RunArguments, parse, read_command_line
-from .command_words import NEWEST, with_task_option
+from .command_words import NEWEST
 from .defaults import rate_hints
 from .errors import failed, takes_debug
 from .eval import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
@@ -56,10 +56,6 @@ def main(argv: Sequence[str], command: str = "train") -> int:
 def _main(argv: Sequence[str], command: str, held: ExitStack) -> int:
     try:
         read_command_line(argv, command)  # mistakes here need no slow imports
-        if command == "train" and any(word.partition("=")[0] == "--search" for word in argv):
-            from .sweep import sweep
-
-            return sweep(with_task_option(argv))
     except (ValueError, ImportError) as error:
         return failed(error, 2)
     from accelerate import PartialState
@@ -124,7 +120,7 @@ def run_training(
     from .run_hints import before_training_hints, outcome
 
     state = PartialState()
-    say = print if state.is_main_process else _print_nothing
+    say: Callable[..., None] = print if state.is_main_process else lambda *_: None
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     name = model_args.model_name_or_path or TINY
@@ -142,9 +138,8 @@ def run_training(
     if run.cold_start_steps:
         model = _cold_start(task, run, args, plan)
     before = "cold start" if run.cold_start_steps else "before"
-    if run.eval_before_and_after and not evaluations.has(before):
-        evaluations.add(before, evaluations.load(model))
-        evaluations.save()
+    if run.eval_before_and_after and before not in [one.name for one in evaluations.done]:
+        evaluations.add(before, model)
         for hint in before_training_hints(evaluations.done[-1], run):
             say(f"hint: {hint}")
 
@@ -159,7 +154,6 @@ def run_training(
     if run.eval_before_and_after:
         with trainer.generation.policy_for_evaluation() as policy:
             evaluations.add("GRPO", policy)
-        evaluations.save()
         evaluations.show()
         for line in outcome(evaluations.done[-2], evaluations.done[-1], run, args, name):
             say(line)
@@ -224,7 +218,7 @@ class _Evaluations:
         self._path = Path(args.output_dir) / RESULTS_FILE
         self._settings = json.loads(json.dumps(evaluation_settings(run, args)))
         # The main process reads the file for all processes, so that they agree on its content.
-        self._done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
+        self.done: list[Any] = broadcast_object_list([self._read() if state.is_main_process else []])[0]
 
     def _read(self) -> list[Any]:
         if not self._args.resume_from_checkpoint or not self._path.is_file():
@@ -239,48 +233,31 @@ class _Evaluations:
         rows = json.loads(json.dumps([row for row in self._plan.test_rows for _ in range(self._run.samples)]))
         return [one for one in done if [sample.row for sample in one.samples] == rows]
 
-    @property
-    def done(self) -> list[Any]:
-        return self._done
-
-    def has(self, name: str) -> bool:
-        return any(evaluation.name == name for evaluation in self._done)
-
-    def load(self, path: str) -> Any:
-        """Load the model at `path`, ready to generate."""
-        return load_for_evaluation(path, self._task, self._args, self._plan.quantization)
-
     def add(self, name: str, model: Any) -> None:
-        """Evaluate `model`; each process takes a share of the rows."""
+        """Evaluate `model`, or the one at this path; each process takes a share of the rows."""
+        if isinstance(model, str):
+            model = load_for_evaluation(model, self._task, self._args, self._plan.quantization)
         candidate = Candidate(name, "", self._plan.model)
         evaluation = evaluate_model(candidate, model, self._task, self._plan.test_rows, self._run, self._args)
-        self._done = [one for one in self._done if one.name != name] + [evaluation]
+        self.done = [one for one in self.done if one.name != name] + [evaluation]
         if self._state.is_main_process:
             shown = ", ".join(f"{key} {evaluation.metrics[key]:.3f}" for key in ("success", "valid", "reward"))
             print(f"{name}: {shown} on held-out rows ({duration(evaluation.metrics['seconds'])})", flush=True)
+            saved = {
+                "task": self._task.name,
+                "version": self._task.version,
+                "settings": self._settings,
+                "evaluations": [one.as_dict() for one in self.done],
+            }
+            write_atomically(self._path, json.dumps(saved, ensure_ascii=False, indent=1))
 
     def show(self) -> None:
         if self._state.is_main_process:
             from ..evaluation.summary import table
 
             rows = self._plan.test_rows
-            print(
-                f"\n{describe_rows(len(rows), len(one_per_request(self._task, rows)))}, "
-                f"{self._run.samples} samples each, "
-                f"with 95% intervals:\n{table(self._done)}\n"
-            )
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "task": self._task.name,
-            "version": self._task.version,
-            "settings": self._settings,
-            "evaluations": [e.as_dict() for e in self._done],
-        }
-
-    def save(self) -> None:
-        if self._state.is_main_process:
-            write_atomically(self._path, json.dumps(self.as_dict(), ensure_ascii=False, indent=1))
+            described = describe_rows(len(rows), len(one_per_request(self._task, rows)))
+            print(f"\n{described}, {self._run.samples} samples each, with 95% intervals:\n{table(self.done)}\n")
 
 
 def _cold_start(task: Task, run: RunArguments, args: Any, plan: Plan) -> str:
@@ -330,7 +307,3 @@ def _how_to_resume(run: RunArguments, args: Any, interruption: KeyboardInterrupt
     return (
         f"{str(interruption) or 'stopped'}; {checkpoint} is complete; to resume:\n{typed_command(args, resuming=True)}"
     )
-
-
-def _print_nothing(*_: Any) -> None:
-    pass

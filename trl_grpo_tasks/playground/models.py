@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,40 +37,32 @@ def initial_model(model: str) -> str | None:
         return None
 
 
-class Models:
-    """The solver of a model, and that of its initial model, which is loaded when it is first asked for.
+class Models(ExitStack):
+    """The solver of a model, and that of its initial model, which is loaded when it is first asked for. At the end,
+    their reward workers are stopped.
 
     `sampling` are arguments of `Solver.from_pretrained`, for both models.
     """
 
     def __init__(self, model: str, task: Task, before: str | None, folder: str | Path, **sampling: Any):
-        self.name, self.task, self.before = model, task, before
+        super().__init__()
+        self.name, self.task = model, task
         # The folder of the initial model has no settings, so both models take those of the run.
         given = {name: value for name, value in sampling.items() if value is not None}
-        self._folder, self._sampling = folder, sampling_of(settings_of(model)) | given
-        self._solvers = {AFTER: Solver.from_pretrained(model, task, folder=folder, **self._sampling)}
+        self._sampling = sampling_of(settings_of(model)) | given
+        self._places = {AFTER: (model, Path(folder))} | ({BEFORE: (before, Path(folder) / "before")} if before else {})
+        self._solvers: dict[str, Solver] = {}
+        self.solver(AFTER)
 
     @property
     def choices(self) -> list[str]:
         """The models that can be asked."""
-        return [AFTER] if self.before is None else [AFTER, BEFORE]
+        return list(self._places)
 
     def solver(self, which: str) -> Solver:
         """Return the solver of one of `choices`; ValueError if its model cannot be loaded."""
         if which not in self._solvers:
-            assert self.before is not None
-            self._solvers[which] = Solver.from_pretrained(
-                self.before, self.task, folder=Path(self._folder) / "before", **self._sampling
-            )
+            model, folder = self._places[which]
+            solver = Solver.from_pretrained(model, self.task, folder=folder, **self._sampling)
+            self._solvers[which] = self.enter_context(solver)
         return self._solvers[which]
-
-    def close(self) -> None:
-        """Stop the reward workers."""
-        for solver in self._solvers.values():
-            solver.close()
-
-    def __enter__(self) -> Models:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
