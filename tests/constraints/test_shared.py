@@ -73,7 +73,7 @@ CONSTRAINTS = {
     "bricks": brick_constraint(TOKENIZER, world=3, max_bricks=3, canonical=True),
     "spelled bricks": OneSpelling(TOKENIZER, brick_constraint(TOKENIZER, world=2, max_bricks=4, form="pivot")),
     "thought, spelled grammars": ThinkThen(TOKENIZER, OneSpelling(TOKENIZER, GRAMMARS), [": ", "))"], most_tokens=4),
-    "thought, tree": ThinkThen(TOKENIZER, TREE, "@@"),
+    "thought, tree": ThinkThen(TOKENIZER, TREE, "@@", least_tokens=1),
     "another author's": CountingConstraint(),
 }
 

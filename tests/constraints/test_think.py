@@ -29,8 +29,7 @@ from trl_grpo_tasks.constraints import (
 from trl_grpo_tasks.constraints.base import pack_ids
 from trl_grpo_tasks.constraints.think import split_thought
 
-VECTORS = json.loads((DATA / "think_vectors.json").read_text())
-VECTORS = [each for each in VECTORS if not {"limit", "min_think"} & set(each)]  # which are not offered
+VECTORS = [each for each in json.loads((DATA / "think_vectors.json").read_text()) if "limit" not in each]
 
 
 def texts_constraint(vocabulary, texts):
@@ -41,8 +40,8 @@ def texts_constraint(vocabulary, texts):
 class Language:
     """All completions t m a: a thought, the first marker end, and one of the texts."""
 
-    def __init__(self, vocabulary, markers, texts, most=None):
-        self.vocabulary, self.markers, self.texts, self.most = vocabulary, markers, texts, most
+    def __init__(self, vocabulary, markers, texts, least=0, most=None):
+        self.vocabulary, self.markers, self.texts, self.least, self.most = vocabulary, markers, texts, least, most
         self.can_end = lru_cache(None)(self._can_end)
 
     def end(self, written):
@@ -56,14 +55,14 @@ class Language:
         if self.end(written) is None:
             if end is None:
                 return self.can_end(written + spelling, count + 1)
-            if self.most is not None and count + 1 > self.most:
+            if count + 1 <= self.least or (self.most is not None and count + 1 > self.most):
                 return False
         return any(text.startswith((written + spelling)[end:]) for text in self.texts)
 
     def _can_end(self, written, count):
-        if self.most is None:
+        if self.most is None and count >= self.least:
             return True  # the vocabularies have all single bytes of the markers
-        if count >= self.most:
+        if self.most is not None and count >= self.most:
             return False
         return any(self.allows(written, count, spelling) for spelling in set(filter(None, self.vocabulary.bytes_of)))
 
@@ -120,8 +119,9 @@ def test_vectors(vector):
         inner = GrammarConstraint(vocabulary, Grammar.regex(f"[{given_texts}]+"))
     else:
         inner = texts_constraint(vocabulary, [text.encode("latin-1") for text in given_texts])
+    limits = {"least_tokens": vector.get("min_think", 0), "most_tokens": vector.get("max_think")}
     markers = [marker.encode("latin-1").decode() for marker in vector["markers"]]
-    constraint = ThinkThen(vocabulary, inner, markers, most_tokens=vector.get("max_think"))
+    constraint = ThinkThen(vocabulary, inner, markers, **limits)
     for each in (constraint, dill.loads(dill.dumps(constraint, recurse=True))):  # workers get a copy
         for case in vector["cases"]:
             state = each.start({})
@@ -167,22 +167,26 @@ def test_any_marker_under_any_vocabulary(problem, kind, data):
 
 
 @settings(max_examples=80, deadline=None)
-@given(problems(), st.integers(1, 6), st.booleans(), st.data())
-def test_any_limit_on_the_thought(problem, most, has_all_bytes, data):
-    """Without single bytes, some thoughts cannot end."""
+@given(problems(), st.integers(0, 3), st.integers(1, 3), st.booleans(), st.data())
+def test_any_limits_on_the_thought(problem, least, more, has_all_bytes, data):
+    """Without single bytes, some thoughts cannot end, or must end before they may."""
     vocabulary, markers, texts = problem
     if not has_all_bytes:
         kept = data.draw(st.sets(st.integers(0, vocabulary.size - 1)))
         spellings = [each if id in kept else None for id, each in enumerate(vocabulary.bytes_of)]
         vocabulary, texts = Vocabulary(spellings, vocabulary.eos), [*texts, ""]
-    constraint = ThinkThen(vocabulary, answers_under(vocabulary, texts, "tree"), markers, most_tokens=most)
-    language = Language(vocabulary, [m.encode() for m in markers], {text.encode() for text in texts}, most)
+    constraint = ThinkThen(
+        vocabulary, answers_under(vocabulary, texts, "tree"), markers, least_tokens=least, most_tokens=least + more
+    )
+    language = Language(
+        vocabulary, [m.encode() for m in markers], {text.encode() for text in texts}, least, least + more
+    )
     if not language.allowed(b"", 0):
         with pytest.raises(ValueError, match="no thought can end"):
             constraint.start({})
         return
     # An answer that the vocabulary cannot write is an error of the answer's constraint, not of the thought.
-    length = 12 if has_all_bytes else most
+    length = 12 if has_all_bytes else least + more
     walk(constraint, language, lambda allowed: data.draw(st.sampled_from(allowed)), length, has_all_bytes)
 
 
@@ -259,7 +263,8 @@ def test_rows_without_a_constraint_have_a_free_answer():
         ([], {}, "needs a marker"),
         ("", {}, "must not be empty"),
         (["##", "a##"], {}, "contains marker '##'"),
-        ("##", {"most_tokens": 0}, "most_tokens=0 must be at least 1"),
+        ("##", {"least_tokens": 2, "most_tokens": 2}, "least_tokens < most_tokens"),
+        ("##", {"least_tokens": -1}, "0 <= least_tokens"),
     ],
 )
 def test_bad_arguments_are_reported(markers, limits, reason):

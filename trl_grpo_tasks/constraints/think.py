@@ -38,6 +38,7 @@ class ThinkThen:
     Args:
         markers: One marker or several, of which the first that occurs ends the thought. A marker is a text. A special
             token, given as its text or id, is recognised by its id, because decoding leaves it out.
+        least_tokens: The marker does not end within so many first tokens.
         most_tokens: The marker ends within so many first tokens. None means any number.
 
     >>> vocabulary = Vocabulary([b"a", b"#", b"1", b"#1", b"#2", None], eos=5)
@@ -55,6 +56,7 @@ class ThinkThen:
         constraint: AnswerConstraint | None,
         markers: Marker | Sequence[Marker] = THINK_END,
         *,
+        least_tokens: int = 0,
         most_tokens: int | None = None,
     ):
         if constraint is not None and not hasattr(constraint, "start_after"):
@@ -62,13 +64,16 @@ class ThinkThen:
                 f"{type(constraint).__name__} cannot follow a thought, because it has no start_after(row, remainder); "
                 "use a GrammarConstraint, a ChoiceTreeConstraint or OneSpelling of one of them"
             )
-        if most_tokens is not None and most_tokens < 1:
-            raise ValueError(f"most_tokens={most_tokens} must be at least 1: the token that ends the marker counts")
+        if least_tokens < 0 or (most_tokens is not None and most_tokens <= least_tokens):
+            raise ValueError(
+                f"least_tokens={least_tokens}, most_tokens={most_tokens}: a thought needs 0 <= least_tokens < "
+                "most_tokens; the token that ends the marker counts"
+            )
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
         self.constraint = constraint
         self.markers = _checked_markers(tokenizer, [markers] if isinstance(markers, Marker) else markers)
-        self.most_tokens = most_tokens
+        self.least_tokens, self.most_tokens = least_tokens, most_tokens
         self.moves = _Moves(self.vocabulary, self.markers)
         self._thoughts: dict[Hashable, Thoughts] = {}  # by the origin of the answer
         self._thoughts_of = lru_cache(_ROW_CACHE)(self._thoughts_new)
@@ -76,7 +81,8 @@ class ThinkThen:
         self._free_mask = read_only(pack_ids([*text, self.vocabulary.eos], self.vocab_size))
 
     def __reduce__(self) -> Any:  # without the tables and caches
-        return partial(ThinkThen, most_tokens=self.most_tokens), (self.vocabulary, self.constraint, self.markers)
+        make = partial(ThinkThen, least_tokens=self.least_tokens, most_tokens=self.most_tokens)
+        return make, (self.vocabulary, self.constraint, self.markers)
 
     def start(self, row: Mapping[str, Any]) -> ThinkState:
         """Return the state at the beginning of the thought. ValueError if no thought of the row can end."""
@@ -89,7 +95,8 @@ class ThinkThen:
                 if len(self._thoughts) >= _ROW_CACHE:
                     self._thoughts.clear()
                 self._thoughts[origin] = thoughts
-        return ThinkState(self, thoughts, row, None if origin is None else (origin, self.markers, self.most_tokens))
+        limits = (self.markers, self.least_tokens, self.most_tokens)
+        return ThinkState(self, thoughts, row, None if origin is None else (origin, *limits))
 
     def answer(self, row: Mapping[str, Any], remainder: bytes | None) -> State | None:
         """Return the state of an answer that begins with `remainder`, or None if no answer does.
@@ -128,7 +135,7 @@ class ThinkThen:
         return frozenset(viable)
 
     def _thoughts_new(self, viable: frozenset[int]) -> Thoughts:
-        thoughts = Thoughts(self.moves, viable, self.most_tokens)
+        thoughts = Thoughts(self.moves, viable, self.least_tokens, self.most_tokens)
         if not thoughts.can_end:
             limit = "" if self.most_tokens is None else f" within {self.most_tokens} tokens"
             raise ValueError(
@@ -183,16 +190,25 @@ class ThinkState:
 class Thoughts:
     """The masks of thoughts after which an answer may begin with the remainders `viable` (codes of `_Moves`)."""
 
-    def __init__(self, moves: _Moves, viable: frozenset[int], most_tokens: int | None):
-        self._moves, self._most = moves, most_tokens
+    def __init__(self, moves: _Moves, viable: frozenset[int], least_tokens: int, most_tokens: int | None):
+        self._moves, self._least, self._most = moves, least_tokens, most_tokens
         # The states from which a thought can end within so many tokens, and those states with the ends themselves.
         self._within = [frozenset[int]()]
         while not self._within[1:] or self._within[-1] != self._within[-2]:
             ends = viable | self._within[-1]
             self._within.append(frozenset(at for at, codes in enumerate(moves.reached) if codes & ends))
         self._within_or_end = [states | viable for states in self._within]
+        # The states in which the thought may be too short to end: one token before `least_tokens`, two before, ...
+        self._early: list[frozenset[int]] = []
+        after = self._within[self._slack(least_tokens)]
+        while len(self._early) < least_tokens:
+            before = frozenset(at for at, codes in enumerate(moves.reached) if codes & after)
+            self._early.append(before)
+            if before == after:  # so are all those before
+                break
+            after = before
         self._masks: dict[tuple[int, frozenset[int]], np.ndarray] = {}
-        self.can_end = moves.start in self._within[self._slack(0)]
+        self.can_end = moves.start in self._open(0)
 
     def mask(self, at: int, count: int) -> np.ndarray:
         """Return the read-only packed mask in a state of the automaton after `count` tokens."""
@@ -215,7 +231,15 @@ class Thoughts:
 
     def _allowed(self, count: int) -> frozenset[int]:
         """Return the codes of tokens that may follow after `count` tokens."""
+        if count < self._least:
+            return self._open(count + 1)
         return self._within_or_end[self._slack(count + 1)]
+
+    def _open(self, count: int) -> frozenset[int]:
+        """Return the states after `count` tokens from which the thought can still end as it should."""
+        if count < self._least:
+            return self._early[min(self._least - count, len(self._early)) - 1]
+        return self._within[self._slack(count)]
 
     def _slack(self, count: int) -> int:
         """Return the number of tokens within which a thought of `count` tokens must end, or one that changes nothing
