@@ -70,19 +70,21 @@ def test_reference_step(as_wide, monkeypatch):
         torch.testing.assert_close(gradient, torch.tensor(STEP[name], dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10_000),
     st.sampled_from([HeadScale(), HeadScale(0.7), HeadScale(1.3, 0.5), HeadScale(0.9, 2.0, 3.0)]),
     st.booleans(),
     st.sampled_from([0.0, 0.25, 1.0]),
     st.sampled_from([64, 2**20]),
+    st.sampled_from([0, 2**26]),
 )
-def test_scores_match_a_dense_softmax(seed, scale, bias, wide, chunk):
+def test_scores_match_a_dense_softmax(seed, scale, bias, wide, chunk, stored_densely):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "WIDE", wide)
         patch.setattr(scoring, "WIDE_TOKENS", 0)
         patch.setattr(scoring, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(scoring, "DENSE_MASK_ELEMENTS", stored_densely)
         h, w, b, targets, numbers, table, allowed = problem(seed, bias=bias, counts=(1, 2, 5, 30, 69))
         actual = masked_logps_and_entropies(h, Head(w, b, scale), targets, numbers, table)
     expected = dense(h, w, b, targets, allowed, scale)

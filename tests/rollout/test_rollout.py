@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rollout.test_bounded import PROMPTS as SOME_PROMPTS
@@ -94,8 +94,10 @@ class RandomEditor:
     st.sampled_from([1, 2, 3, None]),
     st.integers(0, 10**6),
     st.booleans(),
-    st.integers(0, 8),
+    st.sampled_from([0, 0, 1, 8]),
 )
+@example("filters", [(SOME_PROMPTS[1], None)] * 3 + [(SOME_PROMPTS[4], None)], 14, 1.0, 3, 0, True, 0)
+@example("filters", [(SOME_PROMPTS[1], None)] * 3, 5, 0.7, None, 1, False, 2)
 def test_any_batch_under_any_constraint(kind, given_rows, length, temperature, batch_size, seed, is_paged, times):
     """Without an editor and after any number of deletions, in any number of places: masks equal those of a replay,
     log-probs equal those of a plain forward pass, and forced tokens are certain."""
