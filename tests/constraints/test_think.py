@@ -26,7 +26,8 @@ from trl_grpo_tasks.constraints import (
     replay,
     unpack,
 )
-from trl_grpo_tasks.constraints.base import pack_ids
+from trl_grpo_tasks.constraints.base import pack_ids, words_for
+from trl_grpo_tasks.constraints.grammar import separators
 from trl_grpo_tasks.constraints.think import split_thought
 
 VECTORS = [each for each in json.loads((DATA / "think_vectors.json").read_text()) if "limit" not in each]
@@ -188,6 +189,53 @@ def test_any_limits_on_the_thought(problem, least, more, has_all_bytes, data):
     # An answer that the vocabulary cannot write is an error of the answer's constraint, not of the thought.
     length = 12 if has_all_bytes else least + more
     walk(constraint, language, lambda allowed: data.draw(st.sampled_from(allowed)), length, has_all_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.data())
+def test_xgrammars_structural_tag_agrees_for_a_marker_without_border(problem, data):
+    """A marker with a border, such as `##`, may end later in xgrammar's tag."""
+    import xgrammar
+
+    vocabulary, (marker, *_), texts = problem
+    assume(not any(marker.startswith(marker[n:]) for n in range(1, len(marker))) and marker.isascii())
+    literals = " | ".join(map(json.dumps, texts))
+    thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
+    parts = [thought, {"type": "grammar", "grammar": f"root ::= {literals}"}]
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
+    spellings = [spelling or b"" for spelling in vocabulary.bytes_of]
+    spellings += separators(spellings[: vocabulary.eos] + spellings[vocabulary.eos + 1 :])
+    info = xgrammar.TokenizerInfo(spellings, xgrammar.VocabType.RAW, stop_token_ids=[vocabulary.eos])
+    compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+    matcher = xgrammar.GrammarMatcher(compiler.compile_grammar(xgrammar.Grammar.from_structural_tag(json.dumps(tag))))
+    state = ThinkThen(vocabulary, answers_under(vocabulary, texts, "grammar"), marker).start({})
+    for _ in range(8):
+        filled = np.zeros(words_for(len(spellings)), dtype=np.int32)
+        matcher.fill_next_token_bitmask(filled)
+        theirs = set(np.flatnonzero(unpack(filled, len(spellings))).tolist()) & set(range(vocabulary.size))
+        if not all(utf8_prefix(spellings[id]) for id in range(vocabulary.size)):
+            # its any_text is a text of whole characters; ours is of any bytes
+            theirs |= {id for id in tokens_of(state, vocabulary) if not utf8_prefix(spellings[id])}
+        assert tokens_of(state, vocabulary) == theirs
+        whole = sorted(id for id in theirs if id == vocabulary.eos or is_utf8(spellings[id]))
+        assume(whole)
+        token = data.draw(st.sampled_from(whole))
+        assert matcher.accept_token(token)
+        state.accept(token)
+        if state.finished:
+            return
+
+
+def is_utf8(spelling):
+    try:
+        spelling.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def utf8_prefix(spelling):
+    return any(is_utf8(spelling + rest) for rest in (b"", b"\xa9", b"\x82\xac", b"\xac"))
 
 
 # Real tokenizers, special tokens, free answers
