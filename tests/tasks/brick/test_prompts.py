@@ -11,7 +11,8 @@ import pytest
 from tests.support.paths import DATA
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
-from trl_grpo_tasks.tasks.brick.prompts import PROMPT_STYLES, prompt
+from trl_grpo_tasks.tasks.brick.options import PROMPT_STYLES
+from trl_grpo_tasks.tasks.brick.prompts import prompt
 from trl_grpo_tasks.tasks.brick.structure import SIZES
 
 PUBLISHED = {"brick_data": str(DATA / "stabletext2brick.jsonl")}

@@ -13,9 +13,9 @@ from .data.rows import ALL
 from .kit import GRAVITY, STUD_STRENGTH_N
 from .library import library_text
 from .physics.solvers import BACKENDS
-from .prompts import PROMPT_STYLES
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT
 
+PROMPT_STYLES = ("short", "full", "brickgpt")
 LARGEST_WORLD = 40  # the largest edge length that --world_dim accepts, in cells
 
 

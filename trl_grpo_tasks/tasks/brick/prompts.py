@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .kit import KIT, Kit
+from .options import BrickOptions
 from .structure import WORLD
-
-if TYPE_CHECKING:
-    from .options import BrickOptions
-
-PROMPT_STYLES = ("short", "full", "brickgpt")
 
 
 def prompt(caption: str, world: int, options: BrickOptions, kit: Kit = KIT) -> list[dict[str, str]]:
