@@ -13,18 +13,8 @@ from trl_grpo_tasks.tasks.theory.groups import irrep, is_barred
 from trl_grpo_tasks.tasks.theory.tensors import reps_of
 from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, Scalar, Term, Theory, Vev
 
-# Dimensions of representations by the number in the name of the group: SU(N) up to 5, E6 and SO(10).
-DIMENSIONS = {
-    2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5, 10, -10, 24}, 6: {1, 27, -27, 78},
-    10: {1, 10, 16, -16, 45},
-}  # fmt: skip
-
-
-def check_numbers(numbers, groups):
-    """One number per gauge group: a dimension that the group has, or a rational charge."""
-    assert len(numbers) == len(groups)
-    for number, group in zip(numbers, groups, strict=True):
-        assert Fraction(str(number)) is not None if group == 1 else int(number) in DIMENSIONS[group], (number, group)
+# Dimensions of representations of SU(N); U(1) has charges instead.
+DIMENSIONS = {2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5, 10, -10, 24}}
 
 
 # ---- SARAH: statements of a subset of Mathematica
@@ -152,8 +142,9 @@ def read_model(text):
             assert left[1] in ("FermionFields", "ScalarFields")
             symbol, copies, components, *numbers = right
             assert symbol not in fields and re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", symbol)
-            check_numbers([number(one) for one in numbers], [size for size, _ in groups])
-            fields[symbol] = (int(copies), [number(one) for one in numbers], components)
+            own = [number(one) for one in numbers]
+            assert all(n == 1 or d in DIMENSIONS[n] for (n, _), d in zip(groups, own, strict=True)), own
+            fields[symbol] = (int(copies), own, components)
     assert len({label[:3] for label in labels}) == len(labels)  # SARAH names indices by three letters
     return groups, fields, found
 
@@ -228,11 +219,10 @@ def tensor_of(components, values):
 
 def indices_of(size, dimension):
     """How each index of a tensor transforms: 1 as the fundamental, -1 as its conjugate."""
-    pair = size * (size - 1) // 2
-    if size == 2 or abs(dimension) in (1, size, size**2 - 1):
-        return {1: (), 2: (1,), 3: (1, -1)}[dimension] if size == 2 else (
-            {1: (), size: (1,), -size: (-1,), size**2 - 1: (1, -1)}[dimension])  # fmt: skip
-    return {pair: (-1, -1) if size == 4 else (1, 1), -pair: (-1, -1)}[dimension]
+    known = {1: (), -size: (-1,), size: (1,), size**2 - 1: (1, -1)}
+    return known.get(
+        dimension, (1, 1) if size == 5 and dimension > 0 else (-1, -1)
+    )  # a pair; a file has 6 with lower ones
 
 
 def generators(size):

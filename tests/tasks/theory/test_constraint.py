@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
+from tests.support.tokenizer_makes import byte_level
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.theory import TheoryTask, examples
@@ -31,18 +30,8 @@ def words():
 
 @pytest.fixture(scope="module")
 def pieces():
-    """A byte-level tokenizer as of an LLM, whose pieces do not match the words of the language."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    text = [
-        "The GROUP of multiplets has a singlet component: num, group, REP, MASS 1 2 3 1/2 GeV. Bare charge END"
-    ] * 20
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(
-        text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    """A byte-level tokenizer, whose pieces do not match the words of the language."""
+    return byte_level()
 
 
 def walk(constraint, tokenizer, prompt, rng):

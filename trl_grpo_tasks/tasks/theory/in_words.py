@@ -130,7 +130,11 @@ def _read(text: str) -> _Request:
     count: int | None = None
     while rest := rest.strip():
         if group := re.match(r"(su|so|sp|u|e) ?\(? ?(\d+)(?: ?\)|\b)", rest):
-            request.groups.append(_group(f"{group[1]}_{group[2]}".upper()))
+            word = f"{group[1]}_{group[2]}".upper()
+            if word not in GROUPS:
+                shown = ", ".join(map(group_name, GROUPS))
+                raise ValueError(f"the gauge group {group_name(word)} cannot be written; groups are: {shown}")
+            request.groups.append(word)
             rest = rest[group.end() :]
         elif noun := _starting(rest, (*_NOUNS, *_SAME)):
             _add(request, count, _SAME.get(noun, noun))
@@ -156,13 +160,6 @@ def _starting(rest: str, phrases: tuple[str, ...]) -> str | None:
     """Return the longest phrase with which the text begins, also in the plural."""
     found = [phrase for phrase in phrases if re.match(rf"{re.escape(phrase)}s?\b", rest)]
     return max(found, key=len, default=None)
-
-
-def _group(word: str) -> str:
-    if word not in GROUPS:
-        shown = ", ".join(map(group_name, GROUPS))
-        raise ValueError(f"the gauge group {group_name(word)} cannot be written; groups are: {shown}")
-    return word
 
 
 def _add(request: _Request, count: int | None, noun: str) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a theory: its field content as a table (PNG and LaTeX) and its mass spectrum."""
+"""Pictures of a theory: its field content as a table and its mass spectrum."""
 
 from __future__ import annotations
 

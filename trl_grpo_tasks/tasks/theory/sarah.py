@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
 from .groups import irrep, is_barred
 from .ladders import SUPPORTED as LADDERS
 from .sarah_components import component_name, component_tensor, real_components
-from .theory import Fermion, Number, Scalar, Theory, is_real
+from .theory import Fermion, Scalar, Theory, is_real
 
 # SARAH names the indices of a group by the first three letters of its label, which must therefore differ.
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -104,17 +103,16 @@ def symbol(name: str) -> str:
     return f"{bare}field" if bare in set("CDEIKNO") else bare
 
 
-def dimension_number(group: str, number: Number) -> str:
-    """Return a representation's dimension, negative for the conjugate one; a charge is unchanged."""
-    if isinstance(number, Fraction):
-        return str(number)
-    return f"{'-' if is_barred(group, number) else ''}{irrep(group, number).dimension}"
-
-
 def _field_line(
     kind: str, place: int, theory: Theory, field: Fermion | Scalar, broken: Sequence[bool], copies: int
 ) -> str:
-    numbers = [dimension_number(g.group, n) for g, n in zip(theory.groups, field.numbers, strict=True)]
+    numbers = []
+    for group, number in zip(theory.groups, field.numbers, strict=True):
+        if isinstance(number, tuple):  # a representation's dimension, negative for the conjugate one
+            sign = "-" if is_barred(group.group, number) else ""
+            numbers.append(f"{sign}{irrep(group.group, number).dimension}")
+        else:
+            numbers.append(str(number))
     name = symbol(field.name)
     tensor = component_tensor(theory, field, name, broken)
     return f"{kind}[[{place}]] = {{{name}, {copies}, {tensor}, {', '.join(numbers)}}};"
