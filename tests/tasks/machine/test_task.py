@@ -189,7 +189,7 @@ def test_sketches_and_changes_can_be_built():
     rng = random.Random(0)
     for draw in (sketch_car, sketch_catapult):
         for _ in range(15):
-            tree = draw(rng, (2, 16), PROMPT_BLOCKS)
+            tree = draw(rng, (2, 16))
             assert tree.validate() == [] and len(tree.blocks) <= 16
             for _ in range(5):
                 assert mutated(tree, rng, 16).validate() == []

@@ -114,7 +114,7 @@ class MachineTree:
         faces = [face for parent, face in places if parent == ends[-1]]
         if two_ended and len(ends) == 1:
             return [(f'{face},"parent_b":', (*node, face)) for face in faces]
-        return [(f"{face}}}", (rules, f"{text},{block_json(index, Block(kind, *ends, face))}")) for face in faces]
+        return [(f"{face}}}", (rules, f"{text},{block_json(index, Block(kind, *[*ends, face]))}")) for face in faces]
 
     def _growth(self, text: str) -> Growth:
         """Return the growth of a text, from the cached one a block earlier if possible."""

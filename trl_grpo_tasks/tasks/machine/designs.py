@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
 
 from .blocks import BLOCKS, PROMPT_BLOCKS
 from .growth import Growth
 from .tree import ROOT, Block, ConstructionTree
 
 LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # minimum and maximum number of blocks
-_BARS = ("15", "1", "63")
+_BARS, _RIGID = ("15", "1", "63"), ("15", "1", "63", "35", "41")
+_KINDS = PROMPT_BLOCKS[1:]  # without the start block
 _FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
 
 
-def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
+def sketch_car(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
     """Sketch a car: a spine along the driving direction, pairs of wheels on its sides, and sometimes a load."""
-    draft, max_blocks = _Draft(kinds), blocks[1]
+    draft, max_blocks = _Draft(), blocks[1]
     ends = [draft.add(rng.choice(_BARS), 0, face) for face in (_FRONT, _BACK)]
     while rng.random() < 0.4 and len(draft.blocks) < max_blocks - 4:
         side = rng.randrange(2)
@@ -31,13 +31,13 @@ def sketch_car(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]
         place = rng.randrange(length)
         for side in range(2):
             draft.add("2", bar, 1 + side * length + place)
-    draft.fill(rng, rng.randint(*blocks) if blocks[0] > 2 else len(draft.blocks) + rng.choice((0, 0, 1)))
+    draft.fill(rng, rng.randint(*blocks))
     return draft.tree()
 
 
-def sketch_catapult(rng: random.Random, blocks: tuple[int, int], kinds: Sequence[str]) -> ConstructionTree:
+def sketch_catapult(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
     """Sketch a catapult: feet, a tower, a motor on its side, an arm on the motor, and a bowl with a boulder."""
-    draft, max_blocks = _Draft(kinds), blocks[1]
+    draft, max_blocks = _Draft(), blocks[1]
     spare = max_blocks - 6  # without the start, tower, motor, arm, bowl and boulder
     feet = [f for f in (_FRONT, _BACK, _LEFT, _RIGHT) if rng.random() < 0.8][: max(1, spare - 1)]
     for face in feet:
@@ -54,31 +54,29 @@ def sketch_catapult(rng: random.Random, blocks: tuple[int, int], kinds: Sequence
     bowl = _add_on_any_face(draft, rng, "30", arm)
     if bowl:
         draft.add("36", bowl, 0)
-    draft.fill(rng, rng.randint(*blocks) if blocks[0] > 2 else len(draft.blocks) + rng.choice((0, 0, 1)))
+    draft.fill(rng, rng.randint(*blocks))
     return draft.tree()
 
 
-def mutated(
-    tree: ConstructionTree, rng: random.Random, max_blocks: int, kinds: Sequence[str] = PROMPT_BLOCKS
-) -> ConstructionTree:
+def mutated(tree: ConstructionTree, rng: random.Random, max_blocks: int) -> ConstructionTree:
     """Return the machine with one block removed, replaced, moved to another face, or added; it stays valid."""
     blocks = list(tree.blocks)
     index = rng.randrange(1, len(blocks))
     what = rng.choice(("drop", "kind", "face", "add"))
-    draft = _Draft(kinds)
+    draft = _Draft()
     numbers: dict[int | None, int | None] = {0: 0, None: None}
     for old, block in enumerate(blocks[1:], start=1):
         kind, face = block.kind, block.face
         if old == index and what == "drop":
             continue
         if old == index and what == "kind" and not block.type.two_ended:
-            kind = rng.choice([k for k in kinds if k != "0" and not BLOCKS[k].two_ended])
+            kind = rng.choice([k for k in _KINDS if not BLOCKS[k].two_ended])
         if old == index and what == "face":
             face = rng.randrange(len(blocks[block.parent].type.faces))
-        if block.parent in numbers and block.parent_b in numbers:
-            number = draft.add(kind, numbers[block.parent], face, numbers[block.parent_b], block.face_b)
-            if number:
-                numbers[old] = number
+        parents = numbers.get(block.parent), numbers.get(block.parent_b)
+        number = draft.add(kind, parents[0], face, parents[1], block.face_b)
+        if number:
+            numbers[old] = number
     if what == "add":
         draft.fill(rng, min(max_blocks, len(draft.blocks) + 1))
     grown = draft.tree()
@@ -107,8 +105,8 @@ def mirrored(tree: ConstructionTree) -> ConstructionTree:
 class _Draft:
     """A machine under construction; blocks that do not fit are skipped."""
 
-    def __init__(self, kinds: Sequence[str]):
-        self.growth, self.kinds = Growth.start(), ["0", *(kind for kind in kinds if kind != "0")]
+    def __init__(self) -> None:
+        self.growth = Growth.start()
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -121,7 +119,7 @@ class _Draft:
         self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None
     ) -> int | None:
         """Add a block and return its number, or None if it does not fit."""
-        if parent is None or kind not in self.kinds:
+        if parent is None:
             return None
         ends = [(parent, face), (parent_b, face_b)] if BLOCKS[kind].two_ended else [(parent, face)]
         places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
@@ -132,11 +130,10 @@ class _Draft:
 
     def fill(self, rng: random.Random, size: int) -> None:
         """Add random blocks, mostly rigid ones, on random faces until the machine has `size` blocks."""
-        plain = [kind for kind in ("15", "1", "63", "35", "41") if kind in self.kinds]
         for _ in range(20 * size):
             if len(self.blocks) >= size:
                 break
-            kind = rng.choice(plain or self.kinds[1:]) if rng.random() < 0.7 else rng.choice(self.kinds[1:])
+            kind = rng.choice(_RIGID if rng.random() < 0.7 else _KINDS)
             places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
             if kind != "36" and len(places) > 1:
                 ends = rng.sample(places, 2) if BLOCKS[kind].two_ended else [rng.choice(places)]

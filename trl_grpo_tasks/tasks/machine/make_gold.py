@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ...files import write_atomically
-from .blocks import PROMPT_BLOCKS
 from .data import GOLD_FILE, GoldMachine, gold_machine, lowest_score
 from .designs import LEVELS, mirrored, mutated, sketch_car, sketch_catapult
 from .simulator import DT
@@ -84,7 +83,7 @@ def _part(seed: str, name: str, level: str, count: int) -> list[GoldMachine]:
             break
         if not found or (len(found) < _SKETCHES * count and attempt < _TRIES * count // 2):
             size = rng.randint(least, most) if least > 2 else rng.randint(5, most)
-            tree = draw(rng, (size, size), PROMPT_BLOCKS)
+            tree = draw(rng, (size, size))
         else:
             tree = max(rng.choices(list(found.values()), k=2), key=lambda gold: gold.score).tree
             for _ in range(rng.randint(1, _CHANGES)):

@@ -21,7 +21,7 @@ SKY, GROUND, GRID, ROPE, RING = (236, 241, 245), (214, 220, 208), (190, 197, 184
 PATH = (200, 60, 40)
 _LIGHT = np.array([0.35, -0.5, 0.8]) / np.linalg.norm([0.35, -0.5, 0.8])
 _FINE = 2  # pictures are drawn this many times larger, then shrunk
-_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6  # MuJoCo's mjtGeom values
+_PLANE, _SPHERE, _BOX = 0, 2, 6  # MuJoCo's mjtGeom values
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=float)
 _BOX_FACES = ((0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3))
 _BOX_NORMALS = np.array([_CORNERS[list(face)].mean(axis=0) for face in _BOX_FACES])

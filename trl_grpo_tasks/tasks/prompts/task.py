@@ -131,6 +131,7 @@ class PromptsTask(Task):
         """
         row = self._known_row(row)
         weights, info = row["rewards"], {}
+        judged = [name for name in weights if name in self._judges]
         if self.options.think:
             thought, answer = split_thought(completion, [self.options.think_marker])
             info = {
@@ -140,26 +141,26 @@ class PromptsTask(Task):
             }
             if answer is None:
                 reason = f"there is no answer after {self.options.think_marker!r}"
-                return self.make_score(dict.fromkeys(self._judged(weights), 0.0), False, False, reason, info)
+                return self.make_score(dict.fromkeys(judged, 0.0), False, False, reason, info)
             completion = answer
         try:
-            verdicts = {name: self._judges[name](row, completion) for name in self._judged(weights)}
+            verdicts = {name: self._judges[name](row, completion) for name in judged}
         except CannotJudgeError as error:
             logger.warning("a completion could not be scored: %s", printable(str(error)))
             return None
         deciding = [name for name in verdicts if name in REWARDS and REWARDS[name].role == "checks"] or list(verdicts)
         valid = bool(completion.strip()) and all(verdict.readable for verdict in verdicts.values())
         success = valid and bool(deciding) and all(verdicts[name].value >= 1 for name in deciding)
-        reasons = {name: verdict.reason for name, verdict in verdicts.items() if verdict.reason}
+        reason = "; ".join(f"{name}: {verdict.reason}" for name, verdict in verdicts.items() if verdict.reason)
         if not completion.strip():
-            reasons = {"": "the answer is empty"}
+            reason = "the answer is empty"
         elif not deciding:
-            reasons = {"": "no reward of this row checks the answer"}
+            reason = "no reward of this row checks the answer"
         return self.make_score(
             {name: weights[name] * verdict.value for name, verdict in verdicts.items()},
             valid=valid,
             success=success,
-            reason="; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items()),
+            reason=reason,
             info=info | {"raw": {name: verdict.value for name, verdict in verdicts.items()}},
         )
 
@@ -268,10 +269,6 @@ class PromptsTask(Task):
     def _answer(self, completion: str) -> str:
         """Return the part of a completion that is scored: with --think, what follows the marker."""
         return (split_thought(completion, [self.options.think_marker])[1] or "") if self.options.think else completion
-
-    def _judged(self, weights: Mapping[str, float]) -> list[str]:
-        """Return the rewards of a row that `score` computes."""
-        return [name for name in weights if name in self._judges]
 
     # ---- building rows
 
