@@ -22,6 +22,7 @@ from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.task import Task
 from trl_grpo_tasks.training import repair
 from trl_grpo_tasks.training.cold_start import gold_dataset
 from trl_grpo_tasks.training.repair import LONGEST_REASON, NO_REASON, RepairTask, shown_reason, with_repair
@@ -96,6 +97,17 @@ def test_one_turn_is_the_task_itself(tiny_path, tmp_path):
     assert toy_trainer(tiny_path, tmp_path, task, repair_turns=1, constrain=True).task is task
 
 
+def test_what_it_does_not_define_is_that_of_the_task():
+    """Except what several turns have no use for."""
+    unused = {"policy", "thought_markers", "editor", "editors", "redundant_editors", "feedback", "relabel", "judges",
+              "llm_judge", "user_options", "spec"}  # fmt: skip
+    task = repaired(inner=get_task("prompts", {"generator": "arithmetic"}))
+    names = {name for name in dir(Task) if not name.startswith("_")} - unused - set(vars(RepairTask))
+    assert {"gold", "row_of", "defines", "tools"} <= names
+    for name in names - {"defaults", "facts"}:  # which it extends
+        assert getattr(task, name) == getattr(task.inner, name), name
+
+
 def test_free_text_has_turns_too(tiny_path, tmp_path):
     trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1)
     trainer.train()
@@ -115,6 +127,10 @@ def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
         repaired(inner=judged)
     with pytest.raises(ValueError, match=r"max_completion_length=8 is too short for 2 turns.*at least to 9"):
         toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"max_completion_length": 8})
+    with pytest.raises(ValueError, match="repair_turns=2 needs our rollouts, but the model is new; set it to 1"):
+        repair.refuse_turns(2, "the model is new")
+    repair.refuse_turns(1, "the model is new")
+    repair.refuse_turns(2, None)
 
 
 # ---- the task
