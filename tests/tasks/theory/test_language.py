@@ -53,6 +53,12 @@ def test_random_theories_round_trip(text):
     assert with_all_terms(theory) == theory  # nothing that gauge symmetry allows was left out
 
 
+def test_a_real_scalar_has_no_second_coupling_by_its_conjugate():
+    fermions = {"E": ("singlet fund -1/2", 1), "F": ("singlet fund 1/2", 1)}
+    theory = examples.make(examples.SM_GROUPS, {"S": ("singlet adjoint 0", 1000)}, fermions, {})
+    assert [(term.scalar, term.conjugate) for term in theory.terms] == [(None, False), ("S", False)]
+
+
 SM = write(examples.named("standard_model"))
 
 
