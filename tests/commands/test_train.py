@@ -15,6 +15,7 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support import forked
 from tests.support.exhaustive import exhaustive_but
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
@@ -22,6 +23,7 @@ from tests.support.quantised import needs_bitsandbytes, quantization
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
+from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.evaluation import evaluate
 from trl_grpo_tasks.models.loading import load_model, save_merged
 
@@ -385,6 +387,19 @@ def test_a_run_from_a_gguf_file(tmp_path):
     train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.vocab_size == 261
     assert all("kl" in line for line in metrics(tmp_path / "run"))
+
+
+@pytest.mark.exhaustive
+def test_wandb_gets_the_components_by_name(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    typed = words(tmp_path / "run", report_to="wandb", eval_before_and_after=False, constrain=True)
+    forked.python(ROOT / "train.py", *typed, cwd=tmp_path, env=environment, check=True)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    logged = file.read_bytes()
+    for name in [*MyTask.weights, "valid", "success"]:
+        assert f"train/rewards/{name}/mean".encode() in logged, name
+    assert b"train/constraint/allowed_mass" in logged and b"train/pass@4" in logged
 
 
 @pytest.mark.exhaustive
