@@ -199,7 +199,7 @@ def test_scorers_that_evaluate_answers_read_literals_only(module, tmp_path):
     assert theirs.score_answer("[1, 2]", theirs[row["index"]]) == task.score(row, "[1, 2]").total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=80), st.sampled_from(["puzzle24", "simple_integration", "prime_factorization", "dice"]))
 def test_any_text_gets_a_score(text, name):
     task, row = task_and_row(name)

@@ -136,14 +136,14 @@ def language(tree, node=0):
     return {text + rest for text, after in tree[node] for rest in language(tree, after)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees(), vocabularies(), st.data())
 def test_any_tree_under_any_vocabulary(tree, vocabulary, data):
     constraint = ChoiceTreeConstraint(vocabulary, lambda row: 0, tree.__getitem__, look_ahead=data.draw(st.booleans()))
     walk(constraint, language(tree), lambda allowed: data.draw(st.sampled_from(allowed)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees(), vocabularies(), st.data())
 def test_any_finite_grammar_under_any_vocabulary(tree, vocabulary, data):
     texts = language(tree)
@@ -154,7 +154,7 @@ def test_any_finite_grammar_under_any_vocabulary(tree, vocabulary, data):
 # Grammars
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text("ab0", min_size=1, max_size=6), min_size=1, max_size=12), st.data())
 def test_tokens_that_contain_each_other(pieces, data):
     """xgrammar alone skips `abab0` after it has rejected `ab0`."""
@@ -194,7 +194,7 @@ def recursive_grammars(draw):
     return "\n".join(rules)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(recursive_grammars(), vocabularies(), st.data())
 def test_masks_agree_with_what_is_accepted(rules, vocabulary, data):
     constraint = GrammarConstraint(vocabulary, Grammar.ebnf(rules))

@@ -26,7 +26,7 @@ FILTERS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FILTERS, st.integers(0, 10_000), st.sampled_from([0.3, 2.0, 8.0]), st.integers(1, 70))
 def test_filters_keep_the_same_tokens_as_transformers(filters, seed, spread, allowed):
     make = torch.Generator().manual_seed(seed)
@@ -56,14 +56,14 @@ def test_filters_are_read_from_trl_and_transformers_options():
     assert str(SamplingFilters.of({"top_k": 5, "top_p": 0.9, "min_p": 0.01})) == "top_k=5, top_p=0.9, min_p=0.01"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(0, 1000), st.floats(0, 1))
 def test_packing_on_the_device_equals_packing_in_numpy(vocabulary, seed, share):
     kept = np.random.default_rng(seed).random((3, vocabulary)) < share
     assert (pack_on_device(torch.from_numpy(kept)).numpy() == np.stack([pack(row) for row in kept])).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(40, 400), st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=1, max_size=6), st.booleans())
 def test_mask_table_round_trip_in_every_storage_format(vocabulary, sets, complement):
     masks = [sorted(set(range(vocabulary)) - one if complement else one) for one in sets]

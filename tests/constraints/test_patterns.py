@@ -63,7 +63,7 @@ def language(pattern):
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(patterns)
 @example(r"\Aab\Z")
 @example(" a")

@@ -111,7 +111,7 @@ def extended(inner):
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.recursive(scalars, extended, max_leaves=5).filter(lambda schema: json.dumps(schema).count("$defs") in (0, 2))
 )

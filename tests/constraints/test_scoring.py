@@ -70,7 +70,7 @@ def test_reference_step(as_wide, monkeypatch):
         torch.testing.assert_close(gradient, torch.tensor(STEP[name], dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 10_000),
     st.sampled_from([HeadScale(), HeadScale(0.7), HeadScale(1.3, 0.5), HeadScale(0.9, 2.0, 3.0)]),

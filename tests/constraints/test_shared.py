@@ -119,7 +119,7 @@ def check_forced(oracle, forced, table):
 @pytest.mark.parametrize("kept", [3, 4096])
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_shared_states_agree_with_independent_ones(kind, kept, data):
     constraint, table = CONSTRAINTS[kind], MaskTable(WIDE_MODEL)
     states = SharedStates(constraint, table)

@@ -158,7 +158,7 @@ def answers_under(vocabulary, texts, kind):
     return GrammarConstraint(vocabulary, Grammar.ebnf(f"root ::= {' | '.join(map(json.dumps, texts))}"))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(problems(), st.sampled_from(["tree", "tree", "grammar"]), st.data())
 def test_any_marker_under_any_vocabulary(problem, kind, data):
     vocabulary, markers, texts = problem
@@ -167,7 +167,7 @@ def test_any_marker_under_any_vocabulary(problem, kind, data):
     walk(constraint, language, lambda allowed: data.draw(st.sampled_from(allowed)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(problems(), st.integers(0, 3), st.integers(1, 3), st.booleans(), st.data())
 def test_any_limits_on_the_thought(problem, least, more, has_all_bytes, data):
     """Without single bytes, some thoughts cannot end, or must end before they may."""
@@ -191,7 +191,7 @@ def test_any_limits_on_the_thought(problem, least, more, has_all_bytes, data):
     walk(constraint, language, lambda allowed: data.draw(st.sampled_from(allowed)), length, has_all_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.data())
 def test_xgrammars_structural_tag_agrees_for_a_marker_without_border(problem, data):
     """A marker with a border, such as `##`, may end later in xgrammar's tag."""

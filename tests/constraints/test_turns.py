@@ -99,7 +99,7 @@ def test_every_conversation_has_the_turns_that_were_written(tokenizer):
             assert [start for start, _ in turns] == [s for s, _ in constraint.turns_of(row, ids) if s < cut]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(HOSTILE, HOSTILE), min_size=2, max_size=3), st.booleans())
 def test_feedback_in_a_chat_injects_no_turn(chat_tokenizer, pairs, is_chat):
     """Turns of free text and reasons may spell special tokens; those are plain text then."""

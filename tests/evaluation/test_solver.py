@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.toy import LETTERS, ToyTask
@@ -175,7 +175,6 @@ def test_a_verifier_that_dies_or_hangs_could_not_judge(wild):
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, 0.0, 1.0, -3.5]), st.booleans()), max_size=30)
 )
-@settings(deadline=None)
 def test_ranking_agrees_with_sorting_everything(drawn):
     samples = [
         Sample({}, form, 1, None if total is None else {"success": success, "total": total}, "r", {}, form)

@@ -110,7 +110,7 @@ def test_other_files_are_reported(tmp_path, content):
         convert_pt(tmp_path / "ckpt.pt", tmp_path / "model", GENERATOR)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.floats(0, 0.99), place=st.floats(0, 0.99), byte=st.integers(0, 255))
 def test_damaged_files_never_end_in_another_error(tmp_path, cut, place, byte):
     """A file that was cut off, or in which a byte was changed, is converted or refused with a ValueError."""

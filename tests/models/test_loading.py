@@ -40,7 +40,7 @@ def longest_matches(text: str) -> list[str]:
 
 
 @given(st.lists(st.sampled_from([*TOKENS, "\n"]), max_size=30).map("".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_text_is_tokenized_greedily_and_decoded_without_loss(text):
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.convert_ids_to_tokens(ids) == longest_matches(text)

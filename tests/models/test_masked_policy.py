@@ -123,7 +123,7 @@ def test_entropy_gradient_is_exact(bert_path, tmp_path):
     torch.testing.assert_close(ours, oracle, atol=1e-12, rtol=0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     texts=st.lists(st.text(alphabet="abcde_", min_size=1, max_size=8).filter(lambda t: "_" in t), min_size=1),
     temperature=st.floats(0.3, 2.0),

@@ -86,7 +86,7 @@ def test_log_probs_and_gradients_equal_those_of_separate_prompts(family):
     assert shared[2] == (3 + 7) + (3 + 2) + (3 + 8) + mask[:, -length:].sum(), "each prompt once, and no padding"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=9), st.integers(0, 99))
 def test_any_mix_of_prompts_and_lengths(rows, seed):
     ids, mask, length = batch([p for p, _ in rows], [size for _, size in rows], seed)
@@ -117,7 +117,7 @@ def flash_attention_by_definition(query, key, value, query_ends, key_ends, longe
     return torch.cat(outs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=9).filter(
         lambda rows: any(size for _, size in rows)

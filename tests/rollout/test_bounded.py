@@ -59,7 +59,7 @@ def check(model, prompts, out, length, temperature=1.0, constraint=None, rows=No
         assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, table, temperature), abs=1e-4)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.lists(st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=7),
     st.integers(1, 14),

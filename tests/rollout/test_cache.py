@@ -79,7 +79,7 @@ class Simulation:
                 assert torch.equal(torch.stack(self.entry(row, position)), expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS)
 def test_rows_in_contiguous_buffers_keep_their_contents(steps):
     simulation = Simulation(RowCache(SHAPE, ROWS, LENGTH))
@@ -89,7 +89,7 @@ def test_rows_in_contiguous_buffers_keep_their_contents(steps):
         assert simulation.cache.fits((9,)) == (len(simulation.prompts) < ROWS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, st.sampled_from([7, 12, 28]))
 def test_rows_in_pages_keep_their_contents(steps, pages):
     """Only rows with the same prompt share pages, and only those that the prompt fills before its last token."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -41,7 +41,6 @@ def over_http(served):
 # ---- the record
 
 
-@settings(deadline=None)
 @given(SERVED)
 def test_a_record_survives_the_way_to_the_server_and_back(served):
     assert over_http(served) == served and served.difference(over_http(served)) is None
@@ -116,7 +115,6 @@ def test_the_first_difference_is_named_in_one_line(changed, message):
     assert found.startswith(message) and "\n" not in found
 
 
-@settings(deadline=None)
 @given(SERVED, SERVED)
 def test_records_agree_if_task_options_and_fingerprint_are_equal(one, other):
     are_equal = (one.task, one.options, one.fingerprint) == (other.task, other.options, other.fingerprint)

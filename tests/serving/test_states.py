@@ -90,7 +90,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("kind", CONSTRAINTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6), events=st.lists(st.sampled_from(["add", "twice", "interrupt", "step"]), max_size=30)
 )

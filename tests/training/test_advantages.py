@@ -53,7 +53,7 @@ def test_reference_vectors(case):
     assert checked > len(WITHOUT_K)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=7), st.data())
 def test_maxk_is_what_enumerating_subsets_gives(rewards, data):
     n = len(rewards)
@@ -96,7 +96,7 @@ def test_the_curve_of_a_large_group_is_exact_and_its_weights_are_computed_once()
     assert expected_best_curve(rewards[None] > 511) and best_weights.cache_info().misses == len(curve) == 11
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=3, max_size=8), st.data())
 def test_passk_is_the_standardised_mean_over_subsets_that_hold_the_sample(rewards, data):
     n = len(rewards)

@@ -194,7 +194,7 @@ def test_placements_equal_brute_force(world, count, every, attach, canonical):
 # Soundness and completeness
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 13), st.integers(1, 12), st.sampled_from(["absolute", "pivot"]), flags, flags, st.integers(0, 6),
     st.sampled_from(sorted(VOCABULARIES)), st.integers(0, 1 << 30),

@@ -72,7 +72,7 @@ def test_gold_answers_fill_the_target_and_are_buildable_and_stable(level, catego
         assert analyse(made.gold, loads=carried).load_factor < 0.9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrays(int, (6, 6), elements=st.integers(0, 4)))
 def test_any_heap_of_cells_is_covered_exactly(heights):
     voxels = np.arange(6) < heights[:, :, None]
@@ -86,7 +86,7 @@ def test_any_heap_of_cells_is_covered_exactly(heights):
 boxes = st.tuples(*[st.integers(0, 5)] * 3, *[st.integers(1, 6)] * 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(boxes, min_size=1, max_size=5), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([-6, 3]))
 def test_overhangs_are_covered_exactly_or_rejected(found, narrow, seed, joint):
     voxels = np.zeros((8, 8, 8), dtype=bool)
@@ -318,7 +318,7 @@ def test_invalid_arguments_are_reported():
         make_rows("dev", 1, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(arrays(bool, (5, 5, 5)))
 def test_voxels_round_trip(voxels):
     assert (decode_voxels(encode_voxels(voxels), 5) == voxels).all()

@@ -328,7 +328,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LINES, st.integers(1, 5))
 def test_the_first_invalid_line_is_found_as_by_trying_every_prefix(lines, max_bricks):
     editor = editor_of(max_bricks=max_bricks)

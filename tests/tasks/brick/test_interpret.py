@@ -81,7 +81,7 @@ def test_every_name_and_synonym_is_understood():
             assert next(nearest_requests(f"the {word}", [level]))[1].category == name, word
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(SMALL), st.data())
 def test_captions_of_the_levels_are_understood_as_themselves(level, data):
     """Also with upper case and without punctuation. The thickness of a support is not part of a request."""
@@ -101,7 +101,7 @@ def test_captions_of_the_levels_are_understood_as_themselves(level, data):
 WORDS = re.findall(r"\S+", "table lamp 3 x 999999999999 kg g long tall reach 0 . , wide leaning street 1e9 with world")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join))
 def test_any_text_gives_a_request_or_a_clear_error(text):
     try:

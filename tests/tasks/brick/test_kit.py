@@ -31,7 +31,7 @@ def test_a_cantilever_holds_exactly_up_to_its_strength(backend, gravity, strengt
     assert not weak.stable and weak.failing == (1,) and "is overloaded" in weak.reasons[0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(3, 12), st.integers(0, 10_000), st.floats(0.05, 50))
 def test_more_gravity_is_the_same_as_weaker_studs(bricks, seed, times):
     structure = random_structure(bricks, seed)

@@ -119,7 +119,7 @@ def foreign_files(draw):
     return lines
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(foreign_files(), st.sampled_from(["\n", "\r\n", "\r"]), st.sampled_from(TURNS))
 def test_files_of_other_programs_are_read_wherever_they_place_their_bricks(lines, end, turn):
     plain = from_ldr(end.join(lines))
@@ -136,7 +136,7 @@ def test_files_of_other_programs_are_read_wherever_they_place_their_bricks(lines
     assert moved == expected_bricks("\n".join(lines), turn)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), *[st.integers(0, 18)] * 3), min_size=1, max_size=30))
 def test_our_files_are_read_back_in_place_and_on_the_ground(drawn):
     structure = Structure(tuple(Brick(*size, *place) for size, *place in drawn), 26)
@@ -185,7 +185,7 @@ bent = st.lists(st.builds(lambda numbers, name: f"1 4 {' '.join(map(str, numbers
                           st.sampled_from(["3001.dat", "a.ldr", "", "x"])), max_size=6)  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.text(), shuffled, bent.map(lambda lines: "\n".join(["0 FILE a.ldr", *lines]))))
 def test_any_text_is_a_structure_or_a_value_error(text):
     try:

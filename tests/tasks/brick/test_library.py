@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tasks.brick.test_constraint import Oracle, chooser, every_vocabulary, walk
@@ -65,7 +65,6 @@ ENTRIES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(ENTRIES, min_size=1, max_size=9, unique_by=lambda e: tuple(sorted(map(int, e["size"].split("x"))))))
 def test_text_in_normal_form_gives_the_same_parts(entries):
     given_text = json.dumps({"bricks": entries})

@@ -39,7 +39,7 @@ def test_structures_that_cannot_be_analysed_are_left_out(monkeypatch):
     assert (found.structures, found.unsolved, found.valid) == (1, 1, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.text(alphabet="0123456789x(,) \n-@", max_size=40), max_size=4))
 def test_any_text_has_metrics(texts):
     found = metrics.metrics_of(texts)

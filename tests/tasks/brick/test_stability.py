@@ -273,7 +273,7 @@ def test_gurobi_agrees_and_is_silent(capfd):
         pytest.skip("gurobipy has no licence here")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.integers(0, 12), st.integers(0, 12))
 def test_moving_a_structure_changes_nothing(seed, bricks, dx, dy):
     structure = random_structure(bricks, seed, world=20)
@@ -281,7 +281,7 @@ def test_moving_a_structure_changes_nothing(seed, bricks, dx, dy):
     assert analyse(moved).load_factor == close(analyse(structure).load_factor)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 6), st.sampled_from([2, 4, 6, 8]), st.data())
 def test_more_weight_at_the_end_of_a_bar_never_helps(height, length, data):
     structure = Structure((*(Brick(1, 1, 5, 5, z) for z in range(height)), Brick(1, length, 5, 5, height)))
@@ -292,7 +292,7 @@ def test_more_weight_at_the_end_of_a_bar_never_helps(height, length, data):
     assert masses[-1] < 1e-3 or factors[0] < factors[-1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(2, 10), st.data())
 def test_load_factor_is_convex_in_a_load(seed, bricks, data):
     """More weight may help, as a counterweight does. But the load factor at the mean of two weights is at most the
@@ -349,7 +349,7 @@ BRICKS = st.tuples(st.sampled_from(SIZES), *[st.integers(-1, 7)] * 2, st.integer
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(BRICKS, max_size=8), st.sampled_from(["load_factor", "published"]))
 def test_no_structure_raises_an_error(bricks, mode):
     found = analyse(Structure(tuple(bricks), 8), mode, loads=[(2, 2, 0, 0.1)])

@@ -124,7 +124,7 @@ class Oracle:
         self.floating = [i for i in range(len(bricks)) if i not in reached]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(in_a_small_world, max_size=14), st.integers(4, 8))
 def test_facts_match_a_dictionary_of_cells(bricks, world):
     structure, oracle = Structure(tuple(bricks), world), Oracle(bricks, world)

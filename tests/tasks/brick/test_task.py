@@ -258,7 +258,7 @@ LINES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(LINES, max_size=12), st.booleans())
 def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_target):
     task = BrickTask()

@@ -61,7 +61,7 @@ def judged(corpus, tmp_path_factory):
 # ---- gaps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.text(alphabet="ab c.", min_size=1, max_size=60).map(data.clean).filter(bool),
     schedule=st.sampled_from(list(masking.SCHEDULES)),
@@ -85,7 +85,7 @@ def test_schedules_choose_about_the_requested_number_of_places(text, schedule, r
         assert not kept or kept == list(range(kept[0], kept[-1] + 1)), "a hole in the middle"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     text=st.text(alphabet="abc d", min_size=1, max_size=40).map(data.clean).filter(bool),
     chosen=st.sets(st.integers(0, 39), min_size=1),
@@ -212,7 +212,7 @@ def test_the_constraint_gives_each_gap_its_length(slack):
 # ---- judges
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(alphabet="abcd e", min_size=1, max_size=40).map(data.clean).filter(bool), seed=st.integers(0, 99))
 def test_corruption_changes_a_text_and_keeps_its_length(text, seed):
     spoiled = classifiers.Corruption(["abcd abcd dcba", "aabb ccdd e"]).spoil(text, random.Random(seed))

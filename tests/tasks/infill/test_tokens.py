@@ -113,7 +113,7 @@ def test_a_users_text_is_split_as_the_model_splits_it(encoder):
         task.row_of("she was here")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(completion=st.text(max_size=60))
 def test_any_completion_gets_a_score(encoder, completion):
     _, task = encoder

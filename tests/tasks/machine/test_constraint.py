@@ -72,7 +72,7 @@ def test_choices_match_brute_force(seed):
     assert found == expected and found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(2, 18))
 def test_everything_generated_is_valid(rng, max_blocks):
     tree = MachineTree(KINDS, max_blocks)

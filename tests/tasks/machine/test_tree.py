@@ -108,7 +108,7 @@ def test_frames_are_rotations_and_every_face_is_on_its_box():
     assert len(PROMPT_BLOCKS) == 12 and set(PROMPT_BLOCKS) <= set(BLOCKS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 14))
 def test_overlaps_against_a_grid_of_points(seed, size):
     """Boxes overlap exactly if some point of a fine grid is inside both."""
@@ -255,7 +255,7 @@ def test_garbage_and_mutations_never_raise():
     assert 100 < valid < 15_000  # a changed digit often gives another valid machine
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -130,7 +130,7 @@ contents = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(contents)
 def test_any_content_is_a_trial_or_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("trials") / "any.json"

@@ -97,7 +97,7 @@ def built(node, parent=None):
     return element
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ELEMENTS.filter(lambda node: isinstance(node, tuple)))
 def test_what_a_library_writes_is_well_formed_and_any_prefix_is_not(node):
     text = ElementTree.tostring(built(node), encoding="unicode")
@@ -110,7 +110,7 @@ PIECES = ["<a>", "</a>", "<b c='d'>", "</b>", "<e/>", "text", "&amp;", "&", "<!-
 MARKUP = st.lists(st.sampled_from(PIECES), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.text(), st.text("<>/ab='\"&;![]-?CDATA ", max_size=30), MARKUP.map("".join)))
 def test_libxml2_agrees(text):
     etree = pytest.importorskip("lxml.etree", reason="needs the extra xml")

@@ -57,7 +57,7 @@ def conjugated(case, fermion):
     return other
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=CASES)
 def test_conjugating_a_theory_flips_every_odd_coefficient(case):
     before = anomalies(case)
@@ -67,7 +67,7 @@ def test_conjugating_a_theory_flips_every_odd_coefficient(case):
         assert after[name] == (value if name.startswith("witten") else -value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=CASES, data=st.data())
 def test_a_vectorlike_pair_changes_nothing(case, data):
     before = anomalies(case)
@@ -80,7 +80,7 @@ def test_a_vectorlike_pair_changes_nothing(case, data):
     assert anomalies(case) == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=CASES, data=st.data())
 def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
     abelian = [group["id"] for group in case["groups"] if group["group"] == "U(1)"]

@@ -73,7 +73,7 @@ def test_every_named_theory_can_be_generated(name, words):
         assert state.finished
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), start=st.sampled_from(list(STARTS)))
 def test_every_gold_answer_is_accepted(seed, start):
     prompt, gold = STARTS[start](random.Random(seed), 5)

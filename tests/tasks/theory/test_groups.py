@@ -134,7 +134,7 @@ def small_rep(draw, group):
     return tuple(rep)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), group=SMALL)
 def test_products_keep_dimension_index_and_cubic_coefficient(data, group):
     first, second = data.draw(small_rep(group)), data.draw(small_rep(group))
@@ -146,7 +146,7 @@ def test_products_keep_dimension_index_and_cubic_coefficient(data, group):
         assert sum(getattr(rep, name) * count for rep, count in content) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), group=SMALL)
 def test_weights_and_conjugation(data, group):
     rep = data.draw(small_rep(group))

@@ -44,7 +44,7 @@ def test_named_theories_succeed_and_round_trip(name):
     assert judge(theory, len(text.split()), 400).problems == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=random_theories)
 def test_random_theories_round_trip(text):
     theory = parse(text)
@@ -147,7 +147,7 @@ def renamed(theory, seed):
     return Theory(groups, tuple(fermions), tuple(scalars))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(name=st.sampled_from(examples.NAMES), seed=st.integers(0, 10**6))
 def test_the_same_theory_written_differently_is_recognised(name, seed):
     theory = examples.named(name)

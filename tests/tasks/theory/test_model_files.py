@@ -83,7 +83,7 @@ def test_enough_reference_cases_can_be_written():
     assert len(WRITTEN) >= 25
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=theories_in_sarah)
 def test_sarah_files_of_random_theories_are_complete(text):
     theory = parse(text)
@@ -120,7 +120,7 @@ def broken_theories(draw):
     return Theory(groups, scalars=tuple(scalars))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(theory=broken_theories())
 def test_sarah_files_of_theories_with_any_vevs_are_complete(theory):
     text = write_sarah(theory)

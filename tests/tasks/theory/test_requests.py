@@ -92,7 +92,7 @@ PHRASES = [*_BY_NAME, *_COUNTS, *_NOUNS, *sorted(_FILLERS), "SU(5)", "E6", "SO(1
            "U(1)", "x", "(", "7", "é"]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PHRASES), max_size=7).map(" ".join) | st.text(max_size=30))
 def test_any_text_is_a_prompt_or_a_clear_error(text):
     try:
