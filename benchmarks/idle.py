@@ -163,7 +163,7 @@ class EndlessState:
     def __init__(self, constraint: Endless, state: Any):
         self._constraint, self._state = constraint, state
         self.origin = state.origin
-        self.accept, self.forced = state.accept, state.forced
+        self.accept = state.accept
 
     @property
     def finished(self) -> bool:

@@ -18,26 +18,27 @@ class Meter:
 
     def __init__(self, monkeypatch):
         self.most: list[int] = []
-        allocate, reserve, release = Decoder._allocate, Decoder.reserve, Decoder.release
+        allocate = Decoder._allocate
         held = set()
 
         def counting_allocate(decoder, *args):
             assert not held
             self.most.append(0)
             allocate(decoder, *args)
+            add, release = decoder.cache.add, decoder.cache.release
 
-        def counting_reserve(decoder, row, prompt):
-            held.add(row)
-            self.most[-1] = max(self.most[-1], len(held))
-            return reserve(decoder, row, prompt)
+            def counting_add(row, prompt):
+                held.add(row)
+                self.most[-1] = max(self.most[-1], len(held))
+                return add(row, prompt)
 
-        def counting_release(decoder, row):
-            held.remove(row)
-            release(decoder, row)
+            def counting_release(row):
+                held.remove(row)
+                release(row)
+
+            decoder.cache.add, decoder.cache.release = counting_add, counting_release
 
         monkeypatch.setattr(Decoder, "_allocate", counting_allocate)
-        monkeypatch.setattr(Decoder, "reserve", counting_reserve)
-        monkeypatch.setattr(Decoder, "release", counting_release)
 
 
 @pytest.fixture

@@ -1,6 +1,10 @@
-"""Discounted returns (`--gamma`). The reward comes at the end of a completion, so the return of a token is the reward
-times gamma ** (decisions that follow it). A decision is a sampled token: not one that a constraint forced, not the
-text of a tool, and not one that the loss leaves out."""
+"""Discount (`--gamma`): the advantage of a token is multiplied by gamma ** (decisions that follow it). A decision is a
+sampled token: not one that a constraint forced, not the text of a tool, and not one that the loss leaves out.
+
+The reward comes at the end of a completion, so its discounted return at a token has this factor. The baseline is
+discounted with it, and the number of later decisions depends on what is sampled: the gradient is an approximation, in
+which a long failure is pushed down less than a short one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,10 @@ from accelerate.utils import gather
 
 from ...task import Task, option
 from .base import Extra
+
+NOT_IN_ORDER = (
+    "does not work with a masked language model, which does not write its tokens one after the other; set gamma=1"
+)
 
 
 @dataclass
@@ -45,10 +53,12 @@ class DiscountExtra(Extra):
     @classmethod
     def check_task(cls, args: Any, task: Task | None) -> None:
         if cls.is_on(args) and task is not None and task.policy == "masked":
-            raise ValueError(
-                f"gamma={args.gamma} does not work with task {task.name!r}: a masked language model does not write "
-                "its tokens one after the other; set gamma=1"
-            )
+            raise ValueError(f"gamma={args.gamma} {NOT_IN_ORDER}")
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        if trainer.generation.masked_policy is not None:
+            raise ValueError(f"gamma={self._args.gamma} {NOT_IN_ORDER}")
 
     def after_rewards(self, output: dict[str, Any]) -> None:
         scoring, mask_B_T = self._trainer.scoring, output["completion_mask"]

@@ -54,8 +54,8 @@ class ReplayBuffer:
             self._groups.popleft()
 
     def drop_unlike(self, rollout: dict[str, Any]) -> None:
-        """Drop groups that do not fit into `rollout`: the run was resumed with another `gamma`, constraint or
-        `importance_sampling_correction`."""
+        """Drop groups that do not fit into `rollout`: the run was resumed with or without `gamma`, a constraint or
+        `importance_sampling_correction`, unlike before."""
         kept = [
             group
             for group in self._groups
