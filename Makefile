@@ -94,8 +94,8 @@ docs: $(STAMP)
 	@echo "documentation: docs/_build/html/index.html"
 
 bench: $(STAMP)
-	@# these are run alone: the first two take long, the others need a trained model
-	for file in $(filter-out $(addprefix benchmarks/,soak.py learning.py repair.py solve.py),$(wildcard benchmarks/*.py)); do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
+	@# these are run alone: they take long, or need a trained model or a commit
+	for file in $(filter-out $(addprefix benchmarks/,soak.py learning.py repair.py solve.py demo_steps.py),$(wildcard benchmarks/*.py)); do echo "== $$file"; $(EXPORT) $(BIN)/python $$file || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(LOWEST) outputs build dist docs/_build *.egg-info

@@ -1,5 +1,7 @@
 """One run at a time writes to a folder; a run whose folder is taken away says so."""
 
+import errno
+import json
 import os
 import shutil
 import signal
@@ -56,37 +58,63 @@ def test_the_lock_of_a_process_that_was_killed_holds_nobody(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     path = tmp_path / "run" / ".train.lock"
-    assert f"pid={holder.pid}\n" in path.read_text()
+    assert json.loads(path.read_text())["pid"] == holder.pid
     with locked(tmp_path / "run", "train"):
-        assert f"pid={os.getpid()}\n" in path.read_text()
+        assert json.loads(path.read_text())["pid"] == os.getpid()
     assert not path.exists()
+
+
+def test_where_the_file_system_has_no_locks_the_process_is_looked_for(tmp_path, monkeypatch, holder):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    with pytest.raises(ValueError, match=f"process {holder.pid} on "), locked(tmp_path / "run", "train"):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path / "run", "train"):
+        pass
 
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_the_lock_of_another_machine_holds_while_it_gives_signs_of_life(tmp_path, monkeypatch, capsys, lives):
-    monkeypatch.setattr(lock, "LEASE", 2.0 if lives else 0.2)
-    path, ended = tmp_path / ".train.lock", threading.Event()
-    record = f"filelock/2\npid=7\nhost=another-machine\nmode=lease\ntoken=1f\nduration={lock.LEASE}\n"
-    path.write_text(record)
+    monkeypatch.setattr(lock, "PATIENCE", 5.0 if lives else 0.2)
+    path = tmp_path / ".train.lock"
+    path.write_text(json.dumps({"pid": 7, "host": "another-machine"}))
+    times, ended = iter(range(1, 10**6)), threading.Event()
 
     def beat():
         while lives and not ended.wait(0.01):
-            os.utime(path)
+            os.utime(path, (0, next(times)))
 
     beating = threading.Thread(target=beat)
     beating.start()
     try:
         if lives:
-            message = r"in use by another run \(process 7 on another-machine\)"
-            with pytest.raises(ValueError, match=message), locked(tmp_path, "train"):
+            with (
+                pytest.raises(ValueError, match=r"in use by another run \(process 7 on another-machine\)"),
+                locked(tmp_path, "train"),
+            ):
                 pass
         else:
             with locked(tmp_path, "train"):
-                assert f"pid={os.getpid()}\n" in path.read_text()
+                assert json.loads(path.read_text())["pid"] == os.getpid()
     finally:
         ended.set()
         beating.join()
     assert "to see whether" in capsys.readouterr().out
+
+
+def test_a_run_that_holds_a_folder_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    path, touched = tmp_path / ".train.lock", threading.Event()
+    real = os.utime
+    monkeypatch.setattr(lock.os, "utime", lambda given: (real(given), touched.set()))
+    with locked(tmp_path, "train"):
+        real(path, (0, 0))
+        touched.clear()
+        assert touched.wait(30) and path.stat().st_mtime > 0
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path, capsys):

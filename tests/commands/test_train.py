@@ -360,11 +360,10 @@ def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantization(bits))
     model.save_pretrained(stored)
     AutoTokenizer.from_pretrained(base).save_pretrained(stored)
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        expected = model(tokens).logits
-        for loaded in (load_model(str(stored), dtype="float32"), load_model(str(stored), quantization_config=None)):
-            assert torch.equal(loaded(tokens).logits, expected)
+    expected = model.state_dict()  # not its logits: bitsandbytes rounds them where a CPU multiplies in bf16
+    for loaded in (load_model(str(stored), dtype="float32"), load_model(str(stored), quantization_config=None)):
+        found = loaded.state_dict()
+        assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
     train(tmp_path / "run", model_name_or_path=str(stored), cold_start_steps=3, **LORA)
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
     assert "parameters" not in json.loads((tmp_path / "run" / "settings.json").read_text())["model"]

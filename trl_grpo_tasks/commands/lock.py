@@ -1,83 +1,103 @@
-"""A lock on an output folder, so that two runs never write to it at the same time."""
+"""A lock on an output folder, so that two runs never write to it at the same time.
+
+filelock has leases too, but on network file systems they do not take over the lock of a run that died.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
-import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from filelock import SoftFileLease, Timeout
-
-LEASE = 30.0  # seconds without a sign of life after which the lock of a run on another machine is taken
+BEAT = 10.0  # seconds between two heartbeats of a run that holds a lock
+PATIENCE = 3 * BEAT  # how long to wait for a heartbeat of a run on another machine
 
 
 @contextmanager
 def locked(folder: str | Path, kind: str) -> Iterator[None]:
-    """Lock the folder, which is created if necessary, against other runs of the same kind (train or eval).
+    """Lock the folder, which is created if necessary, against other runs of the same kind (train, eval).
 
-    A process that dies loses its lock: at once on this machine, after LEASE seconds on another one. ValueError if
-    another run is alive.
+    The operating system frees the lock of a process that dies. Locks may not work across machines that share the
+    folder, so a run also touches its lock file every few seconds: a heartbeat. ValueError if another run is alive.
     """
     folder = Path(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{kind}.lock"
     try:
-        lock = _acquired(folder, kind)
-        try:
-            yield
-        finally:
-            lock.release()
+        descriptor = _acquired(path, folder)
+    except ValueError:
+        _remove_empty(made)
+        raise
+    ended = threading.Event()
+    beat = threading.Thread(target=_beat, args=(descriptor, ended), daemon=True)
+    beat.start()
+    try:
+        yield
     finally:
-        for path in made:  # a folder in which nothing was written is removed
-            with suppress(OSError):
-                path.rmdir()
+        ended.set()
+        beat.join()  # it uses the descriptor
+        if _is_file(path, descriptor):
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+        _remove_empty(made)  # a folder in which nothing was written is removed
 
 
 def running_process(folder: str | Path, kind: str) -> str | None:
     """Describe the run of this kind that is alive in the folder; None if there is none. The lock is not taken."""
     path = Path(folder) / f".{kind}.lock"
-    pid, host = _holder(path)
+    holder, touched = _read(path), _touched_at(path)
+    if not holder or touched is None or time.time() - touched / 1e9 > PATIENCE:
+        return None
+    is_here = holder.get("host") == socket.gethostname()
+    return _describe(holder) if not is_here or _is_alive(holder["pid"]) else None
+
+
+def _acquired(path: Path, folder: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise ValueError(f"{path} is a link, which no run makes; delete it, or choose another folder") from error
+        try:
+            is_ours = _flock(descriptor)
+            holder = _read(path)
+            is_here = holder.get("host") == socket.gethostname()
+            is_held = _is_alive(holder["pid"]) if is_ours is None and is_here else is_ours is False
+            if is_held or (holder and not is_here and _is_beating(path, folder, holder)):
+                raise ValueError(
+                    f"{folder} is in use by another run ({_describe(holder)}); wait for it, stop it, or choose "
+                    "another --out"
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_file(path, descriptor):  # otherwise its holder has removed the file in the meantime
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            return descriptor
+        os.close(descriptor)
+
+
+def _flock(descriptor: int) -> bool | None:
+    """Whether we got the lock; None if the file system does not support locks."""
     try:
-        with open(path, "rb") as file:  # opening the file makes a network file system refresh its times
-            is_beating = time.time() - os.fstat(file.fileno()).st_mtime <= LEASE
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError:
         return None
-    if pid is None or not is_beating:
-        return None
-    return f"process {pid} on {host}" if host != socket.gethostname() or _is_alive(pid) else None
-
-
-def _acquired(folder: Path, kind: str) -> SoftFileLease:
-    path = folder / f".{kind}.lock"
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, which no run makes; delete it, or choose another folder")
-    lock = SoftFileLease(path, lease_duration=LEASE)
-    pid, host = _holder(path)
-    described = "which has just started" if pid is None else f"process {pid} on {host}"
-    patience = 0.0
-    if path.exists() and host != socket.gethostname():
-        patience = 1.2 * LEASE
-        print(f"waiting {patience:g} s to see whether {folder} is still in use ({described})", flush=True)
-    try:
-        lock.acquire(timeout=patience)
-    except Timeout as error:
-        raise ValueError(
-            f"{folder} is in use by another run ({described}); wait for it, stop it, or choose another --out"
-        ) from error
-    return lock
-
-
-def _holder(path: Path) -> tuple[int | None, str | None]:
-    """The process and the machine that a lock file names."""
-    try:
-        named = dict(re.findall(r"^(pid|host)=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE))
-        return int(named["pid"]), named["host"]
-    except (OSError, ValueError, KeyError):
-        return None, None
+    return True
 
 
 def _is_alive(pid: int) -> bool:
@@ -88,3 +108,52 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:  # the process belongs to another user
         pass
     return True
+
+
+def _is_beating(path: Path, folder: Path, holder: dict[str, Any]) -> bool:
+    """Whether the run on another machine that wrote this lock file still sends heartbeats."""
+    print(f"waiting {PATIENCE:g} s to see whether {folder} is still in use ({_describe(holder)})", flush=True)
+    seen, end = _touched_at(path), time.monotonic() + PATIENCE
+    while time.monotonic() < end and _touched_at(path) == seen:
+        time.sleep(min(1.0, PATIENCE / 10))
+    return _touched_at(path) not in (seen, None)
+
+
+def _beat(descriptor: int, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with suppress(OSError):  # the file server may not answer
+            os.utime(descriptor)
+
+
+def _touched_at(path: Path) -> int | None:
+    try:
+        with open(path, "rb") as file:  # opening the file makes a network file system refresh its times
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    return f"process {holder['pid']} on {holder.get('host')}" if holder else "which has just started"
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    """Whether the file at `path` is the open one."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()

@@ -8,6 +8,8 @@ import os
 import pickle
 import secrets
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from .worker import COMMAND, Reply, TaskRecipe, score_one
 
 START_SECONDS = 300.0  # time limit for importing a task; large simulators on a slow disk need long
 START_ATTEMPTS = 3  # after this many failed starts in a row the task is considered broken
+STALL_SECONDS = 10  # a worker that has begun a reply may pause so long in the middle of it
 TICK = 0.1  # seconds between two looks at the pool of a thread that waits for its worker
 
 CLOSED = "the reward executor was closed before this completion was scored"
@@ -37,11 +40,12 @@ class RewardWorkerError(RuntimeError):
 
 
 class WorkerLost(Exception):
-    """A worker has ended or must end. `again`: the job did not begin, or its node failed; another worker takes it."""
+    """A worker has ended or must end. `again`: its node failed, so another worker takes the job, once. If the job had
+    not `begun`, another worker takes it whatever happened before."""
 
-    def __init__(self, reason: str, again: bool = False):
+    def __init__(self, reason: str, again: bool = False, begun: bool = True):
         super().__init__(reason)
-        self.again = again
+        self.again, self.begun = again, begun
 
 
 @dataclass
@@ -99,8 +103,8 @@ class Pool:
         if self._owner != os.getpid():
             return
         self._end(RewardWorkerError(CLOSED))
-        for thread in self._threads:
-            if thread is not threading.current_thread():
+        if threading.current_thread() not in self._threads:  # one may collect the pool as garbage
+            for thread in self._threads:
                 thread.join()
 
     def _start_worker(self) -> Any:
@@ -180,10 +184,10 @@ class Pool:
             worker.begin(job)
             reply = self._wait(worker.replies, self._timeout)
         except WorkerLost as lost:
-            if lost.again and job.lost_on is None:
-                if worker.node:
+            if not lost.begun or (lost.again and job.lost_on is None):
+                if lost.begun:
                     logger.warning("a completion is scored again, because on Ray node %s %s", worker.node[:8], lost)
-                job.lost_on = worker.node
+                    job.lost_on = worker.node
                 with self._changed:
                     self._queue.appendleft(job)
                 return False
@@ -250,6 +254,8 @@ class _WorkerProcess:
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"  # identifies it and its descendants in their environment
         self._number = 0  # of the current or last job, which its reply repeats
         self._connection, theirs = Pipe()
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:  # an option of the socket, not of a name
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_SECONDS, 0))
         with theirs:
             # It gets its own session, so that Ctrl-C does not reach it and its process group can be killed at once.
             # What the task prints goes to standard error.
@@ -269,16 +275,20 @@ class _WorkerProcess:
         try:
             self._connection.send_bytes(pickle.dumps((self._number, job.row, job.completion)))
         except OSError as error:
-            raise WorkerLost(self._describe_exit(), again=True) from error
+            raise WorkerLost(self._describe_exit(), begun=False) from error
 
     def replies(self, seconds: float) -> list[Any]:
         """Wait for at most `seconds` for the reply to the current job; [] if there is none yet."""
         try:
             if not self._connection.poll(seconds):
                 return []
-            number, message = pickle.loads(self._connection.recv_bytes())
+            reply = self._connection.recv_bytes()
+        except BlockingIOError as error:
+            raise WorkerLost(f"the worker stopped in the middle of a reply for {STALL_SECONDS} s") from error
         except (EOFError, OSError) as error:
             raise WorkerLost(self._describe_exit()) from error
+        try:
+            number, message = pickle.loads(reply)
         except Exception as error:  # unpickling runs user code
             reason = f"the worker's reply cannot be decoded: {type(error).__name__}: {error}"
             raise WorkerLost(reason) from error

@@ -178,7 +178,7 @@ def main() -> None:
             connection.send_bytes(message)
             if reply.retire:
                 return
-    except (EOFError, OSError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the parent has exited, so there is nobody to report to
 
 
