@@ -50,6 +50,26 @@ def test_a_score_that_forks_shifts_no_other_score(wild):
     assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
 
 
+def test_a_worker_that_stops_in_the_middle_of_a_reply_is_replaced(wild, monkeypatch):
+    monkeypatch.setattr(pool, "STALL_SECONDS", 1)
+    with RewardExecutor(wild, workers=1) as executor:
+        stalled, good = executor.submit([ROW] * 2, ["stall", "good"]).result()
+    assert stalled.score is None and stalled.reason == "the worker stopped in the middle of a reply for 1 s"
+    assert good.score is not None
+
+
+def test_a_job_that_no_worker_began_survives_several_dead_workers(wild):
+    with RewardExecutor(wild, workers=3) as executor:
+        pids = {
+            outcome.score.info["pid"]
+            for outcome in executor.submit([ROW] * 9, [f"pid {i}" for i in range(9)]).result()
+        }
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            assert is_gone(pid)
+        assert values(executor.submit([ROW] * 3, [f"good {i}" for i in range(3)]).result()) == [0.0] * 3
+
+
 def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
     """Each reply arrives twice, and each is preceded by a reply to an earlier job."""
 

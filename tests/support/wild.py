@@ -31,6 +31,9 @@ class Wild(Task):
             os._exit(7)
         if verb == "sysexit":
             sys.exit("bye")
+        if verb == "stall":  # after the first bytes of a reply of 256
+            os.write(int(sys.argv[2]), bytes([0, 0, 1, 0, 42]))
+            os.kill(os.getpid(), signal.SIGSTOP)
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if verb == "eat":
