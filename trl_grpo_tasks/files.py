@@ -57,12 +57,14 @@ def read_yaml(path: str | Path, option: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, UniqueKeys)
+        text = Path(path).read_text(encoding="utf-8")
+        if text.lstrip()[:1] in ("{", "["):  # JSON may be indented by tabs, which YAML refuses
+            text = text.replace("\t", " ")
+        values = yaml.load(text, UniqueKeys)
     except OSError as error:
         raise ValueError(f"{option} {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path} is not YAML: {error}") from error
+        raise ValueError(f"{option} {path} is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ValueError(f"{option} {path} is nested too deeply") from error
     # Count the values with YAML aliases expanded, which a small file can repeat without limit.

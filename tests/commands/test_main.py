@@ -400,6 +400,15 @@ def test_mistakes_in_a_recipe_are_said(my_task, capsys, recipe, message):
     assert code == 2 and message in err, err
 
 
+def test_a_run_is_resumed_only_with_the_same_physics(my_task, capsys):
+    Path("out/checkpoint-5").mkdir(parents=True)
+    checkpoints.mark_complete("out/checkpoint-5")
+    Path("out/settings.json").write_text(json.dumps({"task": {"options": {"gravity": 9.8}}}))
+    words = ["--task", "brick", "--output_dir", "out", "--resume_from_checkpoint", "--gravity", "1.6"]
+    code, _, err = said(capsys, run.main, *words)
+    assert code == 2 and "was started with another --gravity (9.8, not 1.6); resume with the original value" in err
+
+
 def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     Path("out/checkpoint-5").mkdir(parents=True)
     words = ["--task", "my_task.py", "--output_dir", "out"]

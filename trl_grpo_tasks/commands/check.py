@@ -102,11 +102,11 @@ class _Check:
         train, test = (task.dataset(split, COMPARED, self._seed) for split in ("train", "test"))
         tested = {task.request(row): row for row in test}
         for row in train:
-            _require(
-                (other := tested.get(task.request(row))) is None,
-                "train and test share a request, which is the prompt unless the task defines request(row): "
-                f"{_text_of(row)[:200]} and {_text_of(other or {})[:200]}",
-            )
+            if (other := tested.get(task.request(row))) is not None:
+                raise AssertionError(
+                    "train and test share a request, which is the prompt unless the task defines request(row): "
+                    f"{_text_of(row)[:200]} and {_text_of(other)[:200]}"
+                )
         rows, requests = len(train) + len(test), len(one_per_request(task, train)) + len(tested)
         different = f", {requests} different requests" if requests != rows else ""
         yield f"train and test share no request ({rows} rows{different})"

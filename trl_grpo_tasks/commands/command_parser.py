@@ -137,7 +137,8 @@ def task_of_run(
     from ..report.run_folder import RunFolder, settings_of
     from ..training.repair import with_repair_of
 
-    of_run = RunFolder.read(run_dir).task_spec if spec and is_safe_by_name(spec) and Path(run_dir).is_dir() else None
+    is_looked_up = spec is not None and not flags and is_safe_by_name(spec) and Path(run_dir).is_dir()
+    of_run = RunFolder.read(run_dir).task_spec if is_looked_up else None
     if spec and (flags or of_run != spec):
         task = task_with_options(spec, flags, also)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .templating import render
 
@@ -24,7 +24,6 @@ def chart(
     x_label: str = "step",
     limits: tuple[float, float] | None = None,
     log2: bool = False,
-    joined: Collection[str] | None = None,
 ) -> str:
     """Return a figure with a line chart, or "" if there are no points.
 
@@ -36,7 +35,6 @@ def chart(
         x_label: Title of the horizontal axis.
         limits: Minimal range of the vertical axis; it is widened to contain all points.
         log2: Whether the horizontal axis is logarithmic, with a tick at every point.
-        joined: Labels whose points are joined by a line; None means all.
     """
     lines = {label: _thinned(points) for label, points in lines.items() if points}
     if not lines:
@@ -66,19 +64,12 @@ def chart(
     for label, points in lines.items():
         band = bands.get(label, ())
         around = [*((at, high) for at, _, high in band), *((at, low) for at, low, _ in reversed(band))]
-        is_joined = joined is None or label in joined
-        is_smooth = is_joined and len(points) >= SMOOTHED_FROM
-        drawn.append(
-            {
-                "label": label, "band": path(around), "points": points, "joined": path(points) if is_joined else "",
-                "smooth": path(_running_mean(points)) if is_smooth else "",
-            }
-        )  # fmt: skip
+        smooth = path(_running_mean(points)) if len(points) >= SMOOTHED_FROM else ""
+        drawn.append({"label": label, "band": path(around), "points": points, "path": path(points), "smooth": smooth})
     marks = steps if log2 else [t for t in nice_ticks(steps[0], steps[-1], 5) if steps[0] <= t <= steps[-1]] or steps
     return render(
         "chart.html", title=title, name=name, x_label=x_label, width=WIDTH, height=HEIGHT, left=left, right=right,
         bottom=bottom, x=x, y=y, ticks=ticks, marks=marks, lines=drawn, colours=COLOURS, number=_number,
-        shows_change=joined is None,
     )  # fmt: skip
 
 

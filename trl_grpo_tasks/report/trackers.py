@@ -172,7 +172,7 @@ def _to_module(name: str, trainer: Any, step: int, lines: list[list[Any]], pictu
     import pandas
 
     api = importlib.import_module(name)
-    table = pandas.DataFrame(lines, columns=[*COLUMNS])
+    table = pandas.DataFrame(lines, columns=[*COLUMNS], dtype=object)  # None stays None
     logged: dict[str, Any] = {"completions": api.Table(dataframe=table)} if lines else {}
     logged |= {f"samples/{n}": api.Image(image, caption=caption) for n, (image, caption) in enumerate(pictures, 1)}
     logged |= {f"histograms/{name}": api.Histogram(v) for name, v in trainer.rewarding.distributions().items()}

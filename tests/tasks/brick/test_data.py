@@ -260,9 +260,13 @@ def test_negatives_of_a_structure_as_high_as_the_world():
     assert made["colliding"].collisions
 
 
-def test_rows_depend_on_seed_and_split_only(rows):
+def test_rows_depend_on_seed_and_split_only(rows, monkeypatch):
     assert make_rows("train", 50, 0) == rows[:50]
     assert make_rows("train", 50, 1) != rows[:50]
+    monkeypatch.setattr(data, "MIN_ROWS_PER_WORKER", 10)
+    monkeypatch.setattr(data, "usable_cores", lambda: 2)
+    monkeypatch.setattr(data, "make_row", None)  # the rows come from two processes
+    assert make_rows("train", 24, 0) == rows[:24]
 
 
 def test_size_none_gives_every_row_once():

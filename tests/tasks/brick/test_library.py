@@ -47,7 +47,7 @@ def file(tmp_path):
 
 
 def test_json_and_yaml_files_are_read(tmp_path, file):
-    (tmp_path / "bricks.json").write_text(json.dumps(OTHER))
+    (tmp_path / "bricks.json").write_text(json.dumps(OTHER, indent="\t"))
     parts = read_library(file)
     assert parts == read_library(str(tmp_path / "bricks.json"))
     assert parts == (
@@ -223,6 +223,3 @@ def test_exports_with_parts_that_ldraw_lacks(file):
     )
     assert files["sample.png"].startswith(b"\x89PNG") and files["sample.glb"].startswith(b"glTF")
     assert "0 tile, square" in model
-
-
-# ---- runs

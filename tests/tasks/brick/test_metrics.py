@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.tasks.brick import metrics
 from trl_grpo_tasks.tasks.brick.physics.stability import SolverError
@@ -37,6 +38,19 @@ def test_structures_that_cannot_be_analysed_are_left_out(monkeypatch):
     monkeypatch.setattr(metrics, "analyse", fails)
     found = metrics.metrics_of([STANDS, COLLIDES])
     assert (found.structures, found.unsolved, found.valid) == (1, 1, 0)
+
+
+@pytest.mark.skipif(not PUBLIC.is_file(), reason="public structures are not part of the repository")
+def test_published_structures_have_their_published_scores():
+    cases = [case for case in json.loads(PUBLIC.read_text())["cases"] if case["source"] == "BrickGPT"]
+    assert len(cases) == 7
+    for case in cases:
+        found = metrics.metrics_of([case["bricks"]])
+        assert (found.valid, found.stable) == (1, float(case["upstream"]["stable"]))
+        # Scores per brick are not unique; their largest, and nearly their mean, are.
+        assert found.min_brick_stability == pytest.approx(1 - case["upstream"]["max_score"], abs=2e-3)
+        scores = case["upstream"]["scores"]
+        assert found.mean_brick_stability == pytest.approx(1 - sum(scores) / len(scores), abs=2e-3)
 
 
 @settings(max_examples=40)

@@ -14,6 +14,7 @@ from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rewards.components import component_weights
+from trl_grpo_tasks.task import rows_of
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, reward
 from trl_grpo_tasks.tasks.brick.data.designs import encode_voxels
 from trl_grpo_tasks.tasks.brick.data.rows import ALL
@@ -356,3 +357,10 @@ def test_without_a_solver_connectivity_decides(monkeypatch):
         score = BrickTask().score(ROW, ROW["gold"])
     assert score.success and score.components["stability"] == 1 and score.info["load_factor"] is None
     assert not BrickTask().score(ROW, "2x2 (0,0,0)\n2x2 (0,0,2)\n").info["stable"]
+
+
+def test_a_line_says_that_there_are_fewer_rows_than_asked_for():
+    task, said = BrickTask(BrickOptions(brick_levels=["stack"])), []
+    rows = rows_of(task, "test", 500, 0, say=said.append)
+    assert said == [f"The test split has {len(rows)} rows with these options, not the 500 asked for: all are used."]
+    assert len(rows) < 500 and rows_of(task, "test", len(rows), 0, say=said.append) == rows and len(said) == 1

@@ -120,6 +120,8 @@ BAD_FILES = {
     "bool.json": ('[{"prompt": "a", "answer": true}]', "column 'answer' must be text or a number, got True"),
     "reward.json": ('[{"prompt": "a", "reward": "numerc"}]', r"unknown reward 'numerc' \(did you mean 'numeric'\?\)"),
     "weight.json": ('[{"prompt": "a", "rewards": {"json": "big"}}]', "'json' the weight 'big', which is not a number"),
+    "kind.json": ('[{"prompt": "a", "rewards": 3}]', "column 'rewards' must be names"),
+    "schema_text.json": ('[{"prompt": "a", "schema": "{"}]', "column 'schema' is not JSON"),
     "model.json": ('[{"prompt": "a", "rewards": ["reward_model"]}]', "a row cannot choose 'reward_model'"),
     "tests.json": ('[{"prompt": "a", "tests": [1]}]', "column 'tests' must be a list of texts"),
     "schema.json": ('[{"prompt": "a", "schema": {"type": 3}}]', "column 'schema' is not a JSON schema"),

@@ -54,6 +54,7 @@ def test_rows_choose_the_judge_and_their_rubric(tmp_path):
         ({"rewards": ["judge"], "rubric": "x"}, {}, r"row 1: reward 'judge' needs a model to ask"),
         ({"rewards": ["judge"]}, JUDGE, r"row 1: reward 'judge' needs a rubric"),
         ({"rewards": ["judge"], "rubric": {"criteria": {}}}, JUDGE, r"row 1: column 'rubric' needs 'criteria'"),
+        ({"rewards": ["judge"]}, JUDGE | {"judge_rubric": "{"}, r"--judge_rubric is not JSON"),
         ({"rewards": ["judge"]}, JUDGE | {"judge_rubric": "missing.json"}, r"--judge_rubric file missing.json"),
     ],
 )
@@ -72,6 +73,7 @@ def test_a_judge_that_cannot_be_asked_is_reported_with_the_row(tmp_path, row, op
         ({"judge_budget": 0.0, "judge_price_in": 1.0}, "--judge_budget 0.0 must be above 0"),
         ({"judge_parameters": "[1]"}, "--judge_parameters '\\[1\\]' must be a JSON object"),
         ({"judge_parameters": '{"model": "x"}'}, "without model"),
+        ({"judge_parameters": "x"}, "--judge_parameters is not JSON"),
     ],
 )
 def test_invalid_options_are_reported(options, message):

@@ -51,6 +51,7 @@ def test_numeric_tolerance():
     ("text", "value"),
     [
         ("Paris", 1), ("It is far.\nAnswer: Paris.", 1), ("<answer>Paris</answer>", 1), ("\\boxed{Paris}", 1),
+        ("#### **Paris**", 1),
         ("paris", 0), ("Paris or Rome", 0), ("Answer: x = Paris", 0), ("Answer: Paris\nAnswer: Rome", 0),
         ("Not Paris", 0), ("x" * 10_000 + "\nParis", 0),
     ],

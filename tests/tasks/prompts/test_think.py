@@ -1,5 +1,7 @@
 """--think of the prompts task: the answer after the marker is scored, and the thought before it is free."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +97,9 @@ def test_the_thought_is_folded_away_where_the_answer_is_shown(tmp_path):
     assert "<details>" not in task.render(row, "no <b>answer")
     long = task.render(row, f"{'x' * 10**6}####4")
     assert len(long) < 20_000 and ">4</pre>" in long
+
+
+def test_json_after_a_thought(tmp_path):
+    task = from_rows(tmp_path, [OBJECT], think=True, test_fraction=0)
+    (row,) = task.dataset("train", None, 0)
+    assert json.loads(task.gold(row).removeprefix("####")) == {"a": 3}

@@ -40,9 +40,10 @@ def read_library(given: str) -> tuple[Part, ...]:
     """Return the parts of a library, which is a file or JSON text, in order of size. Raises ValueError."""
     if given.lstrip().startswith("{"):
         try:
-            return _parts_of(json.loads(given), "--brick_library")
-        except json.JSONDecodeError as error:
+            content = json.loads(given)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"--brick_library is not JSON: {error}") from error
+        return _parts_of(content, "--brick_library")
     check_local_path(given, "--brick_library")
     path = Path(given).expanduser()
     if not path.is_file():

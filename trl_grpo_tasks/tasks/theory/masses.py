@@ -131,10 +131,11 @@ def _mass_matrix(
 def _couplings(theory: Theory) -> dict[tuple[str, str], list[_Coupling]]:
     """Return the terms that give masses, by the names of their fermions, in both orders."""
     scalars = {scalar.name: scalar for scalar in theory.scalars}
+    numbers_of = {fermion.name: fermion.numbers for fermion in theory.fermions}
     result: dict[tuple[str, str], list[_Coupling]] = {}
     for term in theory.terms:
         strength: Sequence[float] = term.values
-        reps = [theory.fermion(name).numbers for name in (term.first, term.second)]
+        reps = [numbers_of[name] for name in (term.first, term.second)]
         chosen: Sequence[int | None] = [None] * len(theory.groups)
         if term.scalar is not None:
             scalar = scalars[term.scalar]
