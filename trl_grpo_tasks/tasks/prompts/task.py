@@ -299,7 +299,7 @@ class PromptsTask(Task):
     def _generated(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         options = self.options
         rows = generators.generate(options.generator, self.levels, split, size, seed, options.test_fraction)
-        own = self._own_columns | ({"rewards": dict(self._default_rewards)} if self._default_rewards else {})
+        own = self._own_columns | ({"rewards": self._default_rewards} if self._default_rewards else {})
         return [self._finished_row({**row, **own}, f"generator {options.generator!r}") for row in rows]
 
     def _finished_row(self, row: dict[str, Any], place: str) -> dict[str, Any]:
