@@ -35,6 +35,8 @@ options = {{"quantization_config": four}} if sys.argv[2] == "4" else {{}}
 for kind, name in ((sys.argv[1], "user/letters"), ("full", "user/base")):
     auto = AutoPeftModelForCausalLM if kind == "adapter" else AutoModelForCausalLM
     model = auto.from_pretrained(name, dtype="float32", **options)
+    for layer in model.modules():
+        layer.support_avx512bf16_for_cpu = False  # where bitsandbytes would multiply in bf16
     {LOG_PROBS}
 assert "trl_grpo_tasks" not in sys.modules and "trl" not in sys.modules
 """

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.support.run_folders import before_and_after, write_run
-from trl_grpo_tasks.commands.lock import LEASE, locked, running_process
+from trl_grpo_tasks.commands.lock import PATIENCE, locked, running_process
 from trl_grpo_tasks.commands.main import main
 
 
@@ -81,16 +81,15 @@ def test_who_holds_a_lock_is_found_without_taking_it(tmp_path):
     lock = tmp_path / ".train.lock"
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    lock.write_text(f"pid={ended.pid}\nhost={socket.gethostname()}\n")
+    lock.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
     assert running_process(tmp_path, "train") is None, "the process has ended"
-    lock.write_text("pid=7\nhost=another\n")
-    assert running_process(tmp_path, "train") == "process 7 on another"
-    old = time.time() - LEASE - 5
+    lock.write_text(json.dumps({"pid": ended.pid, "host": "another"}))
+    assert running_process(tmp_path, "train") == f"process {ended.pid} on another"
+    old = time.time() - PATIENCE - 5
     os.utime(lock, (old, old))
-    assert running_process(tmp_path, "train") is None, "no sign of life"
-    lock.write_text("something else")
+    assert running_process(tmp_path, "train") is None, "no heartbeat"
+    lock.write_text("no JSON")
     assert running_process(tmp_path, "train") is None
-    lock.unlink()
     with locked(tmp_path, "train"):
         assert running_process(tmp_path, "train") == f"process {os.getpid()} on {socket.gethostname()}"
         assert running_process(tmp_path, "eval") is None

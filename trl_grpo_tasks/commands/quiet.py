@@ -13,11 +13,9 @@ ON_PURPOSE = {
 
 
 def quiet_third_party_logging() -> None:
-    """Silence progress bars of short operations and messages about optional kernels."""
+    """Silence progress bars of short operations and warnings about what we do on purpose."""
     import logging
 
-    # This must precede any import of bitsandbytes, which reports missing optional kernels when it is imported.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import datasets
     from transformers.utils import logging as transformers_logging
 
