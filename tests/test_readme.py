@@ -32,6 +32,7 @@ from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.commands.command_words import ALIASES
 from trl_grpo_tasks.commands.recipes import find_recipe
 from trl_grpo_tasks.registry import TASKS
 from trl_grpo_tasks.tasks.brick.drawing import render
@@ -52,15 +53,6 @@ NOT_RUN = {
     "python docs/make_pictures.py": "takes minutes; there is a test below",
     "python notebooks/make_notebooks.py": "test_notebooks.py runs it",
     "trl-grpo-tasks tool machine make-gold": "takes minutes; tests of task machine look at what it made",
-}
-
-
-ALIASES = {
-    "--model": "--model_name_or_path",
-    "--out": "--output_dir",
-    "--lr": "--learning_rate",
-    "--batch_size": "--per_device_train_batch_size",
-    "--steps": "--max_steps",
 }
 
 

@@ -192,7 +192,7 @@ class Thoughts:
 
     def __init__(self, moves: _Moves, viable: frozenset[int], least_tokens: int, most_tokens: int | None):
         self._moves, self._least, self._most = moves, least_tokens, most_tokens
-        # The states from which a thought can end within so many tokens, and those states with the ends themselves.
+        # Entry n: the states from which a thought can end within n tokens; below, with the ends themselves.
         self._within = [frozenset[int]()]
         while not self._within[1:] or self._within[-1] != self._within[-2]:
             ends = viable | self._within[-1]

@@ -43,7 +43,9 @@ class PromptsOptions:
         "and is never scored.",
     )
     think_marker: str = option("####", "With --think: the text that ends the thought.")
-    think_tokens: int | None = option(None, "With --think and --constrain: the marker ends within so many tokens.")
+    think_tokens: int | None = option(
+        None, "With --think and --constrain: maximum tokens of a thought, marker included."
+    )
     reward_model: str | None = option(None, "Sequence-classification model (Hub id or folder) that scores answers.")
     test_fraction: float = option(0.1, "Fraction of the prompts held out for testing.")
     allow_code_execution: bool = option(
