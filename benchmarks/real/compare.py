@@ -8,8 +8,8 @@ A table is a YAML file: the task with its options, the options that differ for t
 and settings of training. A way names its trainer, `trl`, `trl+vllm` or `ours`, with further settings, and `control:
 random` replaces its rewards by random numbers. All trainers train the same LoRA on the same rows in the same order,
 with rewards from the same workers, until `minutes` of training have passed. The clock runs from the first step on and
-stands still during evaluations, which take place at the start, at `marks` (minutes) and at the end, with the same
-sampler for all ways. Starting vLLM is not counted; it is listed.
+stands still during evaluations, which take place at `marks` (minutes) and at the end, with the same sampler for all
+ways. The untrained model is evaluated once. Starting vLLM is not counted; it is listed.
 
 A cell is a model, a way and a seed, in a process of its own. Finished cells are kept in --out, so that the same
 command resumes a table. Settings are chosen on half of the held-out requests (--rows choose) and reported on the
@@ -110,8 +110,8 @@ def measure(
         marks.append({"minutes": minutes, "tokens": tokens, "samples": kept})
         report({"marks": marks, **memory()})
 
-    evaluated(model, 0.0, 0.0)
     if way == START:
+        evaluated(model, 0.0, 0.0)
         return
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -327,7 +327,9 @@ def page(table: dict[str, Any], folder: Path, model: str, options: Any) -> str:
         ends = [rows_of(cell["marks"][-1]) for cell in cells]
         values[way] = [learning.values_of(rows) for rows in ends * (len(table["seeds"]) if way == START else 1)]
         for cell in cells:
-            measured = [(mark, learning.values_of(rows_of(mark))["success"]) for mark in cell["marks"]]
+            trained = cell["marks"] if way != START else []  # all ways begin at the one evaluation of the start
+            all_marks = found[START][0]["marks"] + trained
+            measured = [(mark, learning.values_of(rows_of(mark))["success"]) for mark in all_marks]
             success[way].append([(m["minutes"], m["tokens"], statistics.fmean(v)) for m, v in measured])
     requests = dict.fromkeys(values[START][0], request_numbers(rows_of(found[START][0]["marks"][-1])))
     text = learning.table(values, START, {}, requests)
