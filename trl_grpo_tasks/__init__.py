@@ -12,14 +12,19 @@ from .task import Score, Task
 if TYPE_CHECKING:
     from .commands.python_api import load_recipe, train
     from .evaluation.solver import Solver
+    from .rewards.environment import Environment, EnvironmentTask, Step
     from .training.config import TaskGRPOConfig
     from .training.trainer import TaskGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["Score", "Solver", "Task", "TaskGRPOConfig", "TaskGRPOTrainer", "get_task", "load_recipe", "train"]
+__all__ = ["Environment", "EnvironmentTask", "Score", "Solver", "Step", "Task", "TaskGRPOConfig", "TaskGRPOTrainer",
+           "get_task", "load_recipe", "train"]  # fmt: skip
 
 
 _LAZY = {
+    "Environment": ".rewards.environment",
+    "EnvironmentTask": ".rewards.environment",
+    "Step": ".rewards.environment",
     "Solver": ".evaluation.solver",
     "TaskGRPOTrainer": ".training.trainer",
     "TaskGRPOConfig": ".training.config",

@@ -23,12 +23,12 @@ from trl_grpo_tasks.constraints import replay, unpack
 from trl_grpo_tasks.constraints.rebuilt import replay_all
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
-from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint, join_turns, split_turns
+from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint, TurnsForm, join_turns, split_turns
 from trl_grpo_tasks.constraints.workers import WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rollout import rollout
-from trl_grpo_tasks.training.repair import RepairTask
+from trl_grpo_tasks.training.repair import AFTER, BEFORE, RepairTask
 
 ROWS = [{"prompt": f"{letter}1x", "letter": letter, "level": "1"} for letter in "ab"]
 CHATML = (
@@ -105,11 +105,14 @@ def test_feedback_in_a_chat_injects_no_turn(chat_tokenizer, pairs, is_chat):
     """Turns of free text and reasons may spell special tokens; those are plain text then."""
     row = {"prompt": [{"role": "user", "content": "q"}] if is_chat else "q"}
     reason_of = {turn.replace(MARK, REPLACEMENT): " ".join(reason.split()) for turn, reason in pairs}
-    constraint = TurnsConstraint(chat_tokenizer, None, lambda row, text: reason_of[text], len(pairs))
+    shown = TurnsForm(before=BEFORE, after=AFTER, is_prompt_repeated=True)
+    constraint = TurnsConstraint(
+        chat_tokenizer, None, lambda row, text: reason_of[split_turns(text)[0][-1]], len(pairs), shown
+    )
     state, ids = constraint.start(row), []
     for turn, _ in pairs:
-        while not state.finished and state._feedback:
-            ids.append(state._feedback[0])
+        while not state.finished and state._forced:
+            ids.append(state._forced[0])
             state.accept(ids[-1])
         written = chat_tokenizer(turn, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         for token in [*written, chat_tokenizer.eos_token_id]:
@@ -139,7 +142,7 @@ def test_free_text_allows_every_token_but_special_ones(chat_tokenizer):
 def test_a_chat_template_without_a_second_question_is_refused(chat_tokenizer):
     chat_tokenizer = dill.copy(chat_tokenizer)
     chat_tokenizer.chat_template = "{{ raise_exception('one question only') }}"
-    with pytest.raises(ValueError, match=r"takes no second question .one question only"):
+    with pytest.raises(ValueError, match=r"takes no second message of the user .one question only"):
         TurnsConstraint(chat_tokenizer, None, lambda row, text: None, 2).form({"prompt": [{}]})
 
 
@@ -201,9 +204,9 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
     asked = []
 
-    def reasons(rows, texts):
+    def replies(rows, texts):
         asked.append([(row["letter"], text) for row, text in zip(rows, texts, strict=True)])
-        return [task.reason(row, text) for row, text in zip(rows, texts, strict=True)]
+        return [task.reply(row, text) for row, text in zip(rows, texts, strict=True)]
 
     def sampled(constraint, states=None):
         table = MaskTable(len(tokenizer))
@@ -216,7 +219,7 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
 
     expected = sampled(task.constraint(tokenizer))
     constraint = task.constraint(tokenizer)
-    constraint.reasons = reasons
+    constraint.replies = replies
     if held_by == "workers":
         workers = started(constraint)
         found = sampled(constraint, lambda table: WorkerStates(workers, table, constraint.answers))
@@ -227,9 +230,9 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
     assert max(map(len, asked)) > 3 and len(questions) == len(set(questions))
     turns = [constraint.turns_of(row, ids) for row, ids in zip(rows, found[0], strict=True)]
     ended = {
-        (row["letter"], constraint.turn_text(ids[start:end]))
+        (row["letter"], constraint.text_of(row, ids[:end]))
         for row, ids, found_turns in zip(rows, found[0], turns, strict=True)
-        for start, end in found_turns[:2]
+        for _, end in found_turns[:2]
         if ids[end - 1] == tokenizer.eos_token_id and end < 60
     }
     assert set(questions) == ended

@@ -21,11 +21,20 @@ from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
+from trl_grpo_tasks.rewards import environment
+from trl_grpo_tasks.rewards.environment import TurnsTask
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.task import Task
-from trl_grpo_tasks.training import repair
 from trl_grpo_tasks.training.cold_start import gold_dataset
-from trl_grpo_tasks.training.repair import LONGEST_REASON, NO_REASON, RepairTask, shown_reason, with_repair
+from trl_grpo_tasks.training.repair import (
+    LONGEST_REASON,
+    NO_REASON,
+    RepairTask,
+    refuse_turns,
+    shown_reason,
+    with_repair,
+    without_answer,
+)
 
 ON = {"repair_turns": 2, "rollout": "fast", "max_completion_length": 24, "constrain": True}
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}
@@ -85,7 +94,7 @@ def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
     assert runs[0][:3] == runs[1][:3]
     assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
     stats = trainer.rewarding.rewards.executor.stats
-    assert trainer.generation.constraint.reasons is None and stats.hits > 0
+    assert trainer.generation.constraint.replies is None and stats.hits > 0
     infos = [outcome.score.info["turns"] for outcome in record.outcomes]
     assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
 
@@ -102,7 +111,12 @@ def test_what_it_does_not_define_is_that_of_the_task():
     unused = {"policy", "thought_markers", "editor", "editors", "redundant_editors", "feedback", "relabel", "judges",
               "llm_judge", "user_options", "spec"}  # fmt: skip
     task = repaired(inner=get_task("prompts", {"generator": "arithmetic"}))
-    names = {name for name in dir(Task) if not name.startswith("_")} - unused - set(vars(RepairTask))
+    names = (
+        {name for name in dir(Task) if not name.startswith("_")}
+        - unused
+        - set(vars(RepairTask))
+        - set(vars(TurnsTask))
+    )
     assert {"gold", "row_of", "defines", "tools"} <= names
     for name in names - {"defaults", "facts"}:  # which it extends
         assert getattr(task, name) == getattr(task.inner, name), name
@@ -127,10 +141,10 @@ def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
         repaired(inner=judged)
     with pytest.raises(ValueError, match=r"max_completion_length=8 is too short for 2 turns.*at least to 9"):
         toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"max_completion_length": 8})
-    with pytest.raises(ValueError, match="repair_turns=2 needs our rollouts, but the model is new; set it to 1"):
-        repair.refuse_turns(2, "the model is new")
-    repair.refuse_turns(1, "the model is new")
-    repair.refuse_turns(2, None)
+    with pytest.raises(ValueError, match="up to 2 turns need our rollouts, but the model is new; set repair_turns=1"):
+        refuse_turns(2, "the model is new")
+    refuse_turns(1, "the model is new")
+    refuse_turns(2, None)
 
 
 # ---- the task
@@ -220,7 +234,7 @@ def test_every_pack_repairs_a_bad_answer_and_does_not_tell_the_gold_one(pack):
         assert split_turns(text)[0] == [bad, gold]
         score = task.score(row, text)
         assert score.success and score.info["repaired"] and score.total == 0.9 * inner.score(row, gold).total
-        assert gold.strip() not in task.reason(row, bad).split()
+        assert gold.strip() not in task.reply(row, bad).split()
         assert task.render(row, text) and task.exports(row, text).keys() == inner.exports(row, gold).keys()
 
 
@@ -230,16 +244,16 @@ def test_reasons_do_not_tell_the_answer():
     for row in inner.dataset("train", 40, 0):
         reason = inner.score(row, "-987").reason
         assert reason.endswith(f"; expected {inner.gold(row)}")
-        assert task.reason(row, "-987") == "numeric: the final number is -987"
-    assert repair.without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
+        assert task.reply(row, "-987") == "numeric: the final number is -987"
+    assert without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
 
 
 def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):
     """The task does what the completion says: none of it reaches the rollout."""
     task = RepairTask(wild, 2, 0.9, None)
-    monkeypatch.setattr(repair, "SECONDS_PER_TURN", 0.2)
+    monkeypatch.setattr(environment, "SECONDS_PER_TURN", 0.2)
     for said in ("raise", "none", "hang"):
-        assert task.reason({"prompt": "q"}, said) is None
+        assert task.reply({"prompt": "q"}, said) is None
 
 
 def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
@@ -249,7 +263,7 @@ def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
     task = RepairTask(get_task(str(file)), 2, 0.9, None)
     with RewardExecutor(task, workers=2, timeout=3) as executor:
         said = ["raise", "hang", "none", "exit", "roll", "hang"]
-        assert task.reasons(executor, [{"prompt": "q"}] * 6, said) == [None] * 4 + ["no wheel", None]
+        assert task.replies(executor, [{"prompt": "q"}] * 6, said) == [None] * 4 + ["no wheel", None]
 
 
 def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):
@@ -267,6 +281,6 @@ def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):
     (feedback,) = constraint.answers([(json.dumps(ROW), "x")])
     assert tokenizer("a1xx<eos>\n1x\na1x")["input_ids"][-len(feedback) :] == list(feedback)
     chat = {**ROW, "prompt": [{"role": "user", "content": "a1x"}]}
-    examples = [task.demonstration({**chat, "n": n}, tokenizer)[0] for n in range(20)]
+    examples = [task.demonstrations({**chat, "n": n}, tokenizer)[0][0] for n in range(20)]
     repairs = [prompt for prompt in examples if len(prompt) > 1]
     assert repairs and all([message["content"] for message in prompt] == ["a1x", "x", "1x"] for prompt in repairs)

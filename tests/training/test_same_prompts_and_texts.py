@@ -7,7 +7,7 @@ from tests.support.toy import ToyTask
 from tests.support.toy_repair import AdvisingToy
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
-from trl_grpo_tasks.constraints.turns import chat_feedback
+from trl_grpo_tasks.constraints.turns import TurnsForm, chat_observation
 from trl_grpo_tasks.evaluation import sampler as sampling
 from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 from trl_grpo_tasks.models.loading import load_tokenizer, set_template_variables
@@ -86,7 +86,8 @@ def test_evaluations_feedback_and_the_saved_tokenizer_have_the_prompts_of_traini
     monkeypatch.setattr(sampling, "rollout", recorded)
     CompletionSampler(trainer.model.eval(), tokenizer, 1.0, 5, None).sample([row])
     assert seen == trainer.latest_rollout.prompt_ids[:1]
-    assert chat_feedback(tokenizer)[1].endswith("dxx") and trainer.generation.constraint.form(row).tail.endswith("dxx")
+    assert chat_observation(tokenizer, TurnsForm())[1].endswith("dxx")
+    assert trainer.generation.constraint.form(row).tail.endswith("dxx")
     trainer.save_model(str(tmp_path / "saved"))
     assert written(load_tokenizer(str(tmp_path / "saved"))) == off
 

@@ -134,15 +134,16 @@ def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completi
     """Raise ValueError if completions have several turns and the model or the maximum length does not allow it."""
     from ..constraints.turns import TurnsConstraint
     from ..models.loading import empty_model
+    from ..rewards.environment import check_length
     from ..rollout import unsupported_reason
-    from ..training.repair import check_length
 
     if not isinstance(model.constraint, TurnsConstraint):
         return
     check_length(model.constraint, rows, max_completion_length)
     reason = unsupported_reason(empty_model(model.config, task.policy))
     if reason is not None:
-        raise ValueError(f"--repair_turns {model.constraint.turns} needs our rollouts, but {reason}; leave it out")
+        raise ValueError(f"up to {model.constraint.turns} turns need our rollouts, but {reason}; leave --repair_turns "
+                         "out, or train a task without an environment")  # fmt: skip
 
 
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:

@@ -23,10 +23,10 @@ from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.sharding import is_sharded
 from ..files import not_through_a_link, write_atomically
+from ..rewards.environment import answering_with
 from ..rewards.executor import Outcome, Pending, RewardExecutor
 from ..rollout import NO_FILTERS, Editor
 from ..task import EditorError, Row, Score, Task, check_editor, short_hash
-from ..training.repair import scoring_turns_with
 from .sampler import PLAIN_BATCH, CompletionSampler
 from .samples import Completion, Evaluation, Sample
 from .summary import summarise
@@ -88,7 +88,7 @@ def evaluate(
     hidden = None if processes.is_main_process else True
     bar = tqdm(total=len(repeated), initial=len(samples), desc=name, unit="sample", leave=False, disable=hidden)
     per_round = batch_size * processes.num_processes  # one batch per process
-    turns_scored = scoring_turns_with(executor, constraint)
+    turns_scored = answering_with(executor, constraint)
     with torch.random.fork_rng(devices), torch.no_grad(), turns_scored, bar:
         for round_start in range(len(samples), len(repeated), per_round):
             first = round_start + processes.process_index * batch_size

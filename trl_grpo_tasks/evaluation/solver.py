@@ -27,10 +27,11 @@ from ..report.page import task_of
 from ..report.run_folder import local_run, sampling_of, settings_of
 from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
+from ..rewards.environment import TurnsTask, answering_with
 from ..rewards.executor import RewardExecutor
 from ..task import Row, Task, check_editor, checked_row
 from ..training.ranges import check_ranges
-from ..training.repair import RepairTask, refuse_editor, scoring_turns_with, with_repair_of
+from ..training.repair import RepairTask, refuse_editor, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
 from .samples import Completion, Sample
@@ -118,8 +119,9 @@ class Solver:
             task = get_task(task)
         if not isinstance(task, RepairTask):
             task = with_repair_of(task, settings)
-        if isinstance(task, RepairTask):
+        if isinstance(task, TurnsTask):
             refuse_editor(editor, task.turns)
+        if isinstance(task, RepairTask):
             task, constrain = RepairTask(task.inner, task.turns, task.discount, constrain), constrain or None
         check_editor(task, editor, bool(constrain))
         check_local_path(name, "model")
@@ -134,7 +136,7 @@ class Solver:
         used |= {name: value for name, value in given.items() if value is not None}
         temperature, length, filters = used["temperature"], used["max_completion_length"], SamplingFilters.of(used)
         weights = component_weights_of(task, used.get("component_weights"))
-        is_unsupported = task.policy == "masked" or isinstance(task, RepairTask)
+        is_unsupported = task.policy == "masked" or isinstance(task, TurnsTask)
         if vllm_server_url is not None and (is_unsupported or editor is not None):
             what = "an editor" if editor is not None else f"task {task.name!r} with these options"
             raise ValueError(
@@ -259,7 +261,7 @@ class Solver:
         rows = [row] * size
         # Different rows get different random numbers, whatever was asked before.
         seed = f"{self.seed}-{json.dumps(row, sort_keys=True)}"
-        turns_scored = scoring_turns_with(self._executor, self._ready.constraint)
+        turns_scored = answering_with(self._executor, self._ready.constraint)
         with torch.random.fork_rng(self._devices), torch.no_grad(), turns_scored:
             completions, counts = sample_batch(
                 self.sampler, self.task, self._ready.tokenizer, rows, [], self._editor, seed, first

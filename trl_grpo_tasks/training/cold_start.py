@@ -17,10 +17,10 @@ from datasets import Dataset
 from ..models.loading import building, is_made_from, load_for_training, load_tokenizer, origin_of
 from ..models.quantised import adapter_weights, restore_adapter
 from ..models.shared_prompts import SharedPrompts
+from ..rewards.environment import TurnsTask
 from ..rollout.attention import disable_cudnn_attention
 from ..rollout.support import without_adapter
 from ..task import Row, Task
-from .repair import RepairTask
 
 
 def cold_start(
@@ -50,7 +50,7 @@ def cold_start(
 
     disable_cudnn_attention()
     folder = Path(folder)
-    if tokenizer is None and isinstance(task, RepairTask):  # which writes feedback with it
+    if tokenizer is None and isinstance(task, TurnsTask):  # which writes feedback with it
         tokenizer = load_tokenizer(model)
     golds, template = gold_dataset(task, rows, tokenizer), getattr(tokenizer, "chat_template", None)
     origin = {
@@ -148,10 +148,11 @@ def gold_dataset(task: Task, rows: Sequence[Row], tokenizer: Any = None) -> Data
     """Prompts and gold answers as SFTTrainer takes them: the loss covers the answers only."""
     examples = []
     for row in rows:
-        if isinstance(task, RepairTask):
-            prompt, gold = task.demonstration(row, tokenizer)
+        if isinstance(task, TurnsTask):
+            shown = task.demonstrations(row, tokenizer)
         else:
-            prompt, gold = row["prompt"], task.gold(row)
-        completion = gold if isinstance(prompt, str) else [{"role": "assistant", "content": gold}]
-        examples.append({"prompt": prompt, "completion": completion})
+            shown = [(row["prompt"], task.gold(row))]
+        for prompt, gold in shown:
+            completion = gold if isinstance(prompt, str) else [{"role": "assistant", "content": gold}]
+            examples.append({"prompt": prompt, "completion": completion})
     return Dataset.from_list(examples)

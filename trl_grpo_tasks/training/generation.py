@@ -29,13 +29,14 @@ from ..constraints.vocabulary import check_outputs
 from ..models.loading import end_of_answer
 from ..models.masked_policy import MaskedPolicy
 from ..rewards.classifier import text_of
+from ..rewards.environment import TurnsTask, check_length
 from ..rollout import Decoder, rollout, unsupported_reason_in
 from ..rollout.gathered import GatheredCopy, reason_of_any
 from ..rollout.support import unsupported_length, without_adapter
 from ..serving.generation import VLLMRequests
 from .exact_sampling import inexact_option, inexact_sampling, refuse_inexact
 from .policy import plain_models
-from .repair import RepairTask, check_length, refuse_turns
+from .repair import refuse_turns
 
 
 class Generated(NamedTuple):
@@ -77,6 +78,10 @@ class Generation:
     @property
     def samples_under_masks(self) -> bool:
         return self.constraint is not None or bool(self.filters)
+
+    @property
+    def _turns(self) -> int:
+        return getattr(self.constraint, "turns", 1)
 
     @property
     def _policy(self) -> Any:
@@ -122,7 +127,7 @@ class Generation:
         if constraint is None:
             reason = f"task {task.name!r} has none with these options" if task else "none was given"
             raise ValueError(f"constrain=True needs a constraint, but {reason}")
-        if isinstance(task, RepairTask):
+        if isinstance(task, TurnsTask):
             if not isinstance(constraint, TurnsConstraint):
                 constraint = task.turns_under(tokenizer, constraint)
             rows = [json.loads(example["row"]) for example in trainer.train_dataset]
@@ -143,7 +148,7 @@ class Generation:
                 setattr(trainer.generation_config, name, neutral)
                 trainer.generation_kwargs[name] = neutral
         reason = None if self._args.rollout == "trl" else unsupported_reason_in(trainer)
-        refuse_turns(self._args.repair_turns, reason)
+        refuse_turns(self._turns, reason)
         if reason is not None:
             accelerator.print(f"TRL generates the completions, because {reason}")
         self.uses_engine = self._args.rollout != "trl" and reason is None
@@ -213,10 +218,11 @@ class Generation:
             self._trainer._metrics[record.mode]["completions/clipped_ratio"][-1] = 0.0
         record.last_turns = [0] * len(record.completion_ids)
         if isinstance(constraint := self.constraint, TurnsConstraint):
+            learns_last = getattr(self._trainer.task, "learns_last_turn_only", False)
             for i, (row, ids) in enumerate(zip(record.rows, record.completion_ids, strict=True)):
                 text = constraint.text_of(row, ids)
                 completions[i] = text if isinstance(prompts[i], str) else [{"role": "assistant", "content": text}]
-                record.last_turns[i] = constraint.turns_of(row, ids)[-1][0]
+                record.last_turns[i] = constraint.turns_of(row, ids)[-1][0] if learns_last else 0
         record.completions = [text_of(completion) for completion in completions]
 
     def _fill(self, policy: MaskedPolicy, prompt_ids: Any, recording: dict[str, Any]) -> Generated:
@@ -234,7 +240,7 @@ class Generation:
         if self.gathered is not None:
             longest += max(map(len, prompt_ids))
             reason = reason_of_any(reason or self.gathered.unsupported_memory(trainer.num_generations, longest))
-        refuse_turns(self._args.repair_turns, reason)
+        refuse_turns(self._turns, reason)
         if reason is not None and not self._has_printed_reason:
             if self.gathered is None or trainer.accelerator.is_main_process:
                 print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)

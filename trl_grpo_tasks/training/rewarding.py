@@ -14,12 +14,13 @@ from accelerate.utils import gather, gather_object
 from ..failures import FailureNotice
 from ..rewards.classifier import text_of
 from ..rewards.components import TaskRewards, unusable
+from ..rewards.environment import TurnsTask, answering_with
 from ..rewards.llm_judge import Usage
 from ..task import printable
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .canonical_forms import CanonicalForms
 from .evaluated import EvaluatedBatches
-from .repair import RepairTask, scoring_turns_with
+from .repair import RepairTask
 
 
 class Rewarding:
@@ -54,7 +55,7 @@ class Rewarding:
 
     def scoring_turns(self, constraint: Any) -> AbstractContextManager[None]:
         """While open, a constraint of several turns asks the reward workers why an answer fails."""
-        return nullcontext() if self.rewards is None else scoring_turns_with(self.rewards.executor, constraint)
+        return nullcontext() if self.rewards is None else answering_with(self.rewards.executor, constraint)
 
     def begin(self) -> None:
         """Let the workers start to score the completions of the latest rollout."""
@@ -99,10 +100,12 @@ class Rewarding:
         trainer._log_metric("reward_failures", sum(outcome.score is None for outcome in outcomes) / len(outcomes))
         trainer._log_metric("perf/reward_seconds", sum(outcome.seconds for outcome in outcomes) / len(outcomes))
         trainer._log_metric("perf/reward_cache_hit_rate", rewards.executor.stats.hit_rate)
-        if isinstance(trainer.task, RepairTask):
+        if isinstance(trainer.task, TurnsTask):
             infos = [o.score.info for o in outcomes if o.score] or [{"turns": 0, "repaired": False}]
-            for name in ("turns", "repaired"):
-                trainer._log_metric(f"repair/{name}", sum(info[name] for info in infos) / len(infos))
+            is_repair = isinstance(trainer.task, RepairTask)
+            for name in ("turns", "repaired") if is_repair else ("turns",):
+                mean = sum(info[name] for info in infos) / len(infos)
+                trainer._log_metric(f"{'repair' if is_repair else 'environment'}/{name}", mean)
         if rewards.executor.judge is not None:
             self._judge_usage = Usage.sum(gather_object([rewards.executor.judge.usage]))
         if reason := next((outcome.reason for outcome in outcomes if outcome.score is None), ""):
