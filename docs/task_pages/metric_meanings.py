@@ -32,6 +32,7 @@ TRAINING = {
     "thought/answer_tokens": "Mean number of tokens after the thought.",
     "thought/entropy": "Mean entropy over the tokens of thoughts that were not forced.",
     "thought/answer_entropy": "The same for answers.",
+    "environment/turns": "Mean number of turns of a completion. Logged for tasks with an environment.",
     "repair/turns": "Mean number of turns of a completion. Logged with `repair_turns`.",
     "repair/repaired": "Share of completions that failed in their first turn and succeeded in a later one.",
     "sampling/allowed_tokens": "Mean number of tokens that top_k, top_p and min_p left per position. Logged if one of "

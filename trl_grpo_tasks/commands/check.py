@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..constraints.turns import split_turns
 from ..rewards.worker import LARGEST_COMPONENT
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
@@ -257,7 +258,8 @@ class _Check:
         for label, row in self._rows:
             prompt, golds = row["prompt"], self._gold(row)
             has_gold |= bool(golds)
-            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *golds]:
+            turns = [turn for gold in golds for turn in split_turns(gold)[0]]
+            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *turns]:
                 rest = longest_first.sub("", text.replace(MASK_TOKEN, "") if spec.policy == "masked" else text)
                 _require(not rest, f"{label}: the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
         yield f"the tiny model can spell prompts{' and gold answers' * has_gold} ({len(self._rows)} rows)"
@@ -284,13 +286,14 @@ class _Check:
             if state is None or not golds:
                 continue
             told = f"the gold answer {golds[0][:200]!r}"
-            ids = tokenizer.encode(golds[0], add_special_tokens=False)
-            for place, token in enumerate([*ids, tokenizer.eos_token_id]):
-                try:
-                    state.accept(token)
-                except ValueError as error:
-                    refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
-                    raise AssertionError(refusal) from error
+            for turn in split_turns(golds[0])[0]:
+                ids = [*getattr(state, "told", ()), *tokenizer.encode(turn, add_special_tokens=False)]
+                for place, token in enumerate([*ids, tokenizer.eos_token_id]):
+                    try:
+                        state.accept(token)
+                    except ValueError as error:
+                        refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
+                        raise AssertionError(refusal) from error
             _require(state.finished, f"{label}: the constraint is not finished after {told}")
             checked += 1
         if checked:

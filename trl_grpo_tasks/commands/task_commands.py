@@ -83,6 +83,9 @@ def new(arguments: Sequence[str]) -> int:
         action="store_true",
         help="leave out known answers: a verifier is enough for GRPO, without a cold start",
     )
+    parser.add_argument(
+        "--environment", action="store_true", help="a task of several turns, in which a world answers the model"
+    )
     given, _ = parser.parse_known(arguments)
     name = given.name
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -91,9 +94,10 @@ def new(arguments: Sequence[str]) -> int:
     if path.exists():
         raise ValueError(f"{path} exists already; choose another name, or move the file away")
     title = "".join(part.capitalize() for part in name.split("_")).removesuffix("Task") or "My"
-    text = (Path(__file__).parent / "task_template.py").read_text()
+    text = (Path(__file__).parent / f"{'environment' if given.environment else 'task'}_template.py").read_text()
     if given.no_gold:
-        text = text[: text.index("    def gold(")] + text[text.index("    def row_of(") :]
+        after = "    def turn_constraint(" if given.environment else "    def row_of("
+        text = text[: text.index("    def gold(")] + text[text.index(after) :]
     for old, new_name in (("my_task", name), ("MyTask", f"{title}Task"), ("MyOptions", f"{title}Options")):
         text = text.replace(old, new_name)
     path.write_text(text)

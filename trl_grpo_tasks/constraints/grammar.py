@@ -30,7 +30,7 @@ class Grammar:
     >>> answer = Grammar.json_schema({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
     """
 
-    kind: Literal["ebnf", "regex", "json_schema"]
+    kind: Literal["ebnf", "regex", "json_schema", "structural_tag"]
     text: str
     any_whitespace: bool = False
     separators: tuple[str, str] = (", ", ": ")
@@ -63,15 +63,22 @@ class Grammar:
             "json_schema", schema if isinstance(schema, str) else json.dumps(schema), any_whitespace, separators
         )
 
+    @staticmethod
+    def structural_tag(form: Mapping[str, Any]) -> Grammar:
+        """Create a grammar from a format of xgrammar's structural tags, such as free text before a tool call."""
+        return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
     def parse(self) -> Any:
         """Return the grammar as an xgrammar object. Raises ValueError with the reason if it cannot be parsed."""
-        if self.kind not in ("ebnf", "regex", "json_schema"):
-            raise ValueError(f"unknown kind of grammar {self.kind!r}; kinds are: ebnf, regex, json_schema")
+        if self.kind not in (kinds := ("ebnf", "regex", "json_schema", "structural_tag")):
+            raise ValueError(f"unknown kind of grammar {self.kind!r}; kinds are: {', '.join(kinds)}")
         import xgrammar
 
         try:
             if self.kind == "ebnf":
                 return xgrammar.Grammar.from_ebnf(self.text)
+            if self.kind == "structural_tag":
+                return xgrammar.Grammar.from_structural_tag(self.text)
             if self.kind == "regex":
                 return xgrammar.Grammar.from_ebnf(pattern_to_ebnf(self.text))
             parsed = xgrammar.Grammar.from_json_schema(

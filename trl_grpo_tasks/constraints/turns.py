@@ -239,6 +239,12 @@ class TurnsState:
         self._settle()
         return self._is_finished
 
+    @property
+    def told(self) -> tuple[int, ...]:
+        """The tokens that must follow before the next turn: what is left of an observation."""
+        self._settle()
+        return self._forced
+
     def fork(self) -> TurnsState:
         forked = copy.copy(self)
         forked._inner, forked._written = self._inner.fork(), self._written.copy()  # type: ignore[attr-defined]

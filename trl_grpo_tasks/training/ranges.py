@@ -49,6 +49,7 @@ RANGES = {
     **dict.fromkeys(("ema_alpha", "replay_fraction", "curriculum_advance"), SHARE),
     "curriculum_fall_back": SHARE,
     "gamma": Range(above=0, most=1, note="; 1 does not discount"),
+    "turn_credit": Range(least=0, most=1, note="; 1 does not discount"),
     "repair_discount": Range(above=0, most=1, note="; 1 does not discount"),
     "thought_weight": Range(least=0, note="; 0 trains only answers, 1 weights all alike"),
     "own_successes_fraction": Range(above=0, most=1, note="; own_successes=0 turns imitation off"),

@@ -14,6 +14,7 @@ from .own_successes import OwnSuccessesExtra
 from .replay import ReplayExtra
 from .resampling import ResamplingExtra
 from .thought import ThoughtExtra
+from .turn_credit import TurnCreditExtra
 
 EXTRAS: tuple[type[Extra], ...] = (
     MovingReferenceExtra,
@@ -21,6 +22,7 @@ EXTRAS: tuple[type[Extra], ...] = (
     CurriculumExtra,
     GuardExtra,
     DiscountExtra,
+    TurnCreditExtra,
     ThoughtExtra,
     ArchiveExtra,
     OwnSuccessesExtra,
