@@ -52,7 +52,7 @@ def test_files_of_a_built_in_task(brick_run, tmp_path, capsys):
     code, out, err = said(capsys, brick_run, "--out", tmp_path / "out")
     assert (code, err) == (0, "") and out.endswith(f"files of 2 answers: {tmp_path / 'out'}\n")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    kinds = ("sample_{}.txt", "sample_{}.png", "sample_{}.ldr", "sample_{}.glb")
+    kinds = ("sample_{}.txt", "sample_{}.png", "sample_{}.ldr")
     assert names == {"answers.jsonl"} | {kind.format(rank) for kind in kinds for rank in (1, 2)}
     stored = [json.loads(line) for line in (brick_run / "archive.jsonl").read_text().splitlines()]
     written = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]

@@ -279,15 +279,13 @@ class BrickTask(Task):
         return render.png(image)
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture, and files for brick and 3D viewers."""
-        from .drawing.gltf import to_glb
+        """Return the picture, and an LDraw file for brick programs."""
         from .ldraw import to_ldr
 
         structure = self._parse(row, completion).structure
         return {
             **super().exports(row, completion),
             "sample.ldr": to_ldr(structure, row["caption"]),
-            "sample.glb": to_glb(structure, row["caption"]),
         }
 
 
