@@ -1,15 +1,15 @@
-"""The page of a Space in a headless Chromium without a network: ask, compare, best of k, infill, a phone."""
+"""The page in a headless Chromium without a network: ask, compare, best of k, infill, a phone."""
 
 import importlib.util
-from pathlib import Path
+import os
 from urllib.parse import urlparse
 
 import pytest
 
 from tests.support.browser import BROWSER, needs_browser
+from tests.support.paths import ROOT
 from tests.support.played import save_infill_run, save_run
 from tests.support.server_process import start
-from trl_grpo_tasks.commands.main import main
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
 HAS_GRADIO = importlib.util.find_spec("gradio") is not None  # only the server imports it, which takes seconds
@@ -47,15 +47,11 @@ socket.socket.connect, socket.getaddrinfo = connect, getaddrinfo
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """The address of a Space that was started in its own process, from another folder, without a network."""
+    """The address of a page that was started in its own process without a network."""
     folder = tmp_path_factory.mktemp("played")
-    assert main(["play", save_run(folder / "run"), "--space", str(folder / "space")]) == 0
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(OFFLINE)
-    process, url = start(folder / "space" / "app.py", path="/config", PYTHONPATH=str(folder / "site"))
-    yield url
-    process.terminate()
-    process.wait(30)
+    yield from served(save_run(folder / "run"), folder, str(folder / "site"))
     assert not (folder / "site" / "tried").exists(), "the server asked for another machine"
 
 
@@ -63,10 +59,15 @@ def address(tmp_path_factory):
 def infill_address(tmp_path_factory):
     """The address of a page of task infill, with small judges."""
     folder = tmp_path_factory.mktemp("filled")
-    words = ["play", save_infill_run(folder / "infill"), "--port"]
+    yield from served(save_infill_run(folder / "infill"), folder)
+
+
+def served(run, folder, *paths):
+    """Yield the address of the page of a run, and stop it at the end. `paths` come first in PYTHONPATH."""
+    words = ["play", run, "--port"]
     program = f"if __name__ == '__main__':\n    main([*{words}, sys.argv[1]])\n"  # reward workers import it too
     (folder / "app.py").write_text(f"import sys\nfrom trl_grpo_tasks.commands.main import main\n{program}")
-    process, url = start(folder / "app.py", path="/config", PYTHONPATH=str(Path(__file__).parents[2]))
+    process, url = start(folder / "app.py", path="/config", PYTHONPATH=os.pathsep.join([*paths, str(ROOT)]))
     yield url
     process.terminate()
     process.wait(30)

@@ -23,6 +23,7 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
         "--gguf_type": "trl-grpo-tasks export-model RUN --type TYPE",
         "--to": "trl-grpo-tasks tool TASK export --to LIBRARY",
     },
+    "play": {"--space": "gone; --share makes a public address, and trl-grpo-tasks push uploads the model"},
     "solve": {"--output_dir": "--out DIR"},
     "train": {
         "--num_samples": "--samples N",

@@ -287,11 +287,11 @@ class RequestLimit:
         await refusal(scope, receive, send)
 
 
-def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:
+def launch(page: Any, host: str, port: int | None, share: bool = False) -> str:
     """Start to serve the page, and print and return its address; `page.block_thread()` waits for Ctrl+C.
 
-    Without host and port, GRADIO_SERVER_NAME and GRADIO_SERVER_PORT decide, and otherwise 127.0.0.1 and a free port
-    from 7860. `share` makes a public address through Gradio's servers.
+    Without a port, it is GRADIO_SERVER_PORT or a free one from 7860. `share` makes a public address through Gradio's
+    servers.
     """
     gradio = import_gradio()
     from starlette.middleware import Middleware
