@@ -27,6 +27,8 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
     "solve": {"--output_dir": "--out DIR"},
     "train": {
         "--num_samples": "--samples N",
+        "--replay_max_age": "50, a constant",
+        "--replay_fraction": "0.5, a constant",
         "--step_credit": "gone, because it made no difference over three seeds; --gamma discounts per token",
         "--search": "one run of train.py per setting, each with its own --output_dir, from Optuna, a wandb sweep or a "
         "shell loop; results.json there holds the metrics to compare, in evaluations[-1]",
