@@ -91,7 +91,6 @@ def test_the_report_links_to_the_files(toy_run, capsys):
         ([], "give RUN_OR_FILE"),
         (["RUN", "--top", "0", *TOY], "--top 0 must be at least 1"),
         (["RUN", "--text", "a"], "--text is for a file with one answer"),
-        (["RUN", "--format", "csv"], "--format csv is for the table of an archive; add --archive"),
         (["RUN/results.json"], "name a task: trl-grpo-tasks export FILE --task TASK"),
         (["RUN/results.json", "--task", "brick"], "is an answer without a prompt; add --text"),
         (["RUN/in.jsonl", "--task", "brick"], "in.jsonl, line 2: must be an object with"),

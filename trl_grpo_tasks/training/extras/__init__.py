@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .adaptive_kl import AdaptiveKLExtra
-from .archive import ArchiveExtra
 from .base import Extra
 from .best_model import BestModelExtra
 from .curriculum import CurriculumExtra
@@ -22,7 +21,6 @@ EXTRAS: tuple[type[Extra], ...] = (
     GuardExtra,
     DiscountExtra,
     ThoughtExtra,
-    ArchiveExtra,
     OwnSuccessesExtra,
     ResamplingExtra,
     ReplayExtra,
