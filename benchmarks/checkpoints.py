@@ -144,7 +144,7 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
         per_device_train_batch_size=options.group * options.prompts // 2, steps_per_generation=2,
         gradient_accumulation_steps=1, max_completion_length=options.length, train_rows=64, eval_rows=2,
         constrain=True, rollout="fast", beta=0.04, reference_mode="ema", replay_size=options.replay,
-        replay_max_age=options.steps, reward_workers=0, save_strategy="steps", save_steps=1, save_total_limit=2,
+        reward_workers=0, save_strategy="steps", save_steps=1, save_total_limit=2,
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = Timed(f"{folder}/model", args=settings, task=get_task(options.task))

@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     "use_cpu": True, "train_rows": 400, "cold_start_steps": 60, "cold_start_batch_size": 32,
     "cold_start_learning_rate": 0.002, "num_generations": 4, "per_device_train_batch_size": 8,
     "steps_per_generation": 2, "gradient_accumulation_steps": 1, "num_iterations": 1, "learning_rate": 1e-4,
-    "constrain": True, "top_p": 0.95, "replay_size": 16, "replay_max_age": 50, "curriculum": True,
+    "constrain": True, "top_p": 0.95, "replay_size": 16, "curriculum": True,
     "curriculum_window": 64, "beta": 0.02, "reference_mode": "ema", "ema_alpha": 0.99, "kl_target": 0.05,
     "advantage_estimator": "passk", "pass_k": 2, "advantage_clip": 3.0, "max_grad_norm": 1.0, "reward_workers": 1,
     "eval_strategy": "steps", "eval_steps": 200, "save_steps": 100, "save_total_limit": 2, "logging_steps": 5,

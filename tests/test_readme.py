@@ -325,7 +325,7 @@ def known_options():
     known |= {"--top", "--format", "--to"}  # of export
     known |= {"--type", "--repo", "--merged", "--private", "--dry_run"}  # of export-model and push
     known |= {"--requests", "--row", "--seconds", "--all", "--vllm_server_url", "--status"}  # of solve and report
-    known |= {"--share", "--space", "--repo"}  # of play, and the first word of an option of hf
+    known |= {"--share", "--repo"}  # of play, and the first word of an option of hf
     known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
     known |= {"--num_samples"}  # of earlier versions, in commands of results pages
     for benchmark in (ROOT / "benchmarks").glob("*.py"):

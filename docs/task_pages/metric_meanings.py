@@ -46,9 +46,6 @@ TRAINING = {
     "resample/replaced_groups": "How many groups without signal were replaced by them.",
     "resample/dropped_solved": "Share of the replaced groups in which every completion had succeeded.",
     "discount/mean": "Mean factor of the advantage over tokens that were not forced. Logged with `gamma` below 1.",
-    "archive/distinct": "Distinct successful answers of all rollouts so far, counted per prompt. Logged with "
-    "`archive`.",
-    "archive/new": "How many of them were found since the last log.",
     "curriculum/level": "Index of the current level, from 0. Logged with `curriculum`.",
     "replay/size": "Groups in the replay buffers of all processes.",
     "replay/replaced_groups": "Groups without signal that stored groups replaced in this rollout.",

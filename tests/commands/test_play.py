@@ -1,14 +1,12 @@
-"""`trl-grpo-tasks play`: mistakes before a model is loaded, the page until Ctrl+C, and the folder of a Space."""
+"""`trl-grpo-tasks play`: mistakes before a model is loaded, and the page until Ctrl+C."""
 
 import signal
 import socket
 import sys
 
 import pytest
-import yaml
 
-from tests.support.paths import ROOT
-from tests.support.played import MOST_TOKENS, save_run
+from tests.support.played import save_run
 from tests.support.server_process import start
 from trl_grpo_tasks.commands import play as module
 from trl_grpo_tasks.commands.main import main
@@ -33,14 +31,10 @@ def said(capsys, *words):
         (["--port", "0"], "--port 0 must be from 1 to 65535"),
         (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
         (["--share", "maybe"], "'maybe' must be true or false"),
-        (["--space", "full"], "--space full is not an empty folder"),
-        (["--space", "new", "--task", "brick", "--brick_data", "data.jsonl"], "--brick_data names data.jsonl, a file"),
+        (["--space", "new"], "--space is now: gone"),
     ],
 )
 def test_mistakes_are_told_in_one_line(run, tmp_path, capsys, monkeypatch, words, message):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    (tmp_path / "data.jsonl").write_text("{}\n")
     if "--space" not in words:
         pytest.importorskip("gradio")
     if "--port" not in words:  # the default port may be in use
@@ -106,39 +100,3 @@ def test_the_page_is_served_until_it_is_stopped_and_leaves_no_folder(run, tmp_pa
     assert f"page: {url}" in out and "share=True" not in out and "Traceback" not in capfd.readouterr().err
     left = [path.name for path in (tmp_path / "temporary").iterdir()]
     assert not [name for name in left if name.startswith(("playground", "gradio"))]
-
-
-# ---- Spaces
-
-
-def test_a_space_holds_what_it_needs_and_nothing_of_this_machine(run, tmp_path, capsys):
-    code, out, err = said(capsys, run, "--space", "space", "--temperature", "0.5")
-    assert code == 0 and err == "" and "--repo-type space" in out
-    space = tmp_path / "space"
-    _, head, _ = (space / "README.md").read_text().split("---\n", 2)
-    head = yaml.safe_load(head)
-    assert head["sdk"] == "gradio" and head["app_file"] == "app.py" and head["title"] == "brick playground"
-    assert head["sdk_version"].startswith("6.")
-    wanted = (space / "requirements.txt").read_text().splitlines()
-    assert any(line.startswith("trl") for line in wanted) and any(line.startswith("highspy") for line in wanted)
-    assert not any(line.startswith(("mujoco", "pytest", "ray")) for line in wanted)
-    files = {path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()}
-    models = {name for name in files if name.startswith(("model/", "before/"))}
-    assert {"model/model.safetensors", "before/model.safetensors", "model/tokenizer.json"} <= models
-    assert not any(name.endswith(("settings.json", ".bin", ".pyc")) for name in models)
-    assert "trl_grpo_tasks/playground/page.py" in files
-    mine = [*models, "app.py", "README.md", "requirements.txt"]
-    texts = {name: (space / name).read_bytes() for name in mine}
-    assert not any(str(part).encode() in text for text in texts.values() for part in (tmp_path, ROOT, "somebody"))
-    assert f"'max_completion_length': {MOST_TOKENS}" in texts["app.py"].decode()
-    assert "'temperature': 0.5" in texts["app.py"].decode()
-
-
-def test_a_task_in_a_file_travels_with_the_space(my_task, tmp_path, capsys):
-    code, _, err = said(capsys, "tiny", "--task", "my_task.py", "--word_length", 3, "--space", "space")
-    assert code == 0, err
-    app = (tmp_path / "space" / "app.py").read_text()
-    assert "SPEC = 'my_task.py'" in app and "{'word_length': 3}" in app and "BEFORE: str | None = None" in app
-    assert (tmp_path / "space" / "my_task.py").is_file() and (tmp_path / "space" / "model" / "config.json").is_file()
-    code, _, err = said(capsys, "tiny", "--task", "tests.support.toy", "--space", "other")
-    assert code == 2 and "cannot be copied" in err

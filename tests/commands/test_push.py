@@ -22,7 +22,7 @@ from trl_grpo_tasks.report.page import write_report
 TOY = ("--task", "tests.support.toy")
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 PRIVATE = ("checkpoint-3/optimizer.pt", "checkpoint-3/model.safetensors", "training_args.bin", "exports/sample_1.txt",
-           "completions/c.parquet", "base_model/model.safetensors", "archive.jsonl", "notes.txt")  # fmt: skip
+           "completions/c.parquet", "base_model/model.safetensors", "notes.txt")  # fmt: skip
 
 
 def fill(folder):

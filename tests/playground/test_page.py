@@ -15,7 +15,6 @@ from tests.support.toy import ToyTask
 from trl_grpo_tasks.playground.models import AFTER, BEFORE, Models, initial_model
 from trl_grpo_tasks.playground.page import (
     BOTH,
-    HIDDEN,
     LONGEST_REQUEST,
     Player,
     example,
@@ -156,11 +155,8 @@ def test_an_answer_is_streamed_judged_and_drawn(player, tmp_path):
     assert "tokens were allowed" in last[f"{AFTER}: table"] or "1 token was" in last[f"{AFTER}: table"]
     assert 'class="verdict bad"' in last[f"{AFTER}: verdict"] and "component" in last[f"{AFTER}: verdict"]
     assert "data:image/png;base64," in last[f"{AFTER}: picture"]
-    scenes = played(player, [player.show_scenes(None, last[f"{AFTER}: scene_file"])])
-    assert scenes[f"{AFTER}: scene"]["value"].endswith(".glb") and scenes[f"{AFTER}: scene"]["visible"] is True
-    assert scenes[f"{BEFORE}: scene"]["visible"] == HIDDEN
     with zipfile.ZipFile(last[f"{AFTER}: files"]["value"]) as files:
-        assert {"sample_1.txt", "sample_1.glb", "sample_1.ldr", "answers.jsonl"} <= set(files.namelist())
+        assert {"sample_1.txt", "sample_1.ldr", "answers.jsonl"} <= set(files.namelist())
         assert files.read("sample_1.txt").decode() == steps[-1].written
     assert last["status"] == "" and last[f"{BEFORE}: strip"] == ""
     again = played(player, player.ask(TEXT, AFTER, 3))

@@ -11,7 +11,7 @@ from tests.support.training import toy_trainer
 
 EVERYTHING = {
     "max_steps": 40, "num_generations": 4, "per_device_train_batch_size": 8, "constrain": True, "top_p": 0.9,
-    "beta": 0.1, "reference_mode": "ema", "kl_target": 0.05, "replay_size": 4, "replay_max_age": 5, "curriculum": True,
+    "beta": 0.1, "reference_mode": "ema", "kl_target": 0.05, "replay_size": 4, "curriculum": True,
     "curriculum_window": 16, "advantage_estimator": "mean", "advantage_clip": 2.0, "eval_strategy": "steps",
     "eval_steps": 10, "eval_rows": 2, "per_device_eval_batch_size": 4, "save_strategy": "steps", "save_steps": 10,
     "save_total_limit": 1, "log_completions": True, "num_completions_to_print": 0,

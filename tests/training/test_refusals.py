@@ -39,7 +39,6 @@ SAVED = {"save_strategy": "steps", "save_steps": 5}
         ({"replay_size": 8, "use_vllm": True}, "replay_size does not work with use_vllm"),
         ({"resample_rounds": 1, "use_vllm": True}, "resample_rounds does not work with use_vllm"),
         ({"resample_rounds": -1}, "resample_rounds=-1"),
-        ({"archive": -1}, "archive=-1 must be at least 0"),
         ({"own_successes": -1}, "own_successes=-1 must be at least 0"),
         ({"own_successes_fraction": 0.0}, "own_successes_fraction=0.0"),
         ({"own_successes_weight": 0.0}, "own_successes_weight=0.0"),
@@ -127,7 +126,6 @@ def test_trainers_without_a_task_or_with_both(tiny_path, tmp_path):
     for options, more, message in (
         ({}, {"task": ToyTask()}, "defines its own rewards"),
         ({"constrain": True}, {"train_dataset": PROMPTS}, "needs a constraint, but none was given"),
-        ({"archive": 5}, {}, "archive=5 needs a task"),
         (REPAIR, {}, "needs a task, which says why an answer fails"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ from trl_grpo_tasks.models import checkpoints
 # Groups of 8 with about one success in ten: some have signal, some have none, so that replay is used.
 ALL_ON = {
     "num_generations": 8, "per_device_train_batch_size": 16, "constrain": True, "beta": 0.1, "reference_mode": "ema",
-    "ema_alpha": 0.7, "kl_target": 0.01, "replay_size": 6, "resample_rounds": 1, "archive": 5, "curriculum": True,
+    "ema_alpha": 0.7, "kl_target": 0.01, "replay_size": 6, "resample_rounds": 1, "curriculum": True,
     "curriculum_window": 32, "curriculum_advance": 0.02, "curriculum_fall_back": 0.0, "max_steps": 14,
     "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2, "num_iterations": 2, "steps_per_generation": 2,
     "gradient_accumulation_steps": 1, "logging_steps": 2, "advantage_estimator": "mean",
@@ -79,8 +79,6 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
         assert value.equal(resumed[name]), name
     metrics = [(tmp_path / name / "training_metrics.jsonl").read_text() for name in ("whole", "killed")]
     assert metrics[0] == metrics[1]
-    archives = [(tmp_path / name / "archive.jsonl").read_text() for name in ("whole", "killed")]
-    assert archives[0] == archives[1] != ""
     logged = [json.loads(line) for line in metrics[0].splitlines()]
     assert len(logged) == 7 and any(line.get("replay/replaced_groups") for line in logged), "replay was never used"
     assert len({line.get("beta") for line in logged}) > 2 and any(line.get("curriculum/level") for line in logged)
@@ -98,20 +96,16 @@ CASES = {
 @pytest.mark.parametrize("case", exhaustive_but(["every extra"], list(CASES)))
 def test_resuming_at_every_step(tiny_path, tmp_path, case):
     """Checkpoints at every step; continuing from each gives the end of the uninterrupted run."""
-    options, archive = EVERY_STEP | CASES[case], tmp_path / "archive.jsonl"
+    options = EVERY_STEP | CASES[case]
 
     def make():
         return toy_trainer(tiny_path, tmp_path, EveryTask(), **options)
 
     for whole, again in resumed(make, tmp_path, range(1, 8)):
-        archived = [json.loads(line) for line in archive.read_text().splitlines()]
-        assert archived == whole.extras["archive"].state.ranked() and len(archived) == options["archive"]
-        archive.write_text("broken")
         stores = [one.extras["own_successes"].state.state_dict() for one in (whole, again) if case == "every extra"]
         assert not stores or stores[0] == stores[1]
         assert again.entropy_coef == whole.entropy_coef
     last = json.loads((tmp_path / "training_metrics.jsonl").read_text().splitlines()[-2])
-    assert last["archive/distinct"] > options["archive"]
     if case == "every extra":
         assert 0 < last["discount/mean"] < 1 and last["own_successes/loss"] > 0 and whole.entropy_coef != 0.05
 

@@ -50,7 +50,7 @@ SUMMARIES = {
     "solve RUN_OR_MODEL --text T": "sample until the verifier accepts an answer",
     "play RUN_OR_MODEL": "open a local page: ask, watch tokens and verdicts, compare before and after",
     "report RUN ...": "write the HTML report of a run, compare runs, --status: where they stand",
-    "export RUN_OR_FILE": "write answers as files: the best samples of a run, its archive, or a file",
+    "export RUN_OR_FILE": "write answers as files: the best samples of a run, or a file",
     "export-model RUN": "write the final model of a run as a GGUF file",
     "push RUN": "upload the final model of a run to the Hub",
     "serve RUN_OR_MODEL": "start a vLLM server that samples under the task's constraint",

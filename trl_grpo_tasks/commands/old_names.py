@@ -7,7 +7,7 @@ from typing import Any
 
 # Commands of earlier versions, and what to write now.
 OLD_COMMANDS = {
-    "archive": "export RUN --archive",
+    "archive": "export RUN --top N, for the best samples of its last evaluation",
     "generate": "solve RUN_OR_MODEL --text TEXT --samples 4 --all",
     "score": "tool TASK score --input FILE",
     "status": "report RUN ... --status",
@@ -19,13 +19,18 @@ OLD_COMMANDS = {
 # Options of earlier versions, by command, and what to write now.
 OLD_OPTIONS: dict[str, dict[str, str]] = {
     "export": {
+        "--archive": "gone; export RUN --top N writes the best samples of the last evaluation",
         "--gguf": "trl-grpo-tasks export-model RUN",
         "--gguf_type": "trl-grpo-tasks export-model RUN --type TYPE",
         "--to": "trl-grpo-tasks tool TASK export --to LIBRARY",
     },
+    "play": {"--space": "gone; --share makes a public address, and trl-grpo-tasks push uploads the model"},
     "solve": {"--output_dir": "--out DIR"},
     "train": {
         "--num_samples": "--samples N",
+        "--archive": "gone; trl-grpo-tasks export RUN writes the best samples of the last evaluation",
+        "--replay_max_age": "50, a constant",
+        "--replay_fraction": "0.5, a constant",
         "--step_credit": "gone, because it made no difference over three seeds; --gamma discounts per token",
         "--search": "one run of train.py per setting, each with its own --output_dir, from Optuna, a wandb sweep or a "
         "shell loop; results.json there holds the metrics to compare, in evaluations[-1]",

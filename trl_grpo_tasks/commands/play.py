@@ -1,4 +1,4 @@
-"""`trl-grpo-tasks play`: a local page on which a model answers requests, or a Hugging Face Space with this page."""
+"""`trl-grpo-tasks play`: a local page on which a model answers requests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ HOST = "127.0.0.1"
 def play(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "play",
-        "RUN_OR_MODEL [--port N] [--share] [--space DIR] [--option value ...]",
+        "RUN_OR_MODEL [--port N] [--share] [--option value ...]",
         "Open a page on this machine: write a request, watch the tokens with what the constraint allows, see the "
         "verdict and the picture, compare with the model before training. Only this machine can reach the page, "
         "unless you give --share. For a run of a built-in task, the task and its options are the run's.",
         [
             "trl-grpo-tasks play outputs/demo",
             "trl-grpo-tasks play outputs/my_task --task my_task.py --port 8080",
-            "trl-grpo-tasks play outputs/demo --space my_space",
         ],
     )
     add_model(parser)
@@ -33,23 +32,15 @@ def play(arguments: Sequence[str]) -> int:
         "--share", **FLAG, default=False,
         help="make a public address through Gradio's servers: anybody who knows it can use the page (default: false)",
     )  # fmt: skip
-    parser.add_argument(
-        "--space", metavar="DIR", help="write a Hugging Face Space with the model into this folder, and open no page"
-    )
     add_sampling_options(parser)
     known, rest = parser.parse_known(arguments)
-    model = known.model  # a Space names a model on the Hub by its id
+    model = known.model  # the page shows the Hub id of a model
     task = task_of_model(parser, known, rest, "play", arguments)
     sampling = sampling_of(known)
     from ..playground.models import Models, initial_model
     from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
-    if known.space is not None:
-        from .space import write_space
-
-        print(write_space(model, task, initial_model(model), known.space, sampling))
-        return 0
     from ..playground.page import import_gradio, launch, make_page
     from .interrupt import sigterm_as_ctrl_c
 

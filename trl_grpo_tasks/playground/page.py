@@ -30,11 +30,6 @@ MOST_SAMPLES = 64
 UPDATE_SECONDS = 0.1  # between two updates of the page while tokens are sampled
 ANSWERS_KEPT = 32  # answers whose files are kept
 EXAMPLES = 64  # held-out rows that examples are chosen from
-HIDDEN = "hidden"  # a Model3D with visible=False is not part of the page, and stays empty when it is shown later
-# The 3D viewer tries WebGPU wherever the browser offers it, and logs an error if there is no adapter. Gradio has no
-# option for this.
-USE_WEBGL = "() => { delete Navigator.prototype.gpu }"
-CAMERA = (50, 65, None)  # of the 3D view: degrees around and from the vertical axis; the distance is that of the model
 
 
 def import_gradio() -> Any:
@@ -53,14 +48,12 @@ class Panel:
 
     column: Any
     verdict: Any
-    scene: Any
     picture: Any
     files: Any
     strip: Any
     position: Any
     table: Any
     steps: Any  # the steps of the answer, by which `position` finds what to show
-    scene_file: Any  # what `scene` is to show
 
     @property
     def components(self) -> list[Any]:
@@ -155,19 +148,8 @@ class Player:
         return {
             panel.verdict: shown.verdict(solution, self._models.solver(AFTER).weights),
             panel.picture: shown.picture({file.name: file.read_bytes() for file in files.iterdir()}),
-            panel.scene_file: next((str(file) for file in files.glob("*.glb")), None),
             panel.files: self._gradio.update(value=shutil.make_archive(str(files), "zip", files), visible=True),
             self._status: shown.message("; ".join(problems)),
-        }
-
-    def show_scenes(self, *files: str | None) -> dict[Any, Any]:
-        """Show the 3D models of the panels, after a request has ended.
-
-        Gradio sends the last change of a request twice, and a Model3D that gets its first file twice stays empty.
-        """
-        return {
-            panel.scene: self._gradio.update(value=file, visible=file is not None or HIDDEN)
-            for panel, file in zip(self._panels.values(), files, strict=True)
         }
 
     def _emptied(self, names: Sequence[str]) -> dict[Any, Any]:
@@ -178,7 +160,6 @@ class Player:
             changes |= dict.fromkeys((panel.strip, panel.table, panel.verdict, panel.picture), "")
             changes |= {panel.column: update(visible=name in names), panel.steps: []}
             changes |= {panel.position: update(visible=False), panel.files: update(visible=False)}
-            changes |= {panel.scene: update(value=None, visible=HIDDEN), panel.scene_file: None}
         return changes
 
 
@@ -246,10 +227,7 @@ def make_page(models: Models) -> Any:
                   "show_progress": "hidden"}  # fmt: skip
         asked = gradio.on([ask.click, request.submit], player.ask, [request, which, seed], **shared)
         searched = best.click(player.best, [request, which, seed, samples], **shared)
-        scenes = [[getattr(panel, name) for panel in panels.values()] for name in ("scene_file", "scene")]
-        opened = page.load(player.opening, None, [request, *outputs], api_visibility="private", show_progress="hidden")
-        for answered in (opened, asked, searched):
-            answered.then(player.show_scenes, *scenes, api_visibility="private", show_progress="hidden")
+        page.load(player.opening, None, [request, *outputs], api_visibility="private", show_progress="hidden")
         stop.click(None, None, None, cancels=[asked, searched], api_visibility="private")
         other.click(lambda: example(task), None, request, api_visibility="private")
         for panel in panels.values():
@@ -269,17 +247,12 @@ def _panel(gradio: Any, name: str, can_compare: bool) -> Panel:
             with gradio.Column(min_width=320):
                 verdict = gradio.HTML(elem_id=f"verdict-{key}")
             with gradio.Column(min_width=320):
-                scene = gradio.Model3D(
-                    label="Drag to rotate", visible=HIDDEN, height=360, interactive=False, elem_id=f"scene-{key}",
-                    camera_position=CAMERA,
-                )  # fmt: skip
                 picture = gradio.HTML(elem_id=f"picture-{key}")
                 files = gradio.DownloadButton("Download the files", visible=False, elem_id=f"files-{key}")
         strip = gradio.HTML(elem_id=f"tokens-{key}")
         position = gradio.Slider(1, 2, 1, step=1, label="Token", visible=False, elem_id=f"position-{key}")
         table = gradio.HTML(elem_id=f"table-{key}")
-    states = {"steps": gradio.State([]), "scene_file": gradio.State(None)}
-    return Panel(column, verdict, scene, picture, files, strip, position, table, **states)
+    return Panel(column, verdict, picture, files, strip, position, table, gradio.State([]))
 
 
 class RequestLimit:
@@ -314,11 +287,11 @@ class RequestLimit:
         await refusal(scope, receive, send)
 
 
-def launch(page: Any, host: str | None, port: int | None, share: bool = False) -> str:
+def launch(page: Any, host: str, port: int | None, share: bool = False) -> str:
     """Start to serve the page, and print and return its address; `page.block_thread()` waits for Ctrl+C.
 
-    Without host and port, GRADIO_SERVER_NAME and GRADIO_SERVER_PORT decide, and otherwise 127.0.0.1 and a free port
-    from 7860. `share` makes a public address through Gradio's servers.
+    Without a port, it is GRADIO_SERVER_PORT or a free one from 7860. `share` makes a public address through Gradio's
+    servers.
     """
     gradio = import_gradio()
     from starlette.middleware import Middleware
@@ -334,7 +307,6 @@ def launch(page: Any, host: str | None, port: int | None, share: bool = False) -
         quiet=True,
         theme=theme,
         css=shown.STYLE,
-        js=USE_WEBGL,
         footer_links=[],
         run_history=False,
         ssr_mode=False,

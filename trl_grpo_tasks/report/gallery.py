@@ -16,7 +16,7 @@ from ..task import Task
 from .templating import render
 
 ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single sample
-MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page; the archive has its own
+MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page
 MOST_KEPT = 200  # pictures kept for the next version of a page; those used least recently are dropped
 MOST_LINKED = 200  # answers whose exported files are linked
 LONGEST_HTML = 60_000  # characters; longer HTML pictures are replaced by a note
@@ -147,10 +147,6 @@ class Pictures:
     def start_page(self, most_seconds: float) -> None:
         """Start a new page, for which drawing stops after `most_seconds`."""
         self._room, self._seconds, self._most_seconds = self._most_bytes, 0.0, most_seconds
-
-    def start_section(self, most_bytes: int) -> None:
-        """Start a section whose pictures have a limit of their own, whatever the sections before it took."""
-        self._room = most_bytes
 
     def of(self, sample: Sample) -> str:
         """Return the picture as HTML, or a note why there is none."""

@@ -11,7 +11,6 @@ from typing import Any
 from ..files import write_atomically
 from ..registry import find_task_class, get_task, is_safe_by_name
 from ..task import Task, printable
-from .archive import archive_section
 from .gallery import Pictures, exported_files
 from .run_folder import EXPORTS_FOLDER, SETTINGS_FILE, RunFolder, shown_metrics
 from .sections import best_of_k, curves, glossary, headline, sample_counts, samples, tiles, times
@@ -47,7 +46,6 @@ def write_report(
         best_of_k=best_of_k(run),
         glossary=glossary(names),
         samples=samples(run, pictures),
-        archive=archive_section(run, pictures),
         exports=exported_files(run.path / EXPORTS_FOLDER),
         exports_folder=EXPORTS_FOLDER,
         curves=curves(run),

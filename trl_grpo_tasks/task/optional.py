@@ -149,14 +149,14 @@ class OptionalMethods:
         """Return a key that is equal for rows that ask the same, whatever gold and bad answers they hold.
 
         Splits share no request, nor do the rows that choose a model and those that are reported. Intervals resample
-        requests, and archives and stores of successes count the answers to a request. The key is the prompt, because a
+        requests, and the store of successes counts the answers to a request. The key is the prompt, because a
         model cannot tell rows with equal prompts apart. Define it for rows that ask for more than the prompt says.
         """
         return json.dumps(row["prompt"], ensure_ascii=False, sort_keys=True)
 
     def canonical(self, row: Row, completion: str) -> str:
-        """Return a normal form that is equal for equivalent completions; evaluations and archives count distinct
-        answers by it."""
+        """Return a normal form that is equal for equivalent completions; evaluations and the
+        store of successes count distinct answers by it."""
         return completion.strip()
 
     def render(self, row: Row, completion: str) -> str | bytes:

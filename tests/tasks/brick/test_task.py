@@ -123,7 +123,7 @@ def test_a_users_caption_that_a_level_generates_gives_that_row(level):
 def test_exported_files():
     task, rows = task_and_rows("small")
     files = task.exports(rows[0], task.gold(rows[0]))
-    assert set(files) == {"sample.png", "sample.ldr", "sample.glb"}
+    assert set(files) == {"sample.png", "sample.ldr"}
     assert files["sample.png"].startswith(b"\x89PNG")
     assert files["sample.ldr"].count(".dat\n") == rows[0]["gold"].count("\n")
     assert set(task.exports(rows[0], "nonsense")) == set(files)

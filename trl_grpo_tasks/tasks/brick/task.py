@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...task import Row, Score, Task, TinySpec, check_text, check_whole
 from .data import hub
-from .data.captions import CAPTION_WORDS
+from .data.captions import CAPTION_WORDS, requests_like
 from .data.catalogue import LEVELS
 from .data.designs import NoDesignError, decode_voxels, encode_voxels, loads_on
-from .data.interpret import nearest_requests, unused_words
 from .data.rows import ALL, make_row, make_rows
 from .editor import EDITORS, BrickEditor
 from .kit import KIT, Kit
@@ -121,9 +120,9 @@ class BrickTask(Task):
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
 
-        A caption that one of the levels can generate gives that row. Any other caption gives the row of the nearest
-        request, and its `interpretation` says which. With published structures, which have no categories, the caption
-        is taken as it is and has no target: only its physics is scored, and it never counts as a success.
+        A caption that one of the levels can generate gives that row, and a part of one gives the row of the shortest
+        that has it, with an `interpretation` that says which. With published structures, the caption is taken as it is
+        and has no target: only its physics is scored, and it never counts as a success.
         """
         match = re.fullmatch(r"(.*?)(?:,? *\(?world (?:of )?([0-9]{1,4})\)?)?", text.strip(), re.DOTALL)
         assert match is not None  # every text matches
@@ -134,12 +133,10 @@ class BrickTask(Task):
             raise ValueError(f"{text!r}: a world of {world} must be between 1 and {LARGEST_WORLD}")
         if self.options.brick_data:
             return self._asked({"caption": said, "world": world, "voxels": None, "gold": None, "loads": []}, None)
-        row = self._nearest_row(said, asked)
+        row = self._row_like(said, asked)
         if (row["caption"], row["world"]) == (said, world):
             return row
-        ignored = unused_words(said, row["caption"])
-        left = f" (not used: {', '.join(ignored)})" if ignored else ""
-        return {**row, "interpretation": f"{row['caption']}, world {row['world']}{left}"}
+        return {**row, "interpretation": f"{row['caption']}, world {row['world']}"}
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row with a caption and a world, which may have a target shape and weights on it."""
@@ -162,15 +159,15 @@ class BrickTask(Task):
             )
         return row
 
-    def _nearest_row(self, text: str, world: int | None) -> dict[str, Any]:
-        """Return the row of the request nearest to a caption, in a world of this size if one is given."""
+    def _row_like(self, text: str, world: int | None) -> dict[str, Any]:
+        """Return the row of a caption that has this text, in a world of this size if one is given."""
         order = sorted(self.levels, key=_world_size, reverse=True)
         fitting = [level for level in order if world is None or _world_size(level) == world]
         fitting = fitting or [level for level in order if _world_size(level) <= (world or 0)]
         if not fitting:
             needed = _needed_worlds(order)
             raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
-        for level, request, detail in nearest_requests(text, fitting):
+        for level, request, detail in requests_like(text, fitting):
             with suppress(NoDesignError):
                 return self._asked(make_row(level, request, detail, self.kit), world)
         raise ValueError(f"nothing like {text!r} can be built with these bricks and this gravity; ask for less")
@@ -279,15 +276,13 @@ class BrickTask(Task):
         return render.png(image)
 
     def exports(self, row: Row, completion: str) -> dict[str, str | bytes]:
-        """Return the picture, and files for brick and 3D viewers."""
-        from .drawing.gltf import to_glb
+        """Return the picture, and an LDraw file for brick programs."""
         from .ldraw import to_ldr
 
         structure = self._parse(row, completion).structure
         return {
             **super().exports(row, completion),
             "sample.ldr": to_ldr(structure, row["caption"]),
-            "sample.glb": to_glb(structure, row["caption"]),
         }
 
 

@@ -17,6 +17,8 @@ from .words import VOCABULARY
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
 
+EXAMPLE = "BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 SU_5"  # a request: the group SU(5); the rest is to be found
+
 
 @dataclass(frozen=True)
 class TheoryOptions:
@@ -119,16 +121,14 @@ class TheoryTask(Task):
         return [{**row, "level": levels[n % len(levels)]} for n, row in enumerate(rows * repeats)]
 
     def row_of(self, text: str) -> dict[str, Any]:
-        """Return a row for a request in plain words, such as "SU(5) with three families", or for a prompt."""
+        """Return a row for a prompt, the beginning of a theory."""
         from .constraint import check_prompt
-        from .in_words import prompt_of
 
         text = " ".join(text.split())
-        if text.startswith("BOS"):
-            check_prompt(text)
-            return {"prompt": text, "level": self.levels[-1]}
-        prompt, interpretation = prompt_of(text)
-        return {"prompt": prompt, "level": self.levels[-1], "interpretation": interpretation}
+        if not text.startswith("BOS"):
+            raise ValueError(f"{text[:80]!r} is not the beginning of a theory; write one, such as {EXAMPLE!r}")
+        check_prompt(text)
+        return {"prompt": text, "level": self.levels[-1]}
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row whose prompt is the beginning of a theory."""

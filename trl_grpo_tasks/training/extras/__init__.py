@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .adaptive_kl import AdaptiveKLExtra
-from .archive import ArchiveExtra
 from .base import Extra
 from .best_model import BestModelExtra
 from .curriculum import CurriculumExtra
@@ -24,7 +23,6 @@ EXTRAS: tuple[type[Extra], ...] = (
     DiscountExtra,
     TurnCreditExtra,
     ThoughtExtra,
-    ArchiveExtra,
     OwnSuccessesExtra,
     ResamplingExtra,
     ReplayExtra,

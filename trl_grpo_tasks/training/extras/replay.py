@@ -20,14 +20,15 @@ from ...task import option
 from ..groups import OF_SAMPLER, RolloutGroups, StoredGroup, check_replaceable, check_whole_groups
 from .base import Extra
 
+MAX_AGE = 50  # optimizer steps after which a stored group is dropped
+LARGEST_SHARE = 0.5  # of all groups, that replay may replace on average
+
 
 @dataclass
 class ReplayOptions:
     """Replay"""
 
     replay_size: int = option(0, "Number of groups stored to replace groups without signal. 0: no replay.")
-    replay_max_age: int = option(50, "Optimizer steps after which a stored group is dropped.")
-    replay_fraction: float = option(0.5, "Largest share of all groups that replay may replace, on average.")
     replay_alpha: float = option(0.6, "How strongly replay prefers groups with large advantages. 0: no preference.")
 
 
@@ -149,7 +150,7 @@ class ReplayExtra(Extra):
         super().__init__(trainer)
         check_replaceable(trainer, "replay_size")
         args, seed = self._args, self._args.seed + trainer.accelerator.process_index
-        self.state = ReplayBuffer(args.replay_size, args.replay_max_age, args.replay_alpha, seed=seed)
+        self.state = ReplayBuffer(args.replay_size, MAX_AGE, args.replay_alpha, seed=seed)
 
     @torch.no_grad()
     def replace_groups(self, groups: RolloutGroups) -> None:
@@ -161,7 +162,7 @@ class ReplayExtra(Extra):
         buffer.drop_older(step)
         buffer.drop_unlike(output)
         is_empty_P = groups.without_signal_P
-        allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), self._args.replay_fraction)
+        allotted = buffer.allot(is_empty_P, gather_object([len(buffer)]), LARGEST_SHARE)
         mine = sorted(group - first for group in allotted if first <= group < first + groups.count)
         drawn = buffer.sample(len(mine))
         chosen = [(group, stored, weight) for group, (stored, weight) in zip(mine, drawn, strict=True)]

@@ -17,6 +17,7 @@ from .catalogue import CATEGORIES, LEVELS, Request
 DETAILS = (1, 2, 3)
 SIZE_WORDS = ("small", "medium", "large")
 TALL_WORDS = ("low", "", "tall")
+SUPPORTS = range(1, 7)  # possible thicknesses of supports
 
 PHRASES = {
     "length": "{} long", "width": "{} wide", "height": "{} high", "depth": "{} deep", "reach": "reach {}",
@@ -47,6 +48,32 @@ def caption(level: str, request: Request, detail: int, support: int | None) -> s
         places = zip(request.grams, (category.place, "on the back"), strict=False)
         parts.append("with " + " and ".join(f"{grams} g {place}" for grams, place in places))
     return ", ".join(parts)
+
+
+def requests_like(text: str, levels: Sequence[str]) -> list[tuple[str, Request, int]]:
+    """Return (level, request, detail) for the captions of these levels that a text is, or is a part of: some words of
+    the name with the category, and some of the phrases after it. Whole captions come first, then shorter ones."""
+    name, *phrases = (part.strip() for part in text.lower().split(","))
+    words = set(name.split()) - {"a", "an"}
+    found = []
+    for level in levels:
+        for request, detail in choices(level):
+            if not words & set(request.category.split()):
+                continue
+            has_support = detail == 3 and CATEGORIES[request.category].support
+            for support in SUPPORTS if has_support else (None,):
+                said = caption(level, request, detail, support)
+                of_name, *of_phrases = said.split(", ")
+                if words <= set(of_name.split()) and set(phrases) <= set(of_phrases):
+                    found.append(((said != text, len(said.split())), (level, request, detail)))
+    if not found:
+        known = sorted({name for level in levels for name in LEVELS[level].grids})
+        example = caption(levels[0], choices(levels[0])[0][0], 2, None)
+        raise ValueError(
+            f"no caption has {text!r}; write one such as {example!r} or a part of one; categories are: "
+            f"{', '.join(known)}"
+        )
+    return list(dict.fromkeys(one for _, one in sorted(found, key=lambda pair: pair[0])))
 
 
 @functools.cache
@@ -111,7 +138,7 @@ def _main(request: Request) -> tuple[Any, ...]:
 def _caption_words() -> tuple[str, ...]:
     texts = [*PHRASES.values(), *SIZE_WORDS, *TALL_WORDS, *CATEGORIES, *(c.place for c in CATEGORIES.values())]
     texts.append("a an , with g and on the back world")
-    numbers = set(range(1, 7))  # possible thicknesses of supports
+    numbers = set(SUPPORTS)
     for level in LEVELS.values():
         texts += [str(value) for grid in level.grids.values() for values in grid.values() for value in values]
         numbers |= {

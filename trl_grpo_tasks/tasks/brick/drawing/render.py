@@ -16,8 +16,7 @@ try:
     from PIL import Image, ImageDraw, ImageFont
 except ImportError as error:
     raise ImportError("pictures of bricks need pillow: pip install 'trl_grpo_tasks[brick]'") from error
-from .scene import HEIGHT, Camera, Scene
-from .shading import shaded
+from .scene import EMPTY, HEIGHT, Camera, Scene, index_buffer
 
 DRAWN_LIMIT = 600  # maximum number of bricks drawn: more than valid structures have, and still fast
 FAR = 4  # bricks farther than this outside the world, in cells, are counted but not drawn
@@ -25,6 +24,10 @@ WIDEST_WORLD = 64  # maximum edge length of the drawn part of a world, in cells
 
 PLATE_COLOUR, WEIGHT_COLOUR = (214, 219, 222), (58, 62, 71)
 FAILING_COLOUR = (232, 12, 20)
+BACKGROUND = (244, 246, 248)
+BRIGHTNESS = np.array([1.0, 0.8, 0.62, 1.0, 0.7, 1.06])  # background, faces by axis, walls and tops of cylinders
+OUTLINE = 0.45  # brightness of outlines, relative to what they enclose
+SUPERSAMPLE = 3
 INK, WARNING = (45, 50, 58), (176, 42, 30)
 NOTES_SHOWN = 3
 LONGEST_CAPTION = 1000  # characters; longer captions would not fit
@@ -72,7 +75,7 @@ def picture(
     rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, size[0] - 2 * line, line, 1)]
     rows += [(row, INK) for row in _wrapped(caption or "", size[0] - 2 * line, line, 3)]
     camera = Camera(scene, size, 1.4 * line * len(rows))
-    image = shaded(scene, camera, _colours(structure, drawn, failing))
+    image = _painted(scene, camera, _colours(structure, drawn, failing))
     for x, y, z, mass_kg in scene.weights:
         above = camera.project(np.array([x + 0.5, y + 0.5, HEIGHT * (z + 1) + 1.05]))
         _label(image, (float(above[0]), float(above[1]) - 1.1 * line), f"{1000 * mass_kg:g} g", line)
@@ -101,14 +104,33 @@ def _count(bricks: int) -> str:
 
 
 def _colours(structure: Structure, drawn: dict[int, Brick], failing: set[int]) -> np.ndarray:
-    """Return RGB colours [owner, 3]: one row per brick, then rows for weights, plate and empty."""
+    """Return RGB colours [owner, 3]: one row per brick, then rows for weights, plate and background."""
     table = np.zeros((len(structure) + 3, 3))
     table[list(drawn)] = [PALETTE[i].rgb for i in palette_indices(list(drawn.values()))] or np.zeros((0, 3))
     if failing:
         table = 0.45 * table + 0.55 * np.array([232, 234, 236])
     table[[index for index in failing if index in drawn]] = FAILING_COLOUR
-    table[-3:-1] = WEIGHT_COLOUR, PLATE_COLOUR
+    table[-3:] = WEIGHT_COLOUR, PLATE_COLOUR, BACKGROUND
     return table
+
+
+def _painted(scene: Scene, camera: Camera, colours: np.ndarray) -> Image.Image:
+    """Paint each side of a brick in one brightness, with outlines, and stripes on hatched faces."""
+    shown = index_buffer(scene, camera, SUPERSAMPLE)
+    cylinders = len(scene.base)
+    kind = np.concatenate([[0], 1 + scene.axis, np.repeat([4, 5], cylinders)])[shown]
+    owner = np.concatenate([[EMPTY], scene.face_owner, *[scene.cylinder_owner] * 2])[shown]
+    is_hatched = np.concatenate([[False], scene.is_hatched, np.zeros(2 * cylinders, dtype=bool)])[shown]
+    brightness = BRIGHTNESS[kind]
+    side = len(BRIGHTNESS) * owner + kind
+    for ahead, behind in (np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1]):
+        is_edge = side[ahead] != side[behind]
+        for half in ahead, behind:  # a line of two points' width
+            brightness[half][is_edge & (kind[half] > 0)] = OUTLINE
+    stripe = max(4, 8 * min(camera.size) // 100) * SUPERSAMPLE // 2
+    brightness[is_hatched & (np.add.outer(*map(np.arange, shown.shape)) % stripe < 0.4 * stripe)] *= 0.3
+    pixels = (colours[owner] * brightness[..., None]).clip(0, 255).astype(np.uint8)
+    return Image.fromarray(pixels).reduce(SUPERSAMPLE)
 
 
 def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) -> None:

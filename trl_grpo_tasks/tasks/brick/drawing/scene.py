@@ -96,19 +96,6 @@ class Scene:
         lower = np.concatenate([circle, np.broadcast_to(self.base[:, None, None], (*circle.shape[:2], 1))], -1)
         return lower, lower + self.rise[:, None, None] * (0, 0, 1)
 
-    def borders(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each face and side (low u, high u, low v, high v), whether the brick ends there.
-
-        The first array marks sides with another brick beside them, the second sides with nothing beside them.
-        """
-        beside = np.empty((len(self.cell), 4), dtype=np.int32)
-        for axis in range(3):
-            faces = np.flatnonzero(self.axis == axis)
-            steps = [step * np.eye(3, dtype=int)[a] for a in range(3) if a != axis for step in (-1, 1)]
-            for side, step in enumerate(steps):
-                beside[faces, side] = self.owner[tuple((self.cell[faces] + step).T)]
-        return (beside != EMPTY) & (beside != self.face_owner[:, None]), beside == EMPTY
-
 
 class Camera:
     """A camera with slight perspective, fitted so that the scene fills the picture above `below` pixels."""
@@ -134,11 +121,6 @@ class Camera:
         away = points - self.eye
         flat = np.stack([away @ self.right, -(away @ self.up)], -1) / -(away @ TO_CAMERA)[..., None]
         return self.scale * flat + self.shift
-
-    def rays(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the viewing directions [xyz, ...] through points of the picture; x and y broadcast."""
-        across, down = (x - self.shift[0]) / self.scale, (y - self.shift[1]) / self.scale
-        return np.stack([self.right[a] * across - self.up[a] * down - TO_CAMERA[a] for a in range(3)])
 
 
 def index_buffer(scene: Scene, camera: Camera, supersample: int) -> np.ndarray:
