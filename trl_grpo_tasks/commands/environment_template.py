@@ -54,7 +54,7 @@ class MyTask(EnvironmentTask):
     def gold(self, row):
         """Return a conversation that succeeds. The cold start trains on its turns."""
         low, high = map(int, row["prompt"][0]["content"].split("-"))
-        actions = []
+        actions: list[int] = []
         while not actions or actions[-1] != row["number"]:
             actions.append((low + high) // 2)
             low, high = (actions[-1] + 1, high) if actions[-1] < row["number"] else (low, actions[-1] - 1)
