@@ -120,8 +120,7 @@ class Calculator(ToolTask):
         answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
         if not calls:
             raise NoAnswerError("this row has no annotated calculations")
-        made = ['<tool_call>\n{"name": "calculate", "arguments": ' + json.dumps({"expression": c}) + "}\n</tool_call>"
-                for c in calls]  # fmt: skip
+        made = [self.call("calculate", expression=expression) for expression in calls]
         return self.conversation(row, [*made, f"#### {answer}"])
 
     def bad(self, row):

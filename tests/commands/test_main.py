@@ -238,6 +238,23 @@ def test_a_verifier_is_a_task(tmp_path, monkeypatch, capsys):
     assert code == 0 and "no cold start: task 'verifier' knows no answers" in out, (out, err)
 
 
+def test_an_environment_is_a_task(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert said(capsys, cli.main, "new", "my_game", "--environment")[0] == 0
+    code, out, err = said(capsys, cli.main, "check", "my_game.py")
+    assert code == 0 and "the constraint allows gold answers" in out, (out, err)
+    short = {"cold_start_steps": 2, "max_steps": 1, "eval_rows": 4, "train_rows": 16, "reward_workers": 0,
+             "report_to": "none", "output_dir": "out"}  # fmt: skip
+    words = [word for name, value in short.items() for word in (f"--{name}", str(value))]
+    code, out, err = said(capsys, cli.main, "train", "my_game.py", *words)
+    assert code == 0 and "success" in out, (out, err)
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "class=turns" in report or "class='turns'" in report or 'class="turns"' in report
+    assert said(capsys, cli.main, "new", "bare", "--environment", "--no-gold")[0] == 0
+    code, out, err = said(capsys, cli.main, "check", "bare.py")
+    assert code == 0 and "gold answers: no row has one" in out, (out, err)
+
+
 def test_a_task_in_a_package_of_the_current_folder(my_task):
     """The console script does not have the current folder on its path; reward workers need it too."""
     (package := my_task.parent / "my_package").mkdir()

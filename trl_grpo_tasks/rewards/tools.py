@@ -59,6 +59,12 @@ class ToolTask(EnvironmentTask):
         content = "\n\n".join(filter(None, [*before, tools_text(tool_schemas(self.functions), form), ending]))
         return [{"role": "system", "content": content}, *chat[has_system:]]
 
+    @staticmethod
+    def call(name: str, **arguments: Any) -> str:
+        """Return the text of a call, for `gold`."""
+        written = json.dumps({"name": name, HERMES.key: arguments}, ensure_ascii=False)
+        return f"{HERMES.begin}{written}{HERMES.end}"
+
     def turn_constraint(self, tokenizer: Any) -> Constraint:
         schemas, form = tool_schemas(self.functions), call_form(tokenizer)
         grammar = turn_grammar(schemas, form, self.marker, self.answer_pattern, self.most_thought_tokens)
