@@ -130,8 +130,8 @@ def reader(folder):
 
 @pytest.fixture
 def plain_bricks(monkeypatch):
-    """Pictures of bricks without light and shadow, which take most of the time of a short run."""
-    monkeypatch.setattr(render, "shaded", lambda scene, camera, colours: Image.new("RGB", camera.size))
+    """Empty pictures of bricks: painting them takes most of the time of a short run."""
+    monkeypatch.setattr(render, "_painted", lambda scene, camera, colours: Image.new("RGB", camera.size))
 
 
 @pytest.mark.parametrize("page", exhaustive_but(PAGES[:1], PAGES), ids=page_name)
