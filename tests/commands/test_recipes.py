@@ -334,7 +334,10 @@ def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
 
 
 # The server must not end before the run has saved its step: only the end of the script ends it.
-SAVES = "trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM; kill -TERM $PPID; sleep 9 & wait; exit 1"
+SAVES = """trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM
+kill -TERM $PPID
+sleep 9 &> slept.txt & wait
+exit 1"""
 
 
 @pytest.mark.parametrize(
