@@ -105,13 +105,8 @@ def test_a_sweep_changes_one_number_of_64_rows_of_256_tokens(sweep):
 
 def test_checkpoints_of_many_processes_follow_from_those_of_two():
     parts = {
-        "once_mb": 10.0,
-        "reference_mb": 3.0,
-        "process_mb": 0.5,
-        "rollout_mb": 0.1,
-        "once_s": 2.0,
-        "process_s": 0.25,
-    }
+        "once_mb": 10.0, "reference_mb": 3.0, "process_mb": 0.5, "rollout_mb": 0.1, "once_s": 2.0, "process_s": 0.25,
+    }  # fmt: skip
     two = {"processes": 2, "obtained": "measured", "seconds": 2.6, **parts}
     assert checkpoints.computed(two, []) == {"total_mb": 11.0, "total_with_references_mb": 14.0}
     many = checkpoints.computed({"processes": 8, "obtained": "computed"}, [{"processes": 1}, two])

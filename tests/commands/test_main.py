@@ -226,17 +226,8 @@ def test_a_verifier_is_a_task(tmp_path, monkeypatch, capsys):
     code, out, err = said(capsys, cli.main, "check", "verifier.py")
     assert code == 0 and "gold answers: no row has one" in out, (out, err)
     short = [
-        "--max_steps",
-        "1",
-        "--eval_rows",
-        "2",
-        "--train_rows",
-        "8",
-        "--reward_workers",
-        "0",
-        "--report_to",
-        "none",
-    ]
+        "--max_steps", "1", "--eval_rows", "2", "--train_rows", "8", "--reward_workers", "0", "--report_to", "none",
+    ]  # fmt: skip
     code, out, err = said(capsys, cli.main, "train", "verifier.py", *short)
     assert code == 0 and "no cold start: task 'verifier' knows no answers" in out, (out, err)
 

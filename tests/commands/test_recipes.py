@@ -40,15 +40,9 @@ HUB_DATA = {
 }
 # This machine has no GPU, and what comes before the trainer has tests of its own.
 HERE = {
-    "use_cpu": True,
-    "bf16": False,
-    "fp16": False,
-    "report_to": "none",
-    "train_rows": 8,
-    "cold_start_steps": 0,
-    "eval_before_and_after": False,
-    "reward_workers": 0,
-}
+    "use_cpu": True, "bf16": False, "fp16": False, "report_to": "none", "train_rows": 8, "cold_start_steps": 0,
+    "eval_before_and_after": False, "reward_workers": 0,
+}  # fmt: skip
 
 
 def name_of(path):

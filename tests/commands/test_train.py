@@ -29,20 +29,10 @@ from trl_grpo_tasks.models.loading import load_model, save_merged
 
 TASK = str(ROOT / "trl_grpo_tasks" / "commands" / "task_template.py")
 SMALL = {
-    "task": TASK,
-    "use_cpu": True,
-    "max_steps": 3,
-    "save_steps": 1,
-    "logging_steps": 1,
-    "cold_start_steps": 0,
-    "eval_rows": 4,
-    "samples": 2,
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "reward_workers": 0,
-    "train_rows": 64,
-    "report_to": "none",
-}
+    "task": TASK, "use_cpu": True, "max_steps": 3, "save_steps": 1, "logging_steps": 1, "cold_start_steps": 0,
+    "eval_rows": 4, "samples": 2, "num_generations": 4, "per_device_train_batch_size": 8, "reward_workers": 0,
+    "train_rows": 64, "report_to": "none",
+}  # fmt: skip
 LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2, "save_steps": 3}
 CONTINUED = LORA | {"cold_start_steps": 12, "beta": 0.1, "save_steps": 1}
 UNEVALUATED = {"eval_before_and_after": False, "save_steps": 3}

@@ -17,15 +17,11 @@ def history(success, best, every=5, size=SIZE, **more):
     pairs = zip(success, best, strict=True)
     return [
         {
-            "step": every * (i + 1),
-            "reward": a,
-            "pass@1": a,
-            "pass@2": (a + b) / 2,
-            f"pass@{size}": b,
+            "step": every * (i + 1), "reward": a, "pass@1": a, "pass@2": (a + b) / 2, f"pass@{size}": b,
         }
         | {name: values[i] for name, values in more.items()}
         for i, (a, b) in enumerate(pairs)
-    ]
+    ]  # fmt: skip
 
 
 def line(start, end, count=24):
