@@ -49,13 +49,10 @@ def test_cells_of_a_module_that_cannot_be_imported_are_rows_with_the_error(tmp_p
 @pytest.mark.parametrize(
     ("shape", "parameters"),
     [
-        ("135M", 134_515_008),
-        ("360M", 361_821_120),
-        ("0.5B", 494_032_768),
-        ("1.5B", 1_543_714_304),
+        ("135M", 134_515_008), ("360M", 361_821_120), ("0.5B", 494_032_768), ("1.5B", 1_543_714_304),
         ("7B", 7_615_616_512),
     ],
-)
+)  # fmt: skip
 def test_shapes_have_the_published_numbers_of_parameters(shape, parameters):
     from transformers import AutoModelForCausalLM
 

@@ -90,13 +90,9 @@ def test_score_prints_a_line_each_and_reports_bad_ones_by_number(my_task, capsys
     right, partly, unscored, strange = (json.loads(line) for line in out.splitlines())
     assert code == 1
     assert right == {
-        "total": pytest.approx(1.3),
-        "valid": True,
-        "success": True,
-        "components": {"letters": 1.0, "exact": 1.0},
-        "reason": "",
-        "info": {},
-    }
+        "total": pytest.approx(1.3), "valid": True, "success": True, "components": {"letters": 1.0, "exact": 1.0},
+        "reason": "", "info": {},
+    }  # fmt: skip
     assert (partly["total"], partly["success"]) == (pytest.approx(0.1), False) and "cba" in partly["reason"]
     assert unscored["total"] is None and not unscored["success"] and "KeyError" in unscored["reason"]
     assert set(unscored) == set(right) and strange["valid"] is False
@@ -275,18 +271,13 @@ def test_a_flag_chooses_another_task_than_the_recipe(my_task):
 @pytest.mark.parametrize(
     ("half", "words", "bf16", "fp16"),
     [
-        ("bf16", [], True, False),
-        ("fp16", [], False, True),
-        (None, [], False, False),
-        ("fp16", ["--fp16", "false"], False, False),
-        ("fp16", ["--bf16=false"], False, False),
-        ("fp16", ["--bf16", "true"], True, False),
-        ("fp16", ["--config", "recipe.yaml"], True, False),
-        ("fp16", ["--use_cpu", "true"], False, False),
-        ("bf16", ["--use_cpu"], False, False),
+        ("bf16", [], True, False), ("fp16", [], False, True), (None, [], False, False),
+        ("fp16", ["--fp16", "false"], False, False), ("fp16", ["--bf16=false"], False, False),
+        ("fp16", ["--bf16", "true"], True, False), ("fp16", ["--config", "recipe.yaml"], True, False),
+        ("fp16", ["--use_cpu", "true"], False, False), ("bf16", ["--use_cpu"], False, False),
         ("fp16", ["--use_cpu", "false"], False, True),
     ],
-)
+)  # fmt: skip
 def test_half_precision_is_what_the_machine_is_fast_at_unless_it_is_named(
     my_task, monkeypatch, half, words, bf16, fp16
 ):

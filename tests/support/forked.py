@@ -30,12 +30,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AC
 # Processes share one pipe. Unbuffered, print() writes each argument on its own, and lines of two processes mix.
 ENVIRONMENT["PYTHONUNBUFFERED"] = ""
 IMPORTED = (
-    "peft",
-    "trl_grpo_tasks.commands.main",
-    "trl_grpo_tasks.commands.train",
-    "trl_grpo_tasks.training.trainer",
+    "peft", "trl_grpo_tasks.commands.main", "trl_grpo_tasks.commands.train", "trl_grpo_tasks.training.trainer",
     "tests.support.toy",
-)
+)  # fmt: skip
 ADDRESS = "FORKED_SERVER"  # the variable with the path of the server's socket
 READ_AT_IMPORT = ("huggingface_hub.constants", "datasets.config")  # modules that keep variables of the environment
 

@@ -209,14 +209,11 @@ def is_invariant(group, reps, dual=False):
 @pytest.mark.parametrize(
     ("group", "kinds", "sign"),
     [
-        ("SO(10)", "spinor spinor fund", 1),
-        ("SO(10)", "spinor conj_spinor adjoint", None),
-        ("SO(10)", "fund fund adjoint", -1),
-        ("SO(10)", "conj_spinor spinor singlet", None),
-        ("E6", "fund fund fund", 1),
-        ("E6", "antifund fund adjoint", None),
+        ("SO(10)", "spinor spinor fund", 1), ("SO(10)", "spinor conj_spinor adjoint", None),
+        ("SO(10)", "fund fund adjoint", -1), ("SO(10)", "conj_spinor spinor singlet", None),
+        ("E6", "fund fund fund", 1), ("E6", "antifund fund adjoint", None),
     ],
-)
+)  # fmt: skip
 def test_contractions_of_large_groups_are_invariant_and_have_the_known_symmetry(group, kinds, sign):
     reps = tuple(tensors.reps_of(group)[kind] for kind in kinds.split())
     assert is_invariant(group, reps)
