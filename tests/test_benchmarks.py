@@ -49,13 +49,10 @@ def test_cells_of_a_module_that_cannot_be_imported_are_rows_with_the_error(tmp_p
 @pytest.mark.parametrize(
     ("shape", "parameters"),
     [
-        ("135M", 134_515_008),
-        ("360M", 361_821_120),
-        ("0.5B", 494_032_768),
-        ("1.5B", 1_543_714_304),
+        ("135M", 134_515_008), ("360M", 361_821_120), ("0.5B", 494_032_768), ("1.5B", 1_543_714_304),
         ("7B", 7_615_616_512),
     ],
-)
+)  # fmt: skip
 def test_shapes_have_the_published_numbers_of_parameters(shape, parameters):
     from transformers import AutoModelForCausalLM
 
@@ -105,13 +102,8 @@ def test_a_sweep_changes_one_number_of_64_rows_of_256_tokens(sweep):
 
 def test_checkpoints_of_many_processes_follow_from_those_of_two():
     parts = {
-        "once_mb": 10.0,
-        "reference_mb": 3.0,
-        "process_mb": 0.5,
-        "rollout_mb": 0.1,
-        "once_s": 2.0,
-        "process_s": 0.25,
-    }
+        "once_mb": 10.0, "reference_mb": 3.0, "process_mb": 0.5, "rollout_mb": 0.1, "once_s": 2.0, "process_s": 0.25,
+    }  # fmt: skip
     two = {"processes": 2, "obtained": "measured", "seconds": 2.6, **parts}
     assert checkpoints.computed(two, []) == {"total_mb": 11.0, "total_with_references_mb": 14.0}
     many = checkpoints.computed({"processes": 8, "obtained": "computed"}, [{"processes": 1}, two])

@@ -104,13 +104,9 @@ def test_a_gain_on_one_request_is_not_taken_for_one_on_many_rows():
 
 def grid_file(folder, **changes):
     grid = {
-        "recipe": "brick/single_gpu",
-        "seeds": [1],
-        "rows": 2,
-        "samples": 2,
-        "baseline": "grpo",
+        "recipe": "brick/single_gpu", "seeds": [1], "rows": 2, "samples": 2, "baseline": "grpo",
         "settings": {"grpo": {}},
-    }
+    }  # fmt: skip
     path = folder / "grid.yaml"
     path.write_text(yaml.safe_dump(grid | changes))
     return path

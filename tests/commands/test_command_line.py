@@ -87,14 +87,10 @@ def test_short_names_of_options(my_task, capsys):
 @pytest.mark.parametrize(
     ("given", "suggested"),
     [
-        ("--sampels", "--samples"),
-        ("--constrian", "--constrain"),
-        ("--cold_steps", "--cold_start_steps"),
-        ("--batchsize", "--batch_size"),
-        ("--word_lenght", "--word_length"),
-        ("--replay", "--replay_size"),
+        ("--sampels", "--samples"), ("--constrian", "--constrain"), ("--cold_steps", "--cold_start_steps"),
+        ("--batchsize", "--batch_size"), ("--word_lenght", "--word_length"), ("--replay", "--replay_size"),
     ],
-)
+)  # fmt: skip
 def test_suggestions_prefer_our_options(my_task, capsys, given, suggested):
     code, _, err = said(capsys, "train", "my_task.py", given, "3")
     assert code == 2 and err == f"error: unknown option {given}; did you mean {suggested}?\n"

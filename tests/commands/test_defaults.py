@@ -124,15 +124,9 @@ def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answe
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps([{"prompt": text, "target_length": 3} for text in "ab"]))
     words = [
-        "--task",
-        "prompts",
-        "--prompts_file",
-        str(file),
-        "--rewards",
-        "length",
-        "--output_dir",
+        "--task", "prompts", "--prompts_file", str(file), "--rewards", "length", "--output_dir",
         str(tmp_path / "run"),
-    ]
+    ]  # fmt: skip
     for more in ([], ["--cold_start_steps", "3"]):
         task, run, args, model = parse([*words, *more, "--use_cpu", "--report_to", "none", "--eval_rows", "1"])
         if more:

@@ -64,14 +64,9 @@ def test_version(capsys):
 def test_help_all_lists_every_option_ours_first(capsys):
     text = said(capsys, "train", "brick", "--help-all")
     headings = [
-        "the run:",
-        "task brick:",
-        "GRPO, added by this package:",
-        "GRPO, added by this package: replay:",
-        "the model (TRL's",
-        "GRPO (TRL's",
-        "training (transformers'",
-    ]
+        "the run:", "task brick:", "GRPO, added by this package:", "GRPO, added by this package: replay:",
+        "the model (TRL's", "GRPO (TRL's", "training (transformers'",
+    ]  # fmt: skip
     places = [text.index(f"\n{heading}") for heading in headings]
     assert places == sorted(places)
     for options in (RunArguments, TaskGRPOConfig, type(get_task("brick").options)):

@@ -12,21 +12,12 @@ from trl_grpo_tasks.commands.old_names import OLD_COMMANDS, OLD_NAMES, OLD_OPTIO
 
 # The flags in the scripts of the documents that this package implements; the others are options here too.
 DOCUMENTS = {
-    "--group_size": "--num_generations",
-    "--num_episodes": "--steps",
-    "--save_interval": "--save_steps",
-    "--log_interval": "--logging_steps",
-    "--kl_coef": "--beta",
-    "--kl_beta": "--beta",
-    "--checkpoint": "--model",
-    "--resume": "--resume_from_checkpoint",
-    "--model_path": "--model",
-    "--use_priority_buffer": "--replay_size",
-    "--use_curriculum": "--curriculum",
-    "--eval_episodes": "--eval_rows",
-    "--clip_range": "--epsilon",
+    "--group_size": "--num_generations", "--num_episodes": "--steps", "--save_interval": "--save_steps",
+    "--log_interval": "--logging_steps", "--kl_coef": "--beta", "--kl_beta": "--beta", "--checkpoint": "--model",
+    "--resume": "--resume_from_checkpoint", "--model_path": "--model", "--use_priority_buffer": "--replay_size",
+    "--use_curriculum": "--curriculum", "--eval_episodes": "--eval_rows", "--clip_range": "--epsilon",
     "--clip-range": "--epsilon",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("given", DOCUMENTS)

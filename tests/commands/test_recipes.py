@@ -40,15 +40,9 @@ HUB_DATA = {
 }
 # This machine has no GPU, and what comes before the trainer has tests of its own.
 HERE = {
-    "use_cpu": True,
-    "bf16": False,
-    "fp16": False,
-    "report_to": "none",
-    "train_rows": 8,
-    "cold_start_steps": 0,
-    "eval_before_and_after": False,
-    "reward_workers": 0,
-}
+    "use_cpu": True, "bf16": False, "fp16": False, "report_to": "none", "train_rows": 8, "cold_start_steps": 0,
+    "eval_before_and_after": False, "reward_workers": 0,
+}  # fmt: skip
 
 
 def name_of(path):
@@ -334,7 +328,10 @@ def test_the_slurm_script_with_vllm_gives_the_last_node_to_the_server(tmp_path):
 
 
 # The server must not end before the run has saved its step: only the end of the script ends it.
-SAVES = "trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM; kill -TERM $PPID; sleep 9 & wait; exit 1"
+SAVES = """trap 'test ! -f ended.txt && echo saved > saved.txt; exit 5' TERM
+kill -TERM $PPID
+sleep 9 &> slept.txt & wait
+exit 1"""
 
 
 @pytest.mark.parametrize(

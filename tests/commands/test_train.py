@@ -29,22 +29,13 @@ from trl_grpo_tasks.models.loading import load_model, save_merged
 
 TASK = str(ROOT / "trl_grpo_tasks" / "commands" / "task_template.py")
 SMALL = {
-    "task": TASK,
-    "use_cpu": True,
-    "max_steps": 3,
-    "save_steps": 1,
-    "logging_steps": 1,
-    "cold_start_steps": 0,
-    "eval_rows": 4,
-    "samples": 2,
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "reward_workers": 0,
-    "train_rows": 64,
-    "report_to": "none",
-}
-LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2}
-CONTINUED = {"cold_start_steps": 12, "beta": 0.1, **LORA}
+    "task": TASK, "use_cpu": True, "max_steps": 3, "save_steps": 1, "logging_steps": 1, "cold_start_steps": 0,
+    "eval_rows": 4, "samples": 2, "num_generations": 4, "per_device_train_batch_size": 8, "reward_workers": 0,
+    "train_rows": 64, "report_to": "none",
+}  # fmt: skip
+LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2, "save_steps": 3}
+CONTINUED = LORA | {"cold_start_steps": 12, "beta": 0.1, "save_steps": 1}
+UNEVALUATED = {"eval_before_and_after": False, "save_steps": 3}
 
 
 def words(output_dir, **options):
@@ -289,7 +280,7 @@ def test_a_continued_adapter_resumes_bit_for_bit(continued, tmp_path):
 
 
 def test_a_cold_start_of_an_adapter_trains_it_further(adapter, tmp_path):
-    train(tmp_path, model_name_or_path=str(adapter), cold_start_steps=2, max_steps=1)
+    train(tmp_path, model_name_or_path=str(adapter), cold_start_steps=2, max_steps=1, **UNEVALUATED)
     base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == base
     given, cold, end = (
@@ -304,7 +295,7 @@ def test_a_cold_start_of_an_adapter_trains_it_further(adapter, tmp_path):
 
 @needs_bitsandbytes
 def test_an_eight_bit_optimizer(tmp_path):
-    train(tmp_path, optim="adamw_8bit", eval_before_and_after=False)
+    train(tmp_path, optim="adamw_8bit", **UNEVALUATED)
     state = torch.load(tmp_path / "checkpoint-3" / "optimizer.pt", weights_only=True)
     assert state["state"] and not (tmp_path / "results.json").exists()
     base, trained = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base_model", tmp_path))
@@ -364,7 +355,7 @@ def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
     for loaded in (load_model(str(stored), dtype="float32"), load_model(str(stored), quantization_config=None)):
         found = loaded.state_dict()
         assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
-    train(tmp_path / "run", model_name_or_path=str(stored), cold_start_steps=3, **LORA)
+    train(tmp_path / "run", model_name_or_path=str(stored), cold_start_steps=3, **LORA | UNEVALUATED)
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
     assert "parameters" not in json.loads((tmp_path / "run" / "settings.json").read_text())["model"]
     train(tmp_path / "eval", eval_only=True, model_name_or_path=str(tmp_path / "run"))
@@ -383,7 +374,7 @@ def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
 
 def test_a_run_from_a_gguf_file(tmp_path):
     write_gguf(tmp_path / "small.gguf")
-    train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2)
+    train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2, **UNEVALUATED)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.vocab_size == 261
     assert all("kl" in line for line in metrics(tmp_path / "run"))
 

@@ -43,12 +43,12 @@ class Language:
 
     def __init__(self, vocabulary, markers, texts, least=0, most=None):
         self.vocabulary, self.markers, self.texts, self.least, self.most = vocabulary, markers, texts, least, most
-        self.can_end = lru_cache(None)(self._can_end)
+        self.can_end, self.end = lru_cache(None)(self._can_end), lru_cache(None)(self._end)
 
-    def end(self, written):
+    def _end(self, written):
         """Return the place after the first marker end, or None."""
-        ends = [n for n in range(1, len(written) + 1) if any(written[:n].endswith(m) for m in self.markers)]
-        return ends[0] if ends else None
+        ends = (n for n in range(1, len(written) + 1) if any(written[:n].endswith(m) for m in self.markers))
+        return next(ends, None)
 
     def allows(self, written, count, spelling):
         """Whether a token with this spelling may follow `count` tokens whose bytes are `written`."""

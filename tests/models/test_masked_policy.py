@@ -58,18 +58,17 @@ def scored(trainer, rollout, **more):
 
 
 def dense_logps(model, ids, temperature, fill=(), steps=1):
-    """The oracle: log-probs of the letters at each mask, from a softmax over the letters only. With several steps, one
-    pass per mask, in which the masks of earlier steps are filled."""
+    """The oracle: log-probs of the letters at each mask, from a softmax over the letters only. With several steps, a
+    mask has a row of its own, in which the masks of earlier steps are filled."""
     masked_positions = [place for place, token in enumerate(ids) if token == 4]
-    rows = []
-    for number, position in enumerate(masked_positions):
-        text = list(ids)
+    texts = torch.tensor(ids).repeat(len(masked_positions), 1)
+    for number, text in enumerate(texts):
         for other, place in enumerate(masked_positions):
             if other % steps < number % steps:
                 text[place] = fill[other]
-        logits = model(input_ids=torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long()).logits
-        rows.append(logits[0, position].double()[FIRST_LETTER : FIRST_LETTER + 5])
-    return (torch.stack(rows) / temperature).log_softmax(-1)
+    logits = model(input_ids=texts, attention_mask=torch.ones_like(texts)).logits
+    letters = logits[range(len(texts)), masked_positions, FIRST_LETTER : FIRST_LETTER + 5].double()
+    return (letters / temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("steps", exhaustive_but([1, 3], [1, 2, 3, 9]))

@@ -21,15 +21,11 @@ pytestmark = needs_bitsandbytes
 @pytest.mark.parametrize(
     ("dtype", "half", "expected"),
     [
-        ("float32", None, torch.float32),
-        ("float32", "bf16", torch.bfloat16),
-        ("float32", "fp16", torch.float16),
-        ("bfloat16", None, torch.bfloat16),
-        ("auto", None, torch.float32),
-        ("auto", "bf16", torch.bfloat16),
+        ("float32", None, torch.float32), ("float32", "bf16", torch.bfloat16), ("float32", "fp16", torch.float16),
+        ("bfloat16", None, torch.bfloat16), ("auto", None, torch.float32), ("auto", "bf16", torch.bfloat16),
         (None, "fp16", torch.float16),
     ],
-)
+)  # fmt: skip
 def test_4bit_products_are_in_the_precision_of_the_run(dtype, half, expected):
     args = SimpleNamespace(bf16=half == "bf16", fp16=half == "fp16")
     options = ModelConfig(load_in_4bit=True, dtype=dtype, use_bnb_nested_quant=True, bnb_4bit_quant_type="fp4")

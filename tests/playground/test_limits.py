@@ -6,6 +6,7 @@ import json
 import socket
 import tracemalloc
 import zlib
+from functools import cache
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -105,10 +106,16 @@ def wrong_rows():
         yield from (pytest.param(name, key, value, id=f"{name}-{key}-{value!r:.30}") for value in values)
 
 
+@cache
+def task_and_row(name):
+    task = get_task(name)
+    return task, json.dumps(task.dataset("test", 1, 0)[0])
+
+
 @pytest.mark.parametrize(("name", "key", "value"), wrong_rows())
 def test_rows_that_would_cost_much_or_cannot_be_read_are_refused_at_once(name, key, value):
-    task = get_task(name)
-    row = json.loads(json.dumps(task.dataset("test", 1, 0)[0])) | {key: value}
+    task, row = task_and_row(name)
+    row = json.loads(row) | {key: value}
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"row|prompt"):

@@ -194,12 +194,6 @@ def test_a_task_defined_in_the_script_itself():
     assert ended.stdout == "6.0\n", ended.stderr
 
 
-def test_workers_do_not_load_torch():
-    probe = "import sys, trl_grpo_tasks.rewards.executor, trl_grpo_tasks.rewards.worker; print('torch' in sys.modules)"
-    ended = run_script(probe)
-    assert ended.stdout == "False\n", ended.stderr
-
-
 def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster that another process tests at the same time

@@ -280,14 +280,9 @@ def test_the_key_is_sent_and_never_shown(monkeypatch, tmp_path, caplog, spelling
     assert "Incorrect API key provided: ..." in refused.reason
     written = (tmp_path / "cache.jsonl").read_text()
     seen = [
-        caplog.text,
-        written,
-        repr(judged),
-        repr(rejected),
-        repr(refused),
-        repr(judge.state_dict()),
+        caplog.text, written, repr(judged), repr(rejected), repr(refused), repr(judge.state_dict()),
         repr(judge.__dict__),
-    ]
+    ]  # fmt: skip
     assert not [text for text in seen if KEY in text]
     assert KEY.encode() not in pickle.dumps(judge)
     assert KEY not in redacted(f"a text with {KEY}")

@@ -126,7 +126,9 @@ def test_one_new_token_per_row(options, programs, monkeypatch):
 
 
 @pytest.mark.parametrize("programs", [1, 60], ids=["one split", "splits"])
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
+@pytest.mark.parametrize(
+    "options", exhaustive_but([OPTIONS["all"]], [OPTIONS["plain"], OPTIONS["all"]]), ids=["plain", "all"]
+)
 def test_several_new_tokens_per_row(options, programs, monkeypatch):
     monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
     Texts(6, 3, 8, cached=[PAGE - 2, 0, 100], new=[4, 2, 1], padding=1).check(**options)

@@ -116,14 +116,11 @@ def test_values_beyond_float16_are_outliers_and_stay():
 @pytest.mark.parametrize(
     ("dtype", "compute_dtype", "autocast"),
     [
-        ("float32", torch.float32, None),
-        ("float32", torch.bfloat16, None),
-        ("float32", torch.bfloat16, torch.bfloat16),
-        ("float32", torch.float32, torch.bfloat16),
-        ("bfloat16", torch.bfloat16, None),
-        ("bfloat16", torch.float32, None),
+        ("float32", torch.float32, None), ("float32", torch.bfloat16, None),
+        ("float32", torch.bfloat16, torch.bfloat16), ("float32", torch.float32, torch.bfloat16),
+        ("bfloat16", torch.bfloat16, None), ("bfloat16", torch.float32, None),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("adapted", [False, True], ids=["", "lora"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("bits", [4, 8])

@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
+from tests.support.exhaustive import exhaustive_but
 from tests.support.rollouts import EOS, PROMPTS, Paged, dense_logps, reference_linear, tiny
 from trl_grpo_tasks.rollout import Decoder, rollout
 from trl_grpo_tasks.rollout import compiled as compiled_module
@@ -76,7 +77,7 @@ def train_one_step(model):
 
 @pytest.mark.parametrize("uses_kernels", [False, True], ids=["", "kernels"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("special", [{}, BIASES], ids=["", "biases"])
+@pytest.mark.parametrize("special", exhaustive_but([BIASES], [{}, BIASES]), ids=["", "biases"])
 @pytest.mark.parametrize(
     ("dtype", "autocast"),
     [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],

@@ -35,7 +35,6 @@ CONSTRAINTS = {
     ),
     "thought": ThinkThen(TOKENIZER, GrammarConstraint(TOKENIZER, grammar_of), "1,", most_tokens=6),
 }
-EVENTS = ["add", "twice", "interrupt", "park", "step"]
 KINDS = ["[ab]{1,3}cdecde[0-9]{1,2}", "(ab){2}|a[0-9]*,", "free"]
 
 

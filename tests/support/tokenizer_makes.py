@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -93,19 +94,21 @@ def lines_tree(tokenizer, **options):
     )
 
 
+@cache
+def beginnings(texts, strips_leading_space):
+    """Everything with which one of `texts` begins, as it may be written."""
+    if strips_leading_space:
+        texts = {text for text in texts if not text.startswith(b" ")} | {b" " + text for text in texts}
+    return {text[:length] for text in texts for length in range(len(text) + 1)}
+
+
 def oracle(vocabulary, texts, written, first):
     """The tokens after which the text is still a prefix of one of `texts`, found by trying every token."""
-
-    def viable(raw):
-        begun = {text for text in texts if text.startswith(raw)}
-        if vocabulary.strips_leading_space:
-            begun = {t for t in begun if not t.startswith(b" ")} | {t for t in texts if (b" " + t).startswith(raw)}
-        return bool(begun)
-
+    viable = beginnings(texts, vocabulary.strips_leading_space)
     allowed = {
         id
         for id, spelling in enumerate(vocabulary.bytes_of)
-        if spelling and viable(written + spelling) and not (first and id in vocabulary.not_first)
+        if spelling and written + spelling in viable and not (first and id in vocabulary.not_first)
     }
     decoded = written.removeprefix(b" ") if vocabulary.strips_leading_space else written
     return allowed | ({vocabulary.eos} if decoded in texts else set())
@@ -113,7 +116,7 @@ def oracle(vocabulary, texts, written, first):
 
 def walk(constraint, texts, choose, row=None):
     """Write a text token by token, comparing every mask with the oracle; gives the tokens."""
-    texts = {text.encode() for text in texts}
+    texts = frozenset(text.encode() for text in texts)
     vocabulary, state, tokens, written = constraint.vocabulary, constraint.start(row or {}), [], b""
     while not state.finished:
         allowed = oracle(vocabulary, texts, written, not tokens)

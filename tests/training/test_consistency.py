@@ -33,14 +33,11 @@ def hints(capsys):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"constrain": True, "top_p": 0.8},
-        {"constrain": True, "gradient_checkpointing": True},
-        {"temperature": 0.6, "num_iterations": 2},
-        {"replay_size": 4},
+        {}, {"constrain": True, "top_p": 0.8}, {"constrain": True, "gradient_checkpointing": True},
+        {"temperature": 0.6, "num_iterations": 2}, {"replay_size": 4},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_difference_is_rounding(tiny_path, tmp_path, capsys, options, engine, peft):
     trainer = trained(tiny_path, tmp_path, rollout=engine, peft_config=peft, max_steps=4, **options)
     trainer.train()

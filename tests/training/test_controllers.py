@@ -20,17 +20,13 @@ from trl_grpo_tasks.training.groups import StoredGroup
 # ---- adaptive KL
 
 
-@pytest.mark.parametrize(
-    ("kl", "linear", "exponential"),
-    [(0.1, 0.10128, 0.1012882), (0.055, 0.10064, 0.1006420), (0.0, 0.09872, 0.0987282)],
-)
-def test_adaptive_kl_vectors(kl, linear, exponential):
+@pytest.mark.parametrize(("kl", "exponential"), [(0.1, 0.1012882), (0.055, 0.1006420), (0.0, 0.0987282)])
+def test_adaptive_kl_vectors(kl, exponential):
     """The factor is exp(x); the published rule has 1 + x, which for small batches is the same up to x ** 2 / 2."""
     controller = AdaptiveKL(0.1, target=0.05)
     controller.observe(kl)
     assert controller.update(64) == pytest.approx(exponential, abs=1e-7)
     assert controller.update(64) == pytest.approx(exponential, abs=1e-7)  # nothing new was measured
-    assert exponential == pytest.approx(linear, rel=0.6 * 0.0128**2)
 
 
 @pytest.mark.parametrize("n", [1000, 8192, 10**6])

@@ -3,17 +3,14 @@
 import pytest
 import torch
 
-from tests.support.toy import ToyTask
-from tests.support.training import config, parameters, toy_trainer
-from tests.training.test_resampling import MIXED, ScriptedTrainer
+from tests.support.training import parameters, toy_trainer
+from tests.training.test_resampling import MIXED, make
 from trl_grpo_tasks.training import trainer as trainer_module
 from trl_grpo_tasks.training.extras import EXTRAS
 
 
 def rolled_out(tiny_path, folder, script, **options):
-    trainer = ScriptedTrainer(tiny_path, args=config(folder, max_steps=1, **options), task=ToyTask())
-    trainer.script, trainer.current_gradient_accumulation_steps = list(script), 1
-    trainer.model.train()
+    trainer = make(tiny_path, folder, script, **options)
     examples = [trainer.train_dataset[i // 4] for i in range(len(script))]
     return trainer, trainer._generate_and_score_completions(examples)
 

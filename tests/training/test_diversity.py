@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.training.callbacks import Hints
 from trl_grpo_tasks.training.collapse import collapse
 
@@ -16,15 +17,11 @@ def history(success, best, every=5, size=SIZE, **more):
     pairs = zip(success, best, strict=True)
     return [
         {
-            "step": every * (i + 1),
-            "reward": a,
-            "pass@1": a,
-            "pass@2": (a + b) / 2,
-            f"pass@{size}": b,
+            "step": every * (i + 1), "reward": a, "pass@1": a, "pass@2": (a + b) / 2, f"pass@{size}": b,
         }
         | {name: values[i] for name, values in more.items()}
         for i, (a, b) in enumerate(pairs)
-    ]
+    ]  # fmt: skip
 
 
 def line(start, end, count=24):
@@ -81,9 +78,12 @@ def test_without_groups_or_with_unscored_logs_there_is_no_hint():
     assert collapse([], PROMPTS) is None
 
 
+NOISE = [(4, 2, 1.0, 2.0), (16, 8, 0.2, 0.4), (8, 16, 0.1, 0.5), (32, 4, 0.3, 0.6)]
+
+
 @pytest.mark.parametrize(
     ("prompts", "size", "alpha", "beta"),
-    [(4, 2, 1.0, 2.0), (16, 8, 0.2, 0.4), (8, 16, 0.1, 0.5), (32, 4, 0.3, 0.6)],
+    exhaustive_but([NOISE[0], NOISE[2]], NOISE),
     ids=["few", "uneven", "very uneven", "many"],
 )
 def test_flat_noise_is_no_collapse(prompts, size, alpha, beta):

@@ -62,14 +62,10 @@ TRAINER_METHODS = {
     "_load_optimizer_and_scheduler": ["checkpoint"],
     "_get_output_dir": ["trial"],
     "_init_training_state": [
-        "max_steps",
-        "num_update_steps_per_epoch",
-        "num_train_epochs",
-        "resume_from_checkpoint",
-        "trial",
+        "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
     ],
     "train": ["resume_from_checkpoint"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAINER_METHODS)

@@ -40,15 +40,14 @@ def legal_bricks(bricks, world, attach, canonical, sizes=SIZES):
     studs = {(x, y, z + step) for x, y, z in taken for step in (1, -1)}
     places = itertools.product(sizes, range(world), range(world), range(world))
     for (h, w), x, y, z in places:
-        brick = Brick(h, w, x, y, z)
-        own = cells(brick)
-        if x + h > world or y + w > world or own & taken:
-            continue
-        if attach and z > 0 and not own & studs:
+        if x + h > world or y + w > world:
             continue
         if canonical and bricks and (z, -x, -y) <= (bricks[-1].z, -bricks[-1].x, -bricks[-1].y):
             continue
-        yield brick
+        brick = Brick(h, w, x, y, z)
+        own = cells(brick)
+        if own.isdisjoint(taken) and not (attach and z > 0 and own.isdisjoint(studs)):
+            yield brick
 
 
 class Oracle:
@@ -153,11 +152,12 @@ def test_masks_equal_brute_force(form, attach, canonical):
         assert max(lengths) > 1 and max(lengths) <= max_bricks
 
 
-@every_vocabulary
 @pytest.mark.parametrize("form", ["absolute", "pivot"])
-def test_masks_equal_brute_force_where_numbers_have_two_digits(form, vocabulary):
+def test_masks_equal_brute_force_where_numbers_have_two_digits(form):
     rules = {"world": 12, "max_bricks": 3, "form": form, "attach": False, "canonical": False, "max_offset": 11}
-    walk(brick_constraint(vocabulary, **rules), chooser(1, vocabulary.eos, 0.0), Oracle(**rules))
+    oracle = Oracle(**rules)
+    for vocabulary in VOCABULARIES.values():
+        walk(brick_constraint(vocabulary, **rules), chooser(1, vocabulary.eos, 0.0), oracle)
 
 
 @pytest.mark.parametrize("canonical", [False, True], ids=["any_order", "canonical"])

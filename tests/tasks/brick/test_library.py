@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.exhaustive import exhaustive_but
 from tests.tasks.brick.test_constraint import Oracle, chooser, every_vocabulary, walk
 from tests.tasks.brick.test_ldraw import bricks_in
 from trl_grpo_tasks.commands.check import check_task
@@ -29,6 +30,7 @@ OTHER = {
         {"size": "2x10", "mass_g": 5.25, "ldraw": "3006"},
     ]
 }
+PIVOT = {"brick_levels": ["stack"], "text_form": "pivot"}
 ROW = {"prompt": "", "caption": "a beam", "world": 12, "voxels": None, "gold": None, "loads": []}
 
 
@@ -140,11 +142,11 @@ def test_the_built_in_bricks_as_a_library_change_nothing():
 # ---- other bricks
 
 
-def test_the_contract_holds_with_other_bricks(file, monkeypatch):
+@pytest.mark.parametrize("options", exhaustive_but([PIVOT], [PIVOT, {"brick_levels": ["small", "carry"]}]))
+def test_the_contract_holds_with_other_bricks(file, monkeypatch, options):
     monkeypatch.setattr(BrickTask, "render", lambda *_: b"")
     characters = make_tokenizer([*"0123456789x@(,)- \n"], 2000)
-    for options in ({"brick_levels": ["small", "carry"]}, {"brick_levels": ["stack"], "text_form": "pivot"}):
-        check_task(BrickTask(BrickOptions(brick_library=file, **options)), size=4, tokenizer=characters)
+    check_task(BrickTask(BrickOptions(brick_library=file, **options)), size=4, tokenizer=characters)
 
 
 def test_gold_answers_prompts_and_vocabulary_use_the_library(file):

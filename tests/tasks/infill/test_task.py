@@ -47,15 +47,15 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def judged(corpus, tmp_path_factory):
-    """A task whose two judges were made by the command."""
+def judged(corpus, judges_path, tmp_path_factory):
+    """A task whose judge was made by the command. That which is only logged is untrained."""
     folder = tmp_path_factory.mktemp("judges")
     options = SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)}
     flags = [word for name in ("corpus", "judge_steps", "text_length", "judge_width")
              for word in (f"--{name}", str(options[name]))]  # fmt: skip
-    for name, more in (("a", []), ("b", ["--held_out"])):
-        assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / name), *more, *flags]) == 0
-    return get_task("infill", options | {"judge": str(folder / "a"), "held_out_judge": str(folder / "b")})
+    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
+    judges = {"judge": str(folder / "a"), "held_out_judge": str(judges_path / "held_out")}
+    return get_task("infill", options | judges)
 
 
 # ---- gaps
@@ -276,6 +276,8 @@ def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsy
     before = {path.name: path.read_bytes() for path in made.iterdir()}
     code, said = prepare(made, "--judge_width", "16", "--judge_steps", "151")
     assert code == 2 and "trained with other settings (steps 150, not 151)" in said and "--output_dir" in said
+    code, said = prepare(made, "--judge_width", "16", "--judge_steps", "150", "--held_out")
+    assert code == 2 and "trained with other settings (held_out False, not True, seed" in said
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     (tmp_path / "diary.txt").write_text("dear diary")
     code, said = prepare(tmp_path, "--judge_steps", "2")

@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import sys
 from collections import Counter
 from fractions import Fraction
 
@@ -29,14 +28,6 @@ def test_reference(case):
     assert found == {name: Fraction(value) for name, value in case["expected"].items()}
     assert all(isinstance(value, Fraction) for value in found.values())
     assert (not any(found.values())) == case["anomaly_free"]
-
-
-def test_import_loads_nothing_heavy():
-    import subprocess
-
-    program = "import sys; from trl_grpo_tasks.tasks.theory import anomalies; print(sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "'torch'" not in loaded and "'matplotlib'" not in loaded and "'transformers'" not in loaded
 
 
 # ---- transformation properties

@@ -60,25 +60,14 @@ def test_su_n_against_traces_of_matrices(n):
 @pytest.mark.parametrize(
     ("group", "rep", "dimension", "index"),
     [
-        ("SO(10)", (1, 0, 0, 0, 0), 10, 1),
-        ("SO(10)", (0, 0, 0, 0, 1), 16, 2),
-        ("SO(10)", (0, 1, 0, 0, 0), 45, 8),
-        ("SO(10)", (2, 0, 0, 0, 0), 54, 12),
-        ("SO(10)", (0, 0, 0, 0, 2), 126, 35),
-        ("SO(7)", (0, 0, 1), 8, 1),
-        ("SO(5)", (1, 0), 5, 1),
-        ("SO(5)", (0, 1), 4, Fraction(1, 2)),
-        ("SO(8)", (0, 0, 1, 0), 8, 1),
-        ("Sp(4)", (1, 0), 4, Fraction(1, 2)),
-        ("Sp(4)", (0, 1), 5, 1),
-        ("Sp(6)", (0, 1, 0), 14, 2),
-        ("Sp(6)", (0, 0, 1), 14, Fraction(5, 2)),
-        ("E6", (1, 0, 0, 0, 0, 0), 27, 3),
-        ("E6", (0, 1, 0, 0, 0, 0), 78, 12),
-        ("E6", (0, 0, 1, 0, 0, 0), 351, 75),
-        ("SU(2)", (5,), 6, Fraction(35, 2)),
+        ("SO(10)", (1, 0, 0, 0, 0), 10, 1), ("SO(10)", (0, 0, 0, 0, 1), 16, 2), ("SO(10)", (0, 1, 0, 0, 0), 45, 8),
+        ("SO(10)", (2, 0, 0, 0, 0), 54, 12), ("SO(10)", (0, 0, 0, 0, 2), 126, 35), ("SO(7)", (0, 0, 1), 8, 1),
+        ("SO(5)", (1, 0), 5, 1), ("SO(5)", (0, 1), 4, Fraction(1, 2)), ("SO(8)", (0, 0, 1, 0), 8, 1),
+        ("Sp(4)", (1, 0), 4, Fraction(1, 2)), ("Sp(4)", (0, 1), 5, 1), ("Sp(6)", (0, 1, 0), 14, 2),
+        ("Sp(6)", (0, 0, 1), 14, Fraction(5, 2)), ("E6", (1, 0, 0, 0, 0, 0), 27, 3),
+        ("E6", (0, 1, 0, 0, 0, 0), 78, 12), ("E6", (0, 0, 1, 0, 0, 0), 351, 75), ("SU(2)", (5,), 6, Fraction(35, 2)),
     ],
-)
+)  # fmt: skip
 def test_textbook_dimensions_and_indices(group, rep, dimension, index):
     found = groups.irrep(group, rep)
     assert (found.dimension, Fraction(found.dynkin_index, 2)) == (dimension, index)
@@ -94,20 +83,11 @@ def test_so6_is_su4():
 @pytest.mark.parametrize(
     ("group", "rep", "kind"),
     [
-        ("SU(2)", (1,), -1),
-        ("SU(2)", (2,), 1),
-        ("SU(3)", (1, 0), 0),
-        ("SU(3)", (1, 1), 1),
-        ("SU(4)", (0, 1, 0), 1),
-        ("SU(6)", (0, 0, 1, 0, 0), -1),
-        ("Sp(4)", (1, 0), -1),
-        ("SO(5)", (0, 1), -1),
-        ("SO(7)", (0, 0, 1), 1),
-        ("SO(10)", (0, 0, 0, 0, 1), 0),
-        ("E6", (1, 0, 0, 0, 0, 0), 0),
-        ("E6", (0, 1, 0, 0, 0, 0), 1),
+        ("SU(2)", (1,), -1), ("SU(2)", (2,), 1), ("SU(3)", (1, 0), 0), ("SU(3)", (1, 1), 1), ("SU(4)", (0, 1, 0), 1),
+        ("SU(6)", (0, 0, 1, 0, 0), -1), ("Sp(4)", (1, 0), -1), ("SO(5)", (0, 1), -1), ("SO(7)", (0, 0, 1), 1),
+        ("SO(10)", (0, 0, 0, 0, 1), 0), ("E6", (1, 0, 0, 0, 0, 0), 0), ("E6", (0, 1, 0, 0, 0, 0), 1),
     ],
-)
+)  # fmt: skip
 def test_reality(group, rep, kind):
     assert groups.reality(group, rep) == kind
 
@@ -229,14 +209,11 @@ def is_invariant(group, reps, dual=False):
 @pytest.mark.parametrize(
     ("group", "kinds", "sign"),
     [
-        ("SO(10)", "spinor spinor fund", 1),
-        ("SO(10)", "spinor conj_spinor adjoint", None),
-        ("SO(10)", "fund fund adjoint", -1),
-        ("SO(10)", "conj_spinor spinor singlet", None),
-        ("E6", "fund fund fund", 1),
-        ("E6", "antifund fund adjoint", None),
+        ("SO(10)", "spinor spinor fund", 1), ("SO(10)", "spinor conj_spinor adjoint", None),
+        ("SO(10)", "fund fund adjoint", -1), ("SO(10)", "conj_spinor spinor singlet", None),
+        ("E6", "fund fund fund", 1), ("E6", "antifund fund adjoint", None),
     ],
-)
+)  # fmt: skip
 def test_contractions_of_large_groups_are_invariant_and_have_the_known_symmetry(group, kinds, sign):
     reps = tuple(tensors.reps_of(group)[kind] for kind in kinds.split())
     assert is_invariant(group, reps)

@@ -35,12 +35,9 @@ def is_perturbative(theory):
 
 
 FAMILY = {
-    "Q": ("fund fund 1/6", 1),
-    "uc": ("antifund singlet -2/3", 1),
-    "dc": ("antifund singlet 1/3", 1),
-    "L": ("singlet fund -1/2", 1),
-    "ec": ("singlet singlet 1", 1),
-}
+    "Q": ("fund fund 1/6", 1), "uc": ("antifund singlet -2/3", 1), "dc": ("antifund singlet 1/3", 1),
+    "L": ("singlet fund -1/2", 1), "ec": ("singlet singlet 1", 1),
+}  # fmt: skip
 TOP = {"T": ("fund singlet 2/3", 1), "Tc": ("antifund singlet -2/3", 1)}
 LEPTONS = {"E": ("singlet fund -1/2", 1), "Ec": ("singlet fund 1/2", 1)}
 
