@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..constraints.turns import split_turns
 from ..rewards.worker import LARGEST_COMPONENT
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
@@ -252,12 +253,14 @@ class _Check:
             return
         _require(bool(spec.tokens) and all(spec.tokens), "the tokens of tiny() must be texts, none of them empty")
         _require(len(set(spec.tokens)) == len(spec.tokens), "the tokens of tiny() must differ")
-        longest_first = re.compile("|".join(map(re.escape, sorted(spec.tokens, key=len, reverse=True))))
+        tokens = sorted({"\n", *spec.tokens}, key=len, reverse=True)  # every tiny model has line breaks
+        longest_first = re.compile("|".join(map(re.escape, tokens)))
         has_gold = False
         for label, row in self._rows:
             prompt, golds = row["prompt"], self._gold(row)
             has_gold |= bool(golds)
-            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *golds]:
+            parts = [part for gold in golds for said in split_turns(gold) for part in said]
+            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *parts]:
                 rest = longest_first.sub("", text.replace(MASK_TOKEN, "") if spec.policy == "masked" else text)
                 _require(not rest, f"{label}: the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
         yield f"the tiny model can spell prompts{' and gold answers' * has_gold} ({len(self._rows)} rows)"
@@ -284,13 +287,15 @@ class _Check:
             if state is None or not golds:
                 continue
             told = f"the gold answer {golds[0][:200]!r}"
-            ids = tokenizer.encode(golds[0], add_special_tokens=False)
-            for place, token in enumerate([*ids, tokenizer.eos_token_id]):
-                try:
-                    state.accept(token)
-                except ValueError as error:
-                    refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
-                    raise AssertionError(refusal) from error
+            for turn in split_turns(golds[0])[0]:
+                ids = [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
+                asked = getattr(state, "question", None)  # after an earlier turn
+                for place, token in enumerate([*(constraint.answers([asked])[0] or ()), *ids] if asked else ids):
+                    try:
+                        state.accept(token)
+                    except ValueError as error:
+                        refusal = f"{label}: the constraint refuses {told} at token {place} of {turn[:80]!r}: {error}"
+                        raise AssertionError(refusal) from error
             _require(state.finished, f"{label}: the constraint is not finished after {told}")
             checked += 1
         if checked:
