@@ -253,13 +253,14 @@ class _Check:
             return
         _require(bool(spec.tokens) and all(spec.tokens), "the tokens of tiny() must be texts, none of them empty")
         _require(len(set(spec.tokens)) == len(spec.tokens), "the tokens of tiny() must differ")
-        longest_first = re.compile("|".join(map(re.escape, sorted(spec.tokens, key=len, reverse=True))))
+        tokens = sorted({"\n", *spec.tokens}, key=len, reverse=True)  # every tiny model has line breaks
+        longest_first = re.compile("|".join(map(re.escape, tokens)))
         has_gold = False
         for label, row in self._rows:
             prompt, golds = row["prompt"], self._gold(row)
             has_gold |= bool(golds)
-            turns = [turn for gold in golds for turn in split_turns(gold)[0]]
-            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *turns]:
+            parts = [part for gold in golds for said in split_turns(gold) for part in said]
+            for text in [*([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]), *parts]:
                 rest = longest_first.sub("", text.replace(MASK_TOKEN, "") if spec.policy == "masked" else text)
                 _require(not rest, f"{label}: the tokens of tiny() cannot spell {rest[:20]!r} in {text[:200]!r}")
         yield f"the tiny model can spell prompts{' and gold answers' * has_gold} ({len(self._rows)} rows)"
@@ -292,7 +293,7 @@ class _Check:
                     try:
                         state.accept(token)
                     except ValueError as error:
-                        refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
+                        refusal = f"{label}: the constraint refuses {told} at token {place} of {turn[:80]!r}: {error}"
                         raise AssertionError(refusal) from error
             _require(state.finished, f"{label}: the constraint is not finished after {told}")
             checked += 1
