@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 from tests.tasks.infill.test_task import CORPUS
 from tests.test_notebooks import OF_TASK, SHORT
 from trl_grpo_tasks import TaskGRPOConfig
-from trl_grpo_tasks.adapters import openenv, reasoning_gym, verifiers
+from trl_grpo_tasks.adapters import openenv, reasoning_gym, trl_environment, verifiers
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
@@ -335,7 +335,9 @@ def known_options():
     for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}
-    for options in (openenv.OpenEnvOptions, reasoning_gym.GymOptions, verifiers.VerifiersOptions):
+    adapters = (openenv.OpenEnvOptions, reasoning_gym.GymOptions, trl_environment.TrlEnvironmentOptions,
+                verifiers.VerifiersOptions)  # fmt: skip
+    for options in adapters:
         known |= {f"--{field.name}" for field in fields(options)}
     return known
 

@@ -29,6 +29,7 @@ PREFIXES: dict[str, str] = {
     "openenv": "trl_grpo_tasks.adapters.openenv",
     "reasoning_gym": "trl_grpo_tasks.adapters.reasoning_gym",
     "trl": "trl_grpo_tasks.adapters.trl_function",
+    "trl_env": "trl_grpo_tasks.adapters.trl_environment",
     "verifiers": "trl_grpo_tasks.adapters.verifiers",
 }
 

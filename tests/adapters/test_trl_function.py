@@ -213,7 +213,7 @@ def test_mistakes_are_reported(make, rows, options, message):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("trl:no_colon", "must be trl:module:function"),
+        ("trl:no_colon", "must be trl:module:reward, such as trl:trl.rewards"),
         ("trl:no_such_module_anywhere:f", "reward module 'no_such_module_anywhere' cannot be found"),
         ("trl:trl.rewards:nothing", "must define a reward function 'nothing', found nothing"),
         (f"{HERE}:TEXTS", "must define a reward function 'TEXTS'"),

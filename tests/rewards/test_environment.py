@@ -53,8 +53,7 @@ def test_an_environment_goes_on_where_its_conversation_did_and_is_played_again_e
         assert copied.score(ROW, long) == scores[2]
 
 
-def test_only_so_many_environments_are_kept_and_each_is_closed(monkeypatch):
-    monkeypatch.setattr("trl_grpo_tasks.rewards.environment.OPEN", 2)
+def test_only_so_many_environments_are_kept_and_each_is_closed():
     closed = []
 
     class Closing(Echo):
@@ -63,6 +62,8 @@ def test_only_so_many_environments_are_kept_and_each_is_closed(monkeypatch):
             raise OSError("it is closed already")
 
     class Task(EchoTask):
+        most_kept = 2
+
         def environment(self):
             return Closing()
 
@@ -115,4 +116,4 @@ def test_what_is_not_defined_has_an_error_that_says_so():
         Bare().score({"prompt": "q"}, "x")
     with pytest.raises(TypeError, match="step must return a Step, got str"):
         WildTask().score({"prompt": "q"}, "wrong")
-    assert Step() == Step("", 0.0, False, False, "", {})
+    assert Step() == Step("", 0.0, False, False, "", {}, True)

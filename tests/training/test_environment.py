@@ -1,14 +1,17 @@
 """Training in environments: exact gradients, equal rollouts with and without workers, resumed runs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.support.enumerated import assert_exact_policy_gradient, every_completion
 from tests.support.toy_environment import EchoTask
 from tests.support.training import parameters, resumed, toy_trainer
-from trl_grpo_tasks.constraints.turns import split_turns
+from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.training.cold_start import gold_dataset
+from trl_grpo_tasks.training.repair import with_repair
 
 ON = {"rollout": "fast", "max_completion_length": 16}
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}
@@ -70,3 +73,16 @@ def test_the_cold_start_shows_each_turn_after_those_before_it(tiny_path):
 def test_what_cannot_work_is_refused(tiny_path, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         toy_trainer(tiny_path, tmp_path, EchoTask(), **ON | options)
+
+
+def test_one_turn_is_trained_as_tasks_without_turns_are(tiny_path, tmp_path):
+    """Without our rollouts, and with repairs."""
+    task = EchoTask()
+    task.turns = 1
+    trainer = toy_trainer(tiny_path, tmp_path, task, rollout="trl", max_steps=1, max_completion_length=4)
+    trainer.train()
+    assert not trainer.args.constrain
+    assert [trainer.task.score(ROW, text).total for text in "ab"] == [0.5, 0.0]
+    repaired = with_repair(task, SimpleNamespace(repair_turns=2, repair_discount=0.9, constrain=True))
+    score = repaired.score(ROW, join_turns(["b", "a"], ["no"]))
+    assert (score.total, score.info["turns"]) == (0.5 * 0.9, 2)

@@ -12,11 +12,13 @@ import importlib
 import math
 import threading
 import zlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import Any, ClassVar
 
+from ..rewards.environment import EnvironmentTask
 from ..task import NoAnswerError, Row, Score, Task, option
 
 
@@ -53,6 +55,33 @@ class RewardTask(Task):
             if score is not None and not score.success:
                 return text
         raise NoAnswerError("an empty answer and 'I do not know.' are successes, or cannot be scored")
+
+
+class RewardEnvironmentTask(EnvironmentTask, RewardTask):
+    """A task of several turns of a library that gives rewards. Their sum decides on success."""
+
+    def score(self, row: Row, completion: str) -> Score | None:
+        score = super().score(row, completion)
+        if score is None or not score.valid:
+            return score
+        decided = self.score_of(score.components, score.info)
+        return (
+            decided if decided is None or decided.success else replace(decided, reason=score.reason or decided.reason)
+        )
+
+    def check_repeats(self, row: Row, actions: Sequence[str]) -> None:
+        """Raise ValueError if the environment answers differently when these actions are played again."""
+        first, again = ([(self._shown_text(step.observation), step.done, step.valid, f"{step.reward}")
+                         for step in self.play(row, actions)] for _ in range(2))  # fmt: skip
+        if first != again:
+            place, (one, other) = next(
+                (place, pair) for place, pair in enumerate(zip_longest(first, again), 1) if pair[0] != pair[1]
+            )
+            raise ValueError(
+                f"{self.name}: the same actions in the same episode get different answers, from action {place} on: "
+                f"{one!r:.200} and then {other!r:.200}; completions are scored by playing them again, so the "
+                "environment must take its random numbers from the row or its seed"
+            )
 
 
 def library_version(library: str, module: str) -> str:

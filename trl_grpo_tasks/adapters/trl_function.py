@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,7 +42,7 @@ class TrlFunctionTask(RewardTask):
         self.weights = {self.name: 1.0}
         self._rows = split_rows(read_table(self.options.dataset, "--dataset"), self.options.test_fraction)
         columns = {key for rows in self._rows.values() for row in rows for key in row if key not in RESERVED}
-        self._passed = _parameters(type(self).function, self.name, columns)
+        self._passed = parameters_of(type(self).function, self.name, columns)
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         return draw(self._rows, split, size, seed)
@@ -50,17 +50,9 @@ class TrlFunctionTask(RewardTask):
     def score(self, row: Row, completion: str) -> Score | None:
         """Return the function's reward; None if that is no finite number. Its exceptions propagate to the caller."""
         is_chat = not isinstance(row["prompt"], str)
-        given: dict[str, Any] = {key: [value] for key, value in row.items() if key not in RESERVED}
-        given |= {"prompts": [row["prompt"]], "log_extra": _ignore, "log_metric": _ignore}
-        given["completions"] = [[{"role": "assistant", "content": completion}] if is_chat else completion]
-        if self._passed is not None:
-            given = {key: value for key, value in given.items() if key in self._passed}
-        rewards = type(self).function(**given)
-        if inspect.isawaitable(rewards):
-            rewards = wait_for(rewards)
-        if len(rewards) != 1:
-            raise ValueError(f"{self.name} returned {len(rewards)} rewards for one completion")
-        return self.score_of({self.name: math.nan if rewards[0] is None else float(rewards[0])})
+        answer = [{"role": "assistant", "content": completion}] if is_chat else completion
+        reward = called(type(self).function, self._passed, row, answer)
+        return self.score_of({self.name: math.nan if reward is None else reward})
 
     def gold(self, row: Row) -> str:
         if not isinstance(gold := row.get(self.options.gold_column), str):
@@ -75,12 +67,8 @@ class TrlFunctionTask(RewardTask):
 @functools.cache
 def task_class(named: str) -> type[TrlFunctionTask]:
     """Return the task class for `module:function`, where the module may also be a .py file."""
-    module_name, _, name = named.rpartition(":")
-    if not module_name or not name.isidentifier():
-        raise ValueError(
-            f"task 'trl:{named}' must be trl:module:function, such as trl:trl.rewards:think_format_reward"
-        )
-    function = getattr(load_module(module_name, "reward"), name, None)
+    name, function = member("trl", named, "reward", "trl:trl.rewards:think_format_reward")
+    module_name = named.rpartition(":")[0]
     if not callable(function) or inspect.isclass(function):
         found = "nothing" if function is None else repr(function)
         raise ValueError(f"task 'trl:{named}': {module_name} must define a reward function {name!r}, found {found}")
@@ -89,7 +77,38 @@ def task_class(named: str) -> type[TrlFunctionTask]:
     return type("TrlTask", (TrlFunctionTask,), members)
 
 
-def _parameters(function: Callable[..., Any], name: str, columns: set[str]) -> set[str] | None:
+def member(prefix: str, named: str, kind: str, example: str) -> tuple[str, Any]:
+    """Return the name and the value of `module:name`; None as the value if the module has no such name."""
+    module_name, _, name = named.rpartition(":")
+    if not module_name or not name.isidentifier():
+        raise ValueError(f"task '{prefix}:{named}' must be {prefix}:module:{kind}, such as {example}")
+    return name, getattr(load_module(module_name, kind), name, None)
+
+
+def called(
+    function: Callable[..., Any],
+    passed: set[str] | None,
+    row: Row,
+    completion: Any,
+    more: Mapping[str, Any] | None = None,
+) -> float | None:
+    """Return the reward of a completion from a function that is called as TRL does, with the parameters in `passed`,
+    or with all if that is None."""
+    given: dict[str, Any] = {key: [value] for key, value in row.items() if key not in RESERVED} | dict(more or {})
+    given |= {"prompts": [row["prompt"]], "completions": [completion], "log_extra": _ignore, "log_metric": _ignore}
+    if passed is not None:
+        given = {key: value for key, value in given.items() if key in passed}
+    rewards = function(**given)
+    if inspect.isawaitable(rewards):
+        rewards = wait_for(rewards)
+    if len(rewards) != 1:
+        raise ValueError(
+            f"{getattr(function, '__name__', function)} returned {len(rewards)} rewards for one completion"
+        )
+    return None if rewards[0] is None else float(rewards[0])
+
+
+def parameters_of(function: Callable[..., Any], name: str, columns: set[str]) -> set[str] | None:
     """Return the parameters that are passed, None for all. ValueError if the function needs one that there is not."""
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -136,7 +136,7 @@ class Solver:
         used |= {name: value for name, value in given.items() if value is not None}
         temperature, length, filters = used["temperature"], used["max_completion_length"], SamplingFilters.of(used)
         weights = component_weights_of(task, used.get("component_weights"))
-        is_unsupported = task.policy == "masked" or isinstance(task, TurnsTask)
+        is_unsupported = task.policy == "masked" or (isinstance(task, TurnsTask) and task.turns > 1)
         if vllm_server_url is not None and (is_unsupported or editor is not None):
             what = "an editor" if editor is not None else f"task {task.name!r} with these options"
             raise ValueError(

@@ -34,7 +34,6 @@ from .time_limit import time_limit
 from .worker import score_one
 
 SECONDS_PER_TURN = 30.0  # of a turn that is answered in this process; with workers: --reward_timeout
-OPEN = 256  # environments that a process keeps, because their conversations may go on
 
 
 class Step(NamedTuple):
@@ -46,6 +45,7 @@ class Step(NamedTuple):
     success: bool = False  # the conversation solves the row
     reason: str = ""  # why it is no success, for people to read
     info: Mapping[str, Any] = {}
+    valid: bool = True  # the environment understood the action
 
 
 class Environment:
@@ -82,8 +82,9 @@ class TurnsTask(Task):
         called with the texts of the earlier turns instead of `start(row)`."""
         return None
 
-    def constraint(self, tokenizer: Any) -> TurnsConstraint | None:
-        return self.turns_under(tokenizer, self.turn_constraint(tokenizer))
+    def constraint(self, tokenizer: Any) -> Constraint | None:
+        inner = self.turn_constraint(tokenizer)
+        return inner if self.turns == 1 else self.turns_under(tokenizer, inner)
 
     def turns_under(self, tokenizer: Any, inner: Constraint | None) -> TurnsConstraint:
         """Return the constraint of conversations whose turns are under `inner`; None: free text."""
@@ -154,12 +155,14 @@ class EnvironmentTask(TurnsTask):
     Class attributes:
         turns: The most turns of the model.
         longest_observation: Characters, after which an observation is cut.
+        most_kept: Environments that a process keeps, because their conversations may go on. Others are played again.
         shown: How observations stand in a chat; a role "tool" is that of the chat template.
     """
 
     weights: Mapping[str, float] = {"reward": 1.0}
     turns: int = 4
     longest_observation: ClassVar[int] = 1000
+    most_kept: ClassVar[int] = 256
     facts: Sequence[str] = ("turns",)
 
     def __init__(self, options: Any = None):
@@ -221,7 +224,7 @@ class EnvironmentTask(TurnsTask):
         if (known := self._open.pop(key, None)) is not None:
             _close(known[0])
         self._open[key] = (environment, steps)
-        if len(self._open) > OPEN:
+        if len(self._open) > self.most_kept:
             _close(self._open.pop(next(iter(self._open)))[0])
 
     def score(self, row: Row, completion: str) -> Score | None:
@@ -231,7 +234,8 @@ class EnvironmentTask(TurnsTask):
         info = {**last.info, "turns": len(steps), "turn_rewards": rewards}
         if not last.done:
             info["observation"] = self._shown_text(last.observation)
-        return self.make_score({"reward": sum(rewards)}, True, last.success, reason, info)
+        valid = all(step.valid for step in steps)
+        return self.make_score({"reward": sum(rewards)}, valid, last.success, reason, info)
 
     def observation(self, row: Row, score: Score) -> str | None:
         return score.info.get("observation")

@@ -58,7 +58,7 @@ def with_repair(task: Task, args: Any) -> Task:
     """Return the task as the options of a TaskGRPOConfig say: with several turns, or without. ValueError if it has
     none. Environments need the option `constrain`, which holds their turns."""
     task = task.inner if isinstance(task, RepairTask) else task
-    if isinstance(task, EnvironmentTask):
+    if isinstance(task, EnvironmentTask) and task.turns > 1:
         check_turns(args, f"task {task.name!r}, which has an environment,")
         args.constrain = True
     if args.repair_turns == 1:
@@ -119,7 +119,7 @@ class RepairTask(TurnsTask):
                 f"a repair of {turns} turns with discount {discount} is not possible; turns are from 2 to "
                 f"{MOST_TURNS}, and the discount is above 0 and at most 1"
             )
-        if isinstance(inner, TurnsTask):
+        if isinstance(inner, TurnsTask) and inner.turns > 1:
             raise ValueError(f"repair_turns={turns} does not work with task {inner.name!r}, which has turns of its "
                              "own; leave it at 1")  # fmt: skip
         if inner.policy == "masked":
