@@ -42,6 +42,10 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
                 data = SumData(prompt=f"{a} + {b} =", system_prompt="Add.", answer=str(a + b))
                 yield SumTask(data, self.config.task)
 
+class TwoAgents(vf.Env[vf.EnvConfig]):
+    async def run(self, task, agents):
+        pass
+
 __all__ = ["SumTaskset"]
 """
 
@@ -111,6 +115,7 @@ def test_workers_score_as_this_process(write):
         ("range(5)", "range(0)", "no tasks"),
         ("float(trace.last_reply ==", "float(int(trace.last_reply) ==", "fails for an empty answer"),
         ('["SumTaskset"]', "[]", "exports no Taskset"),
+        ('["SumTaskset"]', '["SumTaskset", "TwoAgents"]', "the turns of TwoAgents"),
     ],
 )  # fmt: skip
 def test_other_tasksets_are_refused(write, old, new, words):

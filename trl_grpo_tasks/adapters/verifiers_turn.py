@@ -37,9 +37,13 @@ def scored_trace(task: Any, prompt: Sequence[Mapping[str, str]], completion: str
 
 def refuse_more_than_one_turn(task: Any, taskset: Any) -> None:
     """Raise ValueError for tasks whose answer is more than one completion, or whose rewards need a container."""
+    from verifiers.v1.envs.single_agent.env import SingleAgentEnv
     from verifiers.v1.task import Task
+    from verifiers.v1.utils.loaders import environment_class
 
     needs = []
+    if (own := environment_class(taskset.config.id)) is not SingleAgentEnv:
+        needs.append(f"the turns of {own.__name__}")
     if task.NEEDS_CONTAINER:
         needs.append("a container")
     if task.toolsets(task.config) or taskset.toolsets(taskset.config):
