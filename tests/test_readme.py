@@ -322,6 +322,7 @@ def known_options():
     known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start
+    known |= {"--environment"}  # of new
     known |= {"--top", "--format", "--to"}  # of export
     known |= {"--type", "--repo", "--merged", "--private", "--dry_run"}  # of export-model and push
     known |= {"--requests", "--row", "--seconds", "--all", "--vllm_server_url", "--status"}  # of solve and report
