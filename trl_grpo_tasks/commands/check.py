@@ -287,15 +287,17 @@ class _Check:
             if state is None or not golds:
                 continue
             told = f"the gold answer {golds[0][:200]!r}"
+            place = 0  # in the whole conversation
             for turn in split_turns(golds[0])[0]:
-                ids = [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
                 asked = getattr(state, "question", None)  # after an earlier turn
-                for place, token in enumerate([*(constraint.answers([asked])[0] or ()), *ids] if asked else ids):
+                told_ids = () if asked is None else constraint.answers([asked])[0] or ()
+                for token in (*told_ids, *tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id):
                     try:
                         state.accept(token)
                     except ValueError as error:
-                        refusal = f"{label}: the constraint refuses {told} at token {place} of {turn[:80]!r}: {error}"
+                        refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
                         raise AssertionError(refusal) from error
+                    place += 1
             _require(state.finished, f"{label}: the constraint is not finished after {told}")
             checked += 1
         if checked:
