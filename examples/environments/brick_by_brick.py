@@ -62,7 +62,7 @@ class Site(Environment):
             return Step("it falls", done=True, reason=f"it falls: {found.reasons[0]}")
         self.structure, before = built, self.progress
         high, reach = measures(built)
-        self.progress = min(high / self.row["high"], 1) / 2 + min(max(reach, 0) / self.row["reach"], 1) / 2
+        self.progress = min(high / self.row["high"], 1) / 2 + min(reach / self.row["reach"], 1) / 2
         solved = self.progress == 1
         reward = 0.4 * (self.progress - before) + solved
         return Step(self.told(), reward, done=solved, success=solved, reason=self.told())
@@ -102,7 +102,15 @@ class BrickByBrick(EnvironmentTask):
     name, version, description = "brick_by_brick", "1", "Build what must stand after every brick."
     turns = 4
     defaults = {"constrain": True, "max_completion_length": 256}
-    tiny_defaults = {"max_completion_length": 128}
+    tiny_defaults = {
+        "max_completion_length": 128,
+        "cold_start_steps": 60,
+        "cold_start_learning_rate": 2e-3,
+        "learning_rate": 3e-4,
+        "warmup_steps": 5,
+        "max_steps": 60,
+        "eval_rows": 100,
+    }
 
     def dataset(self, split, size, seed):
         rows = []
@@ -134,12 +142,10 @@ class BrickByBrick(EnvironmentTask):
         return self.conversation(row, [f"1x1 ({x},{y},1)\n"])
 
     def tiny(self):
-        sizes = [f"{h}x{w} (" for h, w in WEAK.sizes]
-        numbers = [f"{n}{end}" for n in range(WORLD) for end in (",", ")\n", ")")]
-        words = ["stands: height ", " of ", " reach ", " load ", " "]
-        return TinySpec(
-            [RULES, *sizes, *numbers, *words, *"-0123456789%"], hidden_size=96, layers=3, heads=3, context=256
-        )
+        pieces = [f"{h}x{w} (" for h, w in WEAK.sizes]
+        pieces += [f"{n}{end}" for n in range(WORLD + 1) for end in (",", ")\n", ") ", " of ")]
+        pieces += ["stands: height ", " reach ", " load ", *(f"{n}%" for n in range(101))]
+        return TinySpec([RULES, *pieces], hidden_size=96, layers=3, heads=3, context=256)
 
     def render_turn(self, row, turns):
         from trl_grpo_tasks.tasks.brick.drawing import render

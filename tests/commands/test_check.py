@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.exhaustive import exhaustive_but
 from tests.support.toy import ToyTask
+from tests.support.toy_environment import EchoTask, OneLetter
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.task import Score, Task, TinySpec
@@ -16,6 +17,21 @@ from trl_grpo_tasks.task import Score, Task, TinySpec
 @pytest.mark.parametrize("seed", exhaustive_but([0], [0, 7]))
 def test_every_pack_keeps_the_contract(name, seed):
     check_task(get_task(name), seed=seed)
+
+
+def test_conversations_are_checked_turn_by_turn(monkeypatch):
+    said = []
+    check_task(EchoTask(), say=said.append)
+    assert said[-2:] == [f"ok  {what} (16 rows)" for what in (
+        "the tiny model can spell prompts and gold answers", "the constraint allows gold answers")]  # fmt: skip
+    start_turn = OneLetter.start_turn
+    monkeypatch.setattr(
+        OneLetter, "start_turn", lambda self, row, turns: start_turn(self, row, [*"abcd"[: len(turns)]])
+    )
+    with pytest.raises(
+        AssertionError, match=r"the constraint refuses the gold answer .* at token 5: token . is not allowed"
+    ):
+        check_task(EchoTask(), say=said.append)
 
 
 def test_the_toy_task_keeps_it_with_its_constraint():

@@ -287,14 +287,16 @@ class _Check:
             if state is None or not golds:
                 continue
             told = f"the gold answer {golds[0][:200]!r}"
+            place = 0  # in the whole conversation
             for turn in split_turns(golds[0])[0]:
                 ids = [*getattr(state, "told", ()), *tokenizer.encode(turn, add_special_tokens=False)]
-                for place, token in enumerate([*ids, tokenizer.eos_token_id]):
+                for token in (*ids, tokenizer.eos_token_id):
                     try:
                         state.accept(token)
                     except ValueError as error:
-                        refusal = f"{label}: the constraint refuses {told} at token {place} of {turn[:80]!r}: {error}"
+                        refusal = f"{label}: the constraint refuses {told} at token {place}: {error}"
                         raise AssertionError(refusal) from error
+                    place += 1
             _require(state.finished, f"{label}: the constraint is not finished after {told}")
             checked += 1
         if checked:
