@@ -374,7 +374,7 @@ def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
 
 def test_a_run_from_a_gguf_file(tmp_path):
     write_gguf(tmp_path / "small.gguf")
-    train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2, **UNEVALUATED)
+    train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.vocab_size == 261
     assert all("kl" in line for line in metrics(tmp_path / "run"))
 

@@ -40,7 +40,7 @@ def test_a_file_of_trials(tmp_path, capsys):
     other.write_text(json.dumps({"hill": HILL}))
     assert read_trials(other) == read_trials(path)
     task = make(trials=["car", str(path)])
-    check_task(task, size=2)
+    check_task(task, size=6)
     rows = task.dataset("train", None, 0)
     assert {row["trial"] for row in rows} == {"car", "hill"}
     hill = [row for row in rows if row["trial"] == "hill"]
