@@ -1,7 +1,9 @@
 """The structure of the package: layers, no import cycles, few modules at the root, tests in the same folders."""
 
+import ast
 import dataclasses
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -83,3 +85,17 @@ def test_the_diagram_is_drawn_from_its_text_and_names_what_exists():
     }
     assert named and named <= known
     assert all((PACKAGE / "training" / file).is_file() for file, _, _ in diagram.stages(source))
+
+
+def test_the_page_names_methods_that_exist():
+    classes = [
+        node
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    methods = {(c.name, part.name) for c in classes for part in c.body if isinstance(part, ast.FunctionDef)}
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))
+    named |= {("TaskGRPOTrainer", name) for name in re.findall(r"`(_\w+)`", page)}
+    assert len(named) >= 8 and named <= methods, named - methods

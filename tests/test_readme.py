@@ -318,7 +318,7 @@ def known_options():
     from trl_grpo_tasks.registry import find_task_class
 
     known = {*ALIASES, "--config", "--help", "--version"}
-    known |= {"--text", "--input", "--editor"}  # others
+    known |= {"--text", "--input", "--editor", "--environment"}  # others
     known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
     known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
     known |= {"--head", "--num", "--address", "--block"}  # of ray start

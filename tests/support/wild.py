@@ -32,7 +32,7 @@ class Wild(Task):
         if verb == "sysexit":
             sys.exit("bye")
         if verb == "stall":  # after the first bytes of a reply of 256
-            os.write(int(sys.argv[2]), bytes([0, 0, 1, 0, 42]))
+            os.write(int(sys.argv[1]), bytes([0, 0, 1, 0, 42]))
             os.kill(os.getpid(), signal.SIGSTOP)
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)

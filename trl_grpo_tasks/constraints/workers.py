@@ -27,14 +27,7 @@ from .shared import NOTHING, Forced, SharedStates
 if TYPE_CHECKING:
     from .table import MaskTable
 
-# Unlike multiprocessing, this needs no `__main__` guard in the user's script and works from a notebook.
-_COMMAND = [
-    sys.executable,
-    "-P",
-    "-c",
-    "import sys; sys.path[:] = sys.argv[2].split(chr(10)); "
-    "from trl_grpo_tasks.constraints.workers import serve; serve(int(sys.argv[1]))",
-]
+_SERVE = "from trl_grpo_tasks.constraints.workers import serve; serve(int(sys.argv[1]))"
 _MOST_WORKERS = 12
 _FEWEST_ROWS = 256  # smaller batches need no workers
 _SLOTS = 1 << 16  # slots that may be asked for before they are used
@@ -47,6 +40,15 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fresh_python(code: str, *arguments: str) -> list[str]:
+    """Return the command of a new interpreter with this import path that runs `code`; sys.argv[1:] are `arguments`.
+
+    Unlike multiprocessing, it needs no `__main__` guard in the user's script, and works from a notebook.
+    """
+    start = "import sys; sys.path[:] = sys.argv.pop(1).split(chr(10)); "
+    return [sys.executable, "-P", "-c", start + code, "\n".join(sys.path), *arguments]
 
 
 def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedStates | WorkerStates:
@@ -91,7 +93,7 @@ class StateWorkers:
             file.flush()
             for _ in range(count):
                 ours, theirs = socket.socketpair()
-                command = [*_COMMAND, str(theirs.fileno()), "\n".join(sys.path)]
+                command = fresh_python(_SERVE, str(theirs.fileno()))
                 self._processes.append(
                     subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=file, process_group=0)
                 )

@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any
 
+from ..constraints.workers import fresh_python
 from ..task import Task
 from .processes import MARK, kill_descendants
-from .worker import COMMAND, Reply, TaskRecipe, score_one
+from .worker import Reply, TaskRecipe, score_one
 
 START_SECONDS = 300.0  # time limit for importing a task; large simulators on a slow disk need long
 START_ATTEMPTS = 3  # after this many failed starts in a row the task is considered broken
@@ -260,7 +260,7 @@ class _WorkerProcess:
             # It gets its own session, so that Ctrl-C does not reach it and its process group can be killed at once.
             # What the task prints goes to standard error.
             self._process = subprocess.Popen(
-                [*COMMAND, "\n".join(sys.path), str(theirs.fileno())],
+                fresh_python("from trl_grpo_tasks.rewards.worker import main; main()", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[theirs.fileno()],

@@ -28,15 +28,6 @@ from ..task import Score, Task
 # The largest size of a component. Its square, times those of a weight and of a batch, is finite in float32.
 LARGEST_COMPONENT = 1e9
 
-# A fresh interpreter with the parent's import path. Unlike multiprocessing, it needs no `__main__` guard in the user's
-# script and works from a notebook.
-COMMAND = [
-    sys.executable,
-    "-P",
-    "-c",
-    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); from trl_grpo_tasks.rewards.worker import main; main()",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
@@ -156,7 +147,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _survive_sigterm()
     _die_with_parent(parent)
-    connection = Connection(int(sys.argv[2]))
+    connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     try:
         recipe, memory_mb = pickle.loads(connection.recv_bytes())

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ....constraints.workers import usable_cores
+from ....constraints.workers import fresh_python, usable_cores
 from ..kit import KIT, Kit
 from .captions import caption, choices
 from .catalogue import LEVELS, Request
@@ -27,11 +27,9 @@ ALL = tuple(LEVELS)
 SPLITS = ("train", "test")
 PROGRESS_BAR_ROWS = 256  # show a progress bar from this many rows
 MIN_ROWS_PER_WORKER = 200  # starting a process does not pay off for fewer rows
-# Fresh interpreters with the parent's import path: unlike multiprocessing, they need no `__main__` guard in the user's
-# script, and work in notebooks.
 _WORKER = (
-    "import pickle, sys; sys.path[:] = sys.argv[1].split(chr(10)); "
-    "from trl_grpo_tasks.tasks.brick.data.rows import row_or_none; part, kit = pickle.load(sys.stdin.buffer); "
+    "import pickle; from trl_grpo_tasks.tasks.brick.data.rows import row_or_none; "
+    "part, kit = pickle.load(sys.stdin.buffer); "
     "sys.stdout.buffer.write(pickle.dumps([row_or_none(*entry, kit) for entry in part]))"
 )
 Entry = tuple[str, Request, int]  # level, request, detail of the caption
@@ -116,8 +114,9 @@ def _made_by_workers(entries: Sequence[Entry], kit: Kit) -> dict[Entry, dict[str
 
 def _in_process(part: list[Entry], kit: Kit) -> list[dict[str, Any] | None]:
     one_thread = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # the matrices are small
-    command = [sys.executable, "-P", "-c", _WORKER, "\n".join(sys.path)]
-    ended = subprocess.run(command, input=pickle.dumps((part, kit)), stdout=subprocess.PIPE, env=one_thread)
+    ended = subprocess.run(
+        fresh_python(_WORKER), input=pickle.dumps((part, kit)), stdout=subprocess.PIPE, env=one_thread
+    )
     if ended.returncode:
         raise RuntimeError(
             f"a process that generates brick rows exited with status {ended.returncode}; see its error output above"
