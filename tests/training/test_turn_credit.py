@@ -76,6 +76,10 @@ def test_a_run_has_the_advantages_of_its_turns(tiny_path, tmp_path):
     assert sets == sorted(tuple(sorted({round(v, 5) for v in turns} - {0.0})) for turns in expected)
     assert any(sets)
     assert {len(constraint.turns_of(*pair)) for pair in zip(record.rows, record.completion_ids, strict=True)} == {2}
+    assert not record.without_signal_P.all()
+    masked = {"completion_mask": torch.zeros(advantages_B_T.shape, dtype=torch.long)}  # mask_truncated_completions
+    trainer.extras["turn_credit"].after_rewards(masked)
+    assert record.without_signal_P.all() and not masked["advantages"].any(), "no token is in the loss"
 
 
 def test_runs_are_scaled_and_logged(tiny_path, tmp_path):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather, gather_object
 
 from ...rewards.environment import EnvironmentTask
 from ...task import Task, option
@@ -97,7 +97,6 @@ class TurnCreditExtra(Extra):
             groups = [[[value / _size(groups) for value in turns] for turns in group] for group in groups]
         elif args.scale_rewards == "group":
             groups = [[[value / _size([group]) for value in turns] for turns in group] for group in groups]
-        record.without_signal_P = torch.tensor([not any(map(any, group)) for group in groups])
         advantages = [[weight * value for value in turns] for group in groups for turns in group]
         first = trainer.accelerator.process_index * len(mine)
         constraint, mask_B_T = trainer.generation.constraint, output["completion_mask"]
@@ -108,7 +107,9 @@ class TurnCreditExtra(Extra):
                 advantages_B_T[i, start:end] = value
         if args.advantage_clip is not None:
             advantages_B_T = advantages_B_T.clamp(-args.advantage_clip, args.advantage_clip)
-        output["advantages"] = advantages_B_T * mask_B_T
+        output["advantages"] = advantages_B_T * mask_B_T  # 0 for what mask_truncated_completions leaves out
+        has_signal_N = gather((output["advantages"] != 0).any(1)).cpu()
+        record.without_signal_P = ~has_signal_N.view(-1, size).any(1)
 
 
 def _size(groups: Sequence[Sequence[Sequence[float]]]) -> float:
