@@ -16,9 +16,9 @@ import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from ..constraints.turns import split_turns
+from ..constraints.turns import TurnsConstraint, split_turns
 from ..rewards.worker import LARGEST_COMPONENT
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
@@ -290,7 +290,7 @@ class _Check:
             place = 0  # in the whole conversation
             for turn in split_turns(golds[0])[0]:
                 asked = getattr(state, "question", None)  # after an earlier turn
-                told_ids = () if asked is None else constraint.answers([asked])[0] or ()
+                told_ids = () if asked is None else cast(TurnsConstraint, constraint).answers([asked])[0] or ()
                 for token in (*told_ids, *tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id):
                     try:
                         state.accept(token)
