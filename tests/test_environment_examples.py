@@ -139,7 +139,10 @@ def test_a_structure_that_falls_ends_the_game_and_height_and_reach_are_those_of_
 
     first, second = played("4x2 (0,0,1)", "4x2 (2,0,2)")
     assert first.observation.startswith("stands: height 2 of 3, reach 2 of 4, load ") and not first.done
-    assert second.success and second.done and first.reward + second.reward == pytest.approx(1 + 0.4 * 2 / 3, abs=0.1)
+    assert second.success and second.done
+    assert first.reward == pytest.approx(0.4 * (2 / 3 + 2 / 4) / 2) and first.reward + second.reward == pytest.approx(
+        1.4
+    )
     *_, fallen = played("4x2 (1,0,1)", "4x2 (4,0,2)", "4x2 (4,2,1)")
     assert fallen.done and not fallen.success and "overloaded" in fallen.reason
     assert [step.reason for step in played("4x2 (0,0,0)", "2x2 (7,0,0)", "9x9 (0,0,0)", "")] == [
@@ -168,12 +171,13 @@ def test_any_text_is_answered(file, actions):
     score = task.score(row, task.conversation(row, actions))
     assert score.total == pytest.approx(sum(step.reward for step in steps)) and -1 <= score.total <= 2
     assert score.success == steps[-1].success and (score.success or score.reason)
-    task.render(row, task.conversation(row, actions))
+    if file == WORDLE:  # bricks are drawn by their own task
+        task.render(row, task.conversation(row, actions))
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_tiny_model_trains(file, tmp_path, capsys):
-    words = {"out": tmp_path, "cold_start_steps": 2, "max_steps": 2, "eval_rows": 2, "samples": 2, "train_rows": 32,
+    words = {"out": tmp_path, "cold_start_steps": 2, "max_steps": 2, "eval_rows": 1, "samples": 1, "train_rows": 16,
              "per_device_train_batch_size": 8, "num_generations": 4, "reward_workers": 0, "use_cpu": "true",
              "report_to": "none"}  # fmt: skip
     given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
@@ -181,4 +185,5 @@ def test_the_tiny_model_trains(file, tmp_path, capsys):
     evaluations = json.loads((tmp_path / "results.json").read_text())["evaluations"]
     assert [one["name"] for one in evaluations] == ["cold start", "GRPO"]
     assert evaluations[1]["metrics"]["valid"] == 1 and evaluations[1]["metrics"]["turns"] >= 1
-    assert "␞" not in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "<ol class=turns>" in page and "␞" not in page, "conversations are drawn, not printed as they are stored"

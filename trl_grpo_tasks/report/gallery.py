@@ -19,7 +19,8 @@ ROWS_SHOWN = 8  # prompts with their samples before and after, or with a single 
 MOST_BYTES = 4_500_000  # limit for the pictures of a page, as encoded in the page
 MOST_KEPT = 200  # pictures kept for the next version of a page; those used least recently are dropped
 MOST_LINKED = 200  # answers whose exported files are linked
-LONGEST_HTML = 60_000  # characters; longer HTML pictures are replaced by a note
+LONGEST_HTML = 60_000  # characters, without embedded PNGs; longer HTML pictures are replaced by a note
+_EMBEDDED_PNG = re.compile("data:image/png;base64,[A-Za-z0-9+/=]+")
 Sample = dict[str, Any]
 
 
@@ -176,7 +177,7 @@ class Pictures:
             picture: Any = self._task.render(sample["row"], sample["completion"])
         except Exception as error:  # noqa: BLE001 - an error in the task's code must not prevent the report
             return Note(f"cannot be drawn: {type(error).__name__}: {error}", sample["completion"])
-        if isinstance(picture, str) and len(picture) > LONGEST_HTML:
+        if isinstance(picture, str) and len(_EMBEDDED_PNG.sub("", picture)) > LONGEST_HTML:
             return Note("too long to show", sample["completion"])
         if not isinstance(picture, str | bytes):
             return Note(
