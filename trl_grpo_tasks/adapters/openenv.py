@@ -175,12 +175,12 @@ class OpenEnvTask(RewardEnvironmentTask):
         return rows
 
     def score(self, row: Row, completion: str) -> Score | None:
-        from websockets.exceptions import WebSocketException
-
         try:
             return super().score(row, completion)
-        except (OSError, RuntimeError, WebSocketException):
-            return None  # the server cannot be reached, or has no room for another session
+        except Exception as error:
+            if isinstance(error, OSError | RuntimeError) or type(error).__module__.startswith("websockets."):
+                return None  # the server cannot be reached, or has no room for another session
+            raise
 
     def gold(self, row: Row) -> str:
         gold = row["gold"]

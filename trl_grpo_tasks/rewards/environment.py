@@ -258,11 +258,10 @@ def answering_with(executor: RewardExecutor, constraint: Constraint | None) -> I
 
     If the executor has no workers, turns are answered in this process, one after the other.
     """
-    task = executor.task
-    if not (isinstance(constraint, TurnsConstraint) and isinstance(task, TurnsTask) and executor.workers):
+    if not (isinstance(constraint, TurnsConstraint) and isinstance(executor.task, TurnsTask) and executor.workers):
         yield
         return
-    constraint.replies = partial(task.replies, executor)
+    constraint.replies = partial(executor.task.replies, executor)
     try:
         yield
     finally:
