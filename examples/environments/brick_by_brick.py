@@ -28,10 +28,6 @@ RULES = (
 stability = lru_cache(1 << 16)(analyse)
 
 
-def first_brick(row):
-    return Structure((Brick(*row["first"]),), WORLD, WEAK)
-
-
 def with_brick(structure, line):
     """Return the structure with one more brick, or why it cannot be placed."""
     reading = parse(line, WORLD, kit=WEAK)
@@ -39,6 +35,14 @@ def with_brick(structure, line):
         return reading.problems[0] if reading.problems else "write one line"
     built = Structure((*structure.bricks, *reading.structure.bricks), WORLD, WEAK)
     return built.problems()[0] if built.problems() else built
+
+
+def structure_after(row, turns):
+    structure = Structure((Brick(*row["first"]),), WORLD, WEAK)
+    for turn in turns:
+        built = with_brick(structure, turn)
+        structure = structure if isinstance(built, str) else built
+    return structure
 
 
 def measures(structure):
@@ -51,7 +55,7 @@ class Site(Environment):
     """Meeting both targets is worth 1, and progress on the way up to 0.4. Falling ends the game."""
 
     def start(self, row):
-        self.row, self.progress, self.structure = row, 0.0, first_brick(row)
+        self.row, self.progress, self.structure = row, 0.0, structure_after(row, ())
         return f"{self.structure.bricks[0]} {self.told()}"
 
     def step(self, action):
@@ -84,14 +88,11 @@ class NextBrick:
         return self.start_turn(row, ())
 
     def start_turn(self, row, turns):
-        structure = first_brick(row)
-        for turn in turns:
-            built = with_brick(structure, turn)
-            structure = structure if isinstance(built, str) else built
-        return self.spelled.start({"world": WORLD, "max_bricks": len(structure) + 1, "built": structure.text})
+        structure = structure_after(row, turns)
+        return self.spelled.start({"most": len(structure) + 1, "built": structure.text})
 
     def root(self, row):
-        return ((row["world"], row["max_bricks"], row["built"]),)
+        return ((WORLD, row["most"], row["built"]),)
 
     def choices(self, node):
         found = self.tree.choices(node)
@@ -102,15 +103,8 @@ class BrickByBrick(EnvironmentTask):
     name, version, description = "brick_by_brick", "1", "Build what must stand after every brick."
     turns = 4
     defaults = {"constrain": True, "max_completion_length": 256}
-    tiny_defaults = {
-        "max_completion_length": 128,
-        "cold_start_steps": 60,
-        "cold_start_learning_rate": 2e-3,
-        "learning_rate": 3e-4,
-        "warmup_steps": 5,
-        "max_steps": 60,
-        "eval_rows": 100,
-    }
+    tiny_defaults = {"max_completion_length": 128, "cold_start_steps": 60, "cold_start_learning_rate": 2e-3,
+                     "learning_rate": 3e-4, "warmup_steps": 5, "max_steps": 60, "eval_rows": 100}  # fmt: skip
 
     def dataset(self, split, size, seed):
         rows = []
@@ -150,9 +144,6 @@ class BrickByBrick(EnvironmentTask):
     def render_turn(self, row, turns):
         from trl_grpo_tasks.tasks.brick.drawing import render
 
-        structure = first_brick(row)
-        for turn in turns:
-            built = with_brick(structure, turn)
-            structure = structure if isinstance(built, str) else built
+        structure = structure_after(row, turns)
         found = stability(structure)
         return render.png(render.picture(structure, failing=found.failing, caption="; ".join(found.reasons)))

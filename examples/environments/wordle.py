@@ -75,18 +75,9 @@ class Wordle(EnvironmentTask):
     name, version, description = "wordle", "1", "Find a word from marks on the letters of earlier guesses."
     Options = WordleOptions
     defaults = {"constrain": True, "max_completion_length": 256}
-    tiny_defaults = {
-        "letters": 3,
-        "turns": 4,
-        "max_completion_length": 32,
-        "cold_start_steps": 120,
-        "cold_start_learning_rate": 2e-3,
-        "learning_rate": 1e-3,
-        "warmup_steps": 5,
-        "max_steps": 60,
-        "per_device_train_batch_size": 512,
-        "eval_rows": 128,
-    }
+    tiny_defaults = {"letters": 3, "turns": 4, "max_completion_length": 32, "cold_start_steps": 120,
+                     "cold_start_learning_rate": 2e-3, "learning_rate": 1e-3, "warmup_steps": 5, "max_steps": 60,
+                     "per_device_train_batch_size": 512, "eval_rows": 128}  # fmt: skip
 
     def __init__(self, options=None):
         super().__init__(options)
