@@ -3,7 +3,8 @@
     trl-grpo-tasks train examples/environments/brick_by_brick.py
 
 A row has a first brick on the ground, and says how high the structure must become and how far it must reach beyond
-its bricks on the ground. Studs are weak: what reaches too far with too few bricks falls.
+its bricks on the ground. Studs are weak: what reaches too far with too few bricks falls. The analysis needs the extra
+`brick` of the package, as task brick does.
 """
 
 import random

@@ -130,7 +130,8 @@ def run_training(
     say(_outline(run, args, len(plan.test_rows)))
     for line in run.defaults:
         say(line)
-    for hint in [*meaning_hints(args), *rate_hints(run.kind, args.learning_rate)]:
+    is_chosen = name == TINY and args.learning_rate == task.tiny_defaults.get("learning_rate")  # by the task
+    for hint in [*meaning_hints(args), *(() if is_chosen else rate_hints(run.kind, args.learning_rate))]:
         say(f"hint: {hint}")
 
     model = plan.model.path
