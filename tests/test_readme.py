@@ -103,6 +103,8 @@ def folder(tmp_path_factory, judges_path):
         text = (ROOT / "tests/data/word_problems.json").read_text().replace('"question"', '"prompt"')
         (folder / name).write_text(text)
     (folder / "my_rewards.py").write_text("def polite(row, completion):\n    return float('please' in completion)\n")
+    guesses = [{"prompt": f"Guess a number up to {n + 3}.", "target": n} for n in range(20)]
+    (folder / "guesses.json").write_text(json.dumps(guesses))
     (folder / "my_texts.txt").write_text(CORPUS)
     (folder / "chair.ldr").write_text("1 4 20 -24 40 0 0 1 0 1 0 -1 0 0 3001.dat\n")
     (folder / "answers.jsonl").write_text(json.dumps({"bricks": "2x4 (0,0,0)\n2x4 (0,0,1)"}))

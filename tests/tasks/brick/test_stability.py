@@ -14,7 +14,6 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from tests.support.brick_structures import CANTILEVER, T, W, close, random_structure
-from tests.support.exhaustive import exhaustive_but
 from tests.support.paths import DATA, SHARED
 from trl_grpo_tasks.tasks.brick.kit import KIT
 from trl_grpo_tasks.tasks.brick.physics import solvers, stability
@@ -244,10 +243,9 @@ def test_failing_bricks_cannot_be_relieved():
     assert overloaded >= 4
 
 
-@pytest.mark.parametrize("seeds", exhaustive_but([range(100)], [range(100), range(100, 300)]), ids=str)
-def test_open_solvers_agree(seeds):
-    chance = random.Random(seeds.start)
-    for seed in seeds:
+def test_open_solvers_agree():
+    chance = random.Random(3)
+    for seed in range(300):
         structure = random_structure(chance.choice((2, 5, 9, 14, 20)), 1000 + seed, chance.choice((0.6, 0.9, 1)))
         loads = []
         if seed % 3 == 0:
