@@ -1,19 +1,15 @@
 """A toy task and one-layer models, made on the spot: no test downloads anything."""
 
-import functools
 import gc
-import importlib.metadata
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-import jinja2
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support import forked
 from tests.support.isolation import SCRATCH
 from tests.support.sandboxed import children_of
 from tests.support.toy import ToyTask
@@ -31,15 +27,6 @@ LONGEST = ("tests/test_readme.py", "tests/training/test_sharded.py")  # one proc
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when the kernels are imported, and runs them on the CPU
-# In every training step accelerate reads the metadata of peft, and for every checkpoint of an adapter huggingface_hub
-# compiles the template of a card. Both take longer than a step of a one-layer model.
-importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
-
-
-def pytest_configure(config):
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        forked.start_server()  # which all workers of pytest-xdist use
 
 
 def pytest_unconfigure():

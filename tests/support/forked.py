@@ -1,8 +1,7 @@
 """Python processes for tests, forked from a server that has imported torch and TRL.
 
-Imports take longer than most tests. The server starts with its first use, or with the tests if they run in several
-workers, which share it. `python` is for what a user types, `launch` for several processes; a launcher as users have it
-is in tests/support/training.py.
+Imports take longer than most tests. The server starts with the first use and ends with the tests. `python` is for what
+a user types, `launch` for several processes; a launcher as users have it is in tests/support/training.py.
 """
 
 import atexit
@@ -12,16 +11,17 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -30,10 +30,13 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AC
 # Processes share one pipe. Unbuffered, print() writes each argument on its own, and lines of two processes mix.
 ENVIRONMENT["PYTHONUNBUFFERED"] = ""
 IMPORTED = (
-    "peft", "trl_grpo_tasks.commands.main", "trl_grpo_tasks.commands.train", "trl_grpo_tasks.training.trainer",
+    "peft",
+    "trl_grpo_tasks.commands.main",
+    "trl_grpo_tasks.commands.train",
+    "trl_grpo_tasks.training.trainer",
     "tests.support.toy",
-)  # fmt: skip
-ADDRESS = "FORKED_SERVER"  # the variable with the path of the server's socket
+)
+_ASKING = threading.Lock()
 READ_AT_IMPORT = ("huggingface_hub.constants", "datasets.config")  # modules that keep variables of the environment
 
 
@@ -42,8 +45,7 @@ class Processes:
     several, they can form a process group (gloo). When one fails, the others are killed."""
 
     def __init__(self, file, argument, processes=1):
-        order = {"processes": processes, "cwd": os.getcwd(), "env": ENVIRONMENT}
-        self._start([str(file), json.dumps(argument)], str(file), **order)
+        self._start([str(file), json.dumps(argument)], str(file), processes=processes, cwd=os.getcwd(), env={})
 
     @classmethod
     def of_words(cls, words, cwd, env):
@@ -56,13 +58,11 @@ class Processes:
         self.out, self.err, self._status = (Path(f"{files}.{name}") for name in ("out", "err", "status"))
         self._status.unlink(missing_ok=True)
         order |= {"words": words, "out": str(self.out), "err": str(self.err), "status": str(self._status)}
-        if ADDRESS not in os.environ:
-            start_server()
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(os.environ[ADDRESS])
-            with asking.makefile("rw") as lines:
-                print(json.dumps(order), file=lines, flush=True)
-                self._pid = int(lines.readline())
+        with _ASKING:
+            server = _server()
+            server.stdin.write(json.dumps(order) + "\n")
+            server.stdin.flush()
+            self._pid = int(server.stdout.readline())
 
     def poll(self):
         """The exit status of the first process that failed, or 0; None while processes are running."""
@@ -107,28 +107,15 @@ def python(*words, cwd=None, env=ENVIRONMENT, timeout=240, check=False):
     return done
 
 
-def start_server():
-    """Start the server, which listens at once and ends with this process."""
-    from tests.support.isolation import SCRATCH  # not for the server itself, which would make another one
-
-    os.environ[ADDRESS] = str(SCRATCH / "forked")
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(os.environ[ADDRESS])
-    listening.listen(64)
-    with listening:
-        server = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listening.fileno())],
-            env=ENVIRONMENT,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            pass_fds=[listening.fileno()],
-        )
-    atexit.register(server.communicate)
+@cache
+def _server():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", __name__], env=ENVIRONMENT, cwd=ROOT, text=True, **pipes)
 
 
 def _serve():
-    """Fork a leader for each order that arrives and answer with its process id, until stdin is closed."""
-    listening = socket.socket(fileno=int(sys.argv[1]))
+    """Fork a leader for each order on stdin and print its process id."""
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what imports print
     for name in IMPORTED:
         importlib.import_module(name)
@@ -137,14 +124,11 @@ def _serve():
     gc.freeze()  # a forked process neither copies these objects nor searches them for garbage
     atexit.register(gc.unfreeze)  # otherwise libraries report leaks at the end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaders that have ended leave nothing behind
-    while sys.stdin not in select.select([sys.stdin, listening], [], [])[0]:
-        with listening.accept()[0] as asked, asked.makefile("rw") as lines:
-            order = json.loads(lines.readline())
-            leader = os.fork()
-            if leader == 0:
-                listening.close()
-                return _lead(order)
-            print(leader, file=lines)
+    for line in sys.stdin:
+        leader = os.fork()
+        if leader == 0:
+            return _lead(json.loads(line))
+        print(leader, file=answers, flush=True)
     return None
 
 
@@ -162,12 +146,13 @@ def _lead(order):
     os.chdir(order["cwd"])
     for stream, path in ((0, os.devnull), (1, order["out"]), (2, order["err"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if stream else 0)), stream)
-    os.environ.clear()
-    os.environ.update(order["env"])
-    for name in READ_AT_IMPORT:
-        importlib.reload(sys.modules[name])
-    hub = sys.modules["huggingface_hub"]
-    hub.hf_api.api.endpoint = hub.constants.ENDPOINT
+    if order["env"]:
+        os.environ.clear()
+        os.environ.update(order["env"])
+        for name in READ_AT_IMPORT:
+            importlib.reload(sys.modules[name])
+        hub = sys.modules["huggingface_hub"]
+        hub.hf_api.api.endpoint = hub.constants.ENDPOINT
     count = order["processes"]
     if count > 1:
         with socket.socket() as probe:
