@@ -59,8 +59,7 @@ def test_a_hub_that_goes_away_during_a_run_costs_one_message(tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert f"trl-grpo-tasks push {tmp_path / 'run'} --repo user/letters" in line and "push to the Hub failed" in line
     assert {"adapter_model.safetensors", "report.html", "checkpoint-4/complete"} <= set(files)
-    # A save does not push while the push of an earlier one is under way.
-    assert "GRPO 4/4" in done.stdout and failed >= 4, "a save pushes, and the end tries thrice"
+    assert "GRPO 4/4" in done.stdout and failed > 4, "saves push, and the end tries thrice"
     assert not [name for name, content in files.items() if SECRET.encode() in content], "the token is in no file"
     saved = [json.loads(text) for text in files["training_metrics.jsonl"].splitlines()]
     assert [one["step"] for one in saved if "loss" in one] == [1, 2, 3, 4]

@@ -33,8 +33,8 @@ SMALL = {
     "eval_rows": 4, "samples": 2, "num_generations": 4, "per_device_train_batch_size": 8, "reward_workers": 0,
     "train_rows": 64, "report_to": "none",
 }  # fmt: skip
-LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2, "save_steps": 3}
-CONTINUED = LORA | {"cold_start_steps": 12, "beta": 0.1, "save_steps": 1}
+LORA = {"use_peft": True, "lora_target_modules": "q_proj", "lora_r": 2, "learning_rate": 1e-2}
+CONTINUED = {"cold_start_steps": 12, "beta": 0.1, **LORA}
 UNEVALUATED = {"eval_before_and_after": False, "save_steps": 3}
 
 
