@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..constraints.tools import HERMES, LLAMA, parse_call, tool_schemas
+from ..constraints.tools import parse_call, tool_schemas
 from ..rewards.environment import Environment, Step
 from ..rewards.tools import ToolTask
 from ..task import NoAnswerError, Row, option
@@ -50,7 +50,7 @@ class TRLEnvironment(Environment):
 
     def step(self, action: str) -> Step:
         self._turns += 1
-        call = parse_call(action, HERMES) or parse_call(action, LLAMA)
+        call = parse_call(action)
         if call is None or self._turns >= self._task.turns:
             self._messages.append({"role": "assistant", "content": action})
             return Step(reward=self._reward(), done=True)

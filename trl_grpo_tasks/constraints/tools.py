@@ -65,9 +65,10 @@ def turn_grammar(
     """
     if not schemas and not marker:
         raise ValueError("a turn needs tools, or a marker before the answer")
-    if form.begin and form.begin.strip() and marker and (form.begin.strip() in marker or marker in form.begin):
-        raise ValueError(f"marker {marker!r} and the beginning of a call, {form.begin.strip()!r}, contain each other")
-    starts = [start for start in (form.begin.strip() if schemas else "", marker) if start]
+    begin = form.begin.strip()
+    if begin and marker and (begin in marker or marker in form.begin):
+        raise ValueError(f"marker {marker!r} and the beginning of a call, {begin!r}, contain each other")
+    starts = [start for start in (begin if schemas else "", marker) if start]
     thought: dict[str, Any] = {"type": "any_text", "excludes": starts, "max_tokens": most_thought_tokens}
     calls = [_call(schema, form) for schema in schemas]
     ends = (
@@ -80,12 +81,17 @@ def turn_grammar(
     return Grammar.structural_tag(_sequence(thought, {"type": "optional", "content": _either(calls)}))
 
 
-def parse_call(text: str, form: CallForm = HERMES) -> Call | None:
-    """Return the call in a turn of any text, or None. A call of `turn_grammar` is always found.
+def parse_call(text: str) -> Call | None:
+    """Return the call in a turn of any text, in one of the known forms, or None. A call of `turn_grammar` is always
+    found.
 
     >>> parse_call('2 + 3: <tool_call>\\n{"name": "add", "arguments": {"a": 2, "b": 3}}\\n</tool_call>')
     Call(name='add', arguments={'a': 2, 'b': 3})
     """
+    return _parsed(text, HERMES) or _parsed(text, LLAMA)
+
+
+def _parsed(text: str, form: CallForm) -> Call | None:
     inner = text
     if form.begin:
         _, found, inner = text.partition(form.begin.strip())

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..constraints.base import Constraint
 from ..constraints.turns import TurnsConstraint, TurnsForm, join_turns, split_turns
-from ..task import Row, Score, Task
+from ..task import Row, Score, Task, UnfinishedTaskError
 from .executor import RewardExecutor
 from .time_limit import time_limit
 from .worker import score_one
@@ -174,7 +174,7 @@ class EnvironmentTask(TurnsTask):
 
     def environment(self) -> Environment:
         """Return a new environment, which is not started."""
-        raise NotImplementedError(f"task {self.name!r} must define environment()")
+        raise UnfinishedTaskError(f"task {self.name!r} must define environment()")
 
     def opened(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row whose prompt ends with what a new environment says first, for `dataset`."""
@@ -221,8 +221,7 @@ class EnvironmentTask(TurnsTask):
         return steps
 
     def _keep(self, key: tuple[str, ...], environment: Environment, steps: list[Step]) -> None:
-        if (known := self._open.pop(key, None)) is not None:
-            _close(known[0])
+        _close(self._open.pop(key, (None, []))[0])
         self._open[key] = (environment, steps)
         if len(self._open) > self.most_kept:
             _close(self._open.pop(next(iter(self._open)))[0])

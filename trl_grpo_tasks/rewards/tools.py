@@ -24,7 +24,7 @@ from ..constraints.base import Constraint
 from ..constraints.grammar import GrammarConstraint
 from ..constraints.tools import HERMES, CallForm, call_form, parse_call, tool_schemas, tools_text, turn_grammar
 from ..constraints.turns import TurnsForm
-from ..task import Row
+from ..task import Row, UnfinishedTaskError
 from .environment import Environment, EnvironmentTask, Step
 
 
@@ -48,7 +48,7 @@ class ToolTask(EnvironmentTask):
 
     def score_answer(self, row: Row, answer: str) -> Step:
         """Score a final answer, which is any text; `done` is set by the caller."""
-        raise NotImplementedError(f"task {self.name!r} must define score_answer(row, answer)")
+        raise UnfinishedTaskError(f"task {self.name!r} must define score_answer(row, answer)")
 
     def with_tools(self, prompt: str | Sequence[Mapping[str, str]], form: CallForm = HERMES) -> list[dict[str, str]]:
         """Return a chat whose system message describes the tools."""
@@ -87,7 +87,7 @@ class _Calls(Environment):
 
     def step(self, action: str) -> Step:
         marker = self._task.marker
-        call = parse_call(action, HERMES) or parse_call(action, CallForm("", "", "parameters"))
+        call = parse_call(action)
         info = {"calls": self._calls}
         if call is None:
             _, found, answer = action.rpartition(marker) if marker else ("", "yes", action)
