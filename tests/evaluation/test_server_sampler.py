@@ -23,7 +23,7 @@ class Server:
     """Answers as `trl-grpo-tasks serve` does: completions are sampled uniformly under the constraint of the row."""
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.bodies, self.failure = tokenizer, [], None
+        self.tokenizer, self.bodies, self.failure, self.reply = tokenizer, [], None, None
         self.served = {CONFIG_KEY: ServedTask.of(ToyTask(), tokenizer).to_config()}
         handler = type("Handler", (Handler,), {"server_state": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -59,8 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         state = self.server_state
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))  # closing before all is read resets
         state.bodies.append(body)
+        if state.reply is not None:
+            return self.reply_text(state.reply)
         if state.failure is not None:
             return self.reply(400, {"message": state.failure})
         self.reply(200, state.completions(body))
@@ -149,10 +151,9 @@ MALFORMED = ["no JSON", "[" * 100_000, "null", "[]", '{"choices": null}', '{"cho
 MALFORMED += ['{"choices": []}', *(f'{{"choices": [{{"token_ids": {ids}}}]}}' for ids in TOKENS)]
 
 
-def test_replies_that_are_malformed_or_have_too_few_completions_are_errors(server, tiny_path, monkeypatch):
+def test_replies_that_are_malformed_or_have_too_few_completions_are_errors(server, tiny_path):
     with solver_at(server, tiny_path) as solver:
-        for reply in MALFORMED:
-            monkeypatch.setattr(Handler, "do_POST", lambda self, reply=reply: self.reply_text(reply))
+        for server.reply in MALFORMED:
             with pytest.raises(ServerError, match="/v1/completions is not that of a vLLM server"):
                 solver.sample(ROW, 2)
 

@@ -20,6 +20,15 @@ from ..groups import RolloutGroups
 from ..record import RolloutRecord
 
 
+def check_advantages_per_token(args: Any, setting: str, way_out: str) -> None:
+    """Raise ValueError if the loss cannot use an advantage per token, which the setting makes."""
+    if args.importance_sampling_level == "sequence":
+        raise ValueError(
+            f"{setting} does not work with importance_sampling_level='sequence', whose gradient gives every token the "
+            f"mean advantage of its completion; set importance_sampling_level='token', or {way_out}"
+        )
+
+
 class Extra(TrainerCallback):
     """A feature that `is_on` with the options of a TaskGRPOConfig. `state`, if it has one, is part of checkpoints: an
     object with state_dict and load_state_dict, which is equal in all processes if `is_common`."""

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import gather
 
 from ...task import Task, option
-from .base import Extra
+from .base import Extra, check_advantages_per_token
 
 NOT_IN_ORDER = (
     "does not work with a masked language model, which does not write its tokens one after the other; set gamma=1"
@@ -44,11 +44,8 @@ class DiscountExtra(Extra):
 
     @classmethod
     def check(cls, args: Any) -> None:
-        if cls.is_on(args) and args.importance_sampling_level == "sequence":
-            raise ValueError(
-                f"gamma={args.gamma} does not work with importance_sampling_level='sequence', whose gradient gives "
-                "every token the mean advantage of its completion; set importance_sampling_level='token', or gamma=1"
-            )
+        if cls.is_on(args):
+            check_advantages_per_token(args, f"gamma={args.gamma}", "gamma=1")
 
     @classmethod
     def check_task(cls, args: Any, task: Task | None) -> None:

@@ -18,7 +18,7 @@ from ...constraints.base import Constraint
 from ...constraints.think import ThinkThen
 from ...task import option
 from ..record import RolloutRecord
-from .base import Extra
+from .base import Extra, check_advantages_per_token
 
 
 @dataclass
@@ -47,12 +47,8 @@ class ThoughtExtra(Extra):
 
     @classmethod
     def check(cls, args: Any) -> None:
-        if cls.is_on(args) and args.importance_sampling_level == "sequence":
-            raise ValueError(
-                f"thought_weight={args.thought_weight} does not work with importance_sampling_level='sequence', whose "
-                "gradient gives every token the mean advantage of its completion; set "
-                "importance_sampling_level='token', or thought_weight=1"
-            )
+        if cls.is_on(args):
+            check_advantages_per_token(args, f"thought_weight={args.thought_weight}", "thought_weight=1")
 
     @classmethod
     def check_constraint(cls, args: Any, constraint: Constraint | None) -> None:

@@ -17,7 +17,7 @@ from accelerate.utils import gather, gather_object
 
 from ...rewards.environment import EnvironmentTask
 from ...task import Task, option
-from .base import Extra
+from .base import Extra, check_advantages_per_token
 
 
 @dataclass
@@ -74,9 +74,7 @@ class TurnCreditExtra(Extra):
                              f"{args.advantage_estimator!r} out")  # fmt: skip
         if args.gamma != 1:
             raise ValueError(f"{asked} does not work with gamma={args.gamma}, which discounts tokens; set gamma=1")
-        if args.importance_sampling_level == "sequence":
-            raise ValueError(f"{asked} does not work with importance_sampling_level='sequence', whose gradient gives "
-                             "every token the mean advantage of its completion; set it to 'token'")  # fmt: skip
+        check_advantages_per_token(args, asked, "leave it out")
 
     @classmethod
     def check_task(cls, args: Any, task: Task | None) -> None:
@@ -93,11 +91,9 @@ class TurnCreditExtra(Extra):
             turn_advantages(everyone[start : start + size], args.turn_credit)
             for start in range(0, len(everyone), size)
         ]
-        if args.scale_rewards == "batch":
-            groups = [[[value / _size(groups) for value in turns] for turns in group] for group in groups]
-        elif args.scale_rewards == "group":
-            groups = [[[value / _size([group]) for value in turns] for turns in group] for group in groups]
-        advantages = [[weight * value for value in turns] for group in groups for turns in group]
+        scales = {"batch": [_size(groups)] * len(groups), "group": [_size([group]) for group in groups]}
+        divided = zip(groups, scales.get(args.scale_rewards, [1.0] * len(groups)), strict=True)
+        advantages = [[weight * value / scale for value in turns] for group, scale in divided for turns in group]
         first = trainer.accelerator.process_index * len(mine)
         constraint, mask_B_T = trainer.generation.constraint, output["completion_mask"]
         advantages_B_T = torch.zeros(mask_B_T.shape, dtype=torch.float32, device=mask_B_T.device)
