@@ -16,6 +16,7 @@ from accelerate.utils import gather
 from ..constraints.base import unpack
 from ..constraints.table import MaskTable, MaskTables
 from ..rollout.support import without_adapter
+from .host import Host
 
 # Largest mean absolute difference of log-probs that rounding explains, by the dtype of the forward pass.
 # SmolLM2-135M on an H200: 5e-6 in float32, 0.004 in float16, 0.03 to 0.04 in bfloat16.
@@ -31,7 +32,9 @@ class ConsistencyCheck:
     def __init__(self) -> None:
         self._hinted = False
 
-    def check(self, trainer: Any, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None) -> None:
+    def check(
+        self, trainer: Host, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None
+    ) -> None:
         """Compare the sampling log-probs of the completions in `inputs` with those of training."""
         mode = trainer.mode
         own = difference(inputs["sampling_per_token_logps"], scored_B_T, inputs["completion_mask"])

@@ -20,6 +20,7 @@ from ..task import printable
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .canonical_forms import CanonicalForms
 from .evaluated import EvaluatedBatches
+from .host import RewardingHost
 from .repair import RepairTask
 
 
@@ -27,9 +28,9 @@ class Rewarding:
     """Rewards and advantages of a trainer's rollouts. `rewards` are those of its task; without a task they are None,
     and TRL calls the trainer's reward functions."""
 
-    def __init__(self, trainer: Any, rewards: TaskRewards | None):
+    def __init__(self, trainer: RewardingHost, rewards: TaskRewards | None):
         self._trainer, self.rewards = trainer, rewards
-        self.forms = None if rewards is None else CanonicalForms(trainer.task)
+        self.forms = None if rewards is None else CanonicalForms(rewards.task)
         self._judge_usage: Usage | None = None  # of all processes
         self._unscored_notice, self._unusable_notice = FailureNotice(), FailureNotice()  # each is printed once
         self._evaluated = EvaluatedBatches()
@@ -38,7 +39,7 @@ class Rewarding:
             trainer.reward_weights = torch.tensor(rewards.weights, dtype=torch.float32)
 
     @property
-    def _metrics(self) -> Any:
+    def _metrics(self) -> dict[str, list[float]]:
         return self._trainer._metrics[self._trainer.mode]
 
     def start_evaluation(self) -> None:
@@ -86,7 +87,7 @@ class Rewarding:
             )
         if rewards is not None:
             rewards_N_F = rewards.unscored_to_nan(rewards_N_F)
-        if not trainer.model.training:
+        if trainer.mode != "train":
             indexes = gather_object([example.get("index") for example in inputs])
             rewards_N_F = self._evaluated.add(indexes, rewards_N_F, trainer.group_size)
         record.rewards_N_F = rewards_N_F
@@ -117,11 +118,13 @@ class Rewarding:
     def component(self, name: str) -> torch.Tensor:
         """One reward component of all completions of the latest rollout, over all processes."""
         rewards_N_F = self._trainer.latest_rollout.rewards_N_F
+        assert rewards_N_F is not None
         return rewards_N_F[:, self._trainer.reward_func_names.index(name)]
 
     def totals(self) -> torch.Tensor:
         """The weighted sum of each completion's components; NaN where it has none."""
         rewards_N_F = self._trainer.latest_rollout.rewards_N_F
+        assert rewards_N_F is not None
         totals_N = (rewards_N_F * self._trainer.reward_weights.to(rewards_N_F.device)).nansum(1)
         totals_N[torch.isnan(rewards_N_F).all(1)] = torch.nan
         return totals_N
@@ -138,7 +141,7 @@ class Rewarding:
         totals_P_G = self.totals().view(-1, size)
         advantages_N = gather(output["advantages"])
         # In evaluation groups may be too small for k: then TRL's own advantages stay. Only the loss shows them.
-        if estimator != "grpo" and (trainer.model.training or k_fits(estimator, k, size)):
+        if estimator != "grpo" and (trainer.mode == "train" or k_fits(estimator, k, size)):
             advantages_N = estimate(totals_P_G, estimator, k, scale=args.scale_rewards).flatten()
             if estimator == "maxk":
                 advantages_N = advantages_N * size  # the estimator is for a sum over the group, the loss is a mean
@@ -170,10 +173,10 @@ class Rewarding:
     def log_totals(self) -> None:
         """Add what is logged once per log: the use of an LLM judge so far, and the means over evaluated rows."""
         trainer = self._trainer
-        if trainer.model.training and self._judge_usage is not None and self._metrics:
+        if trainer.mode == "train" and self._judge_usage is not None and self._metrics:
             for name, value in asdict(self._judge_usage).items():
                 self._metrics[f"perf/judge_{name}"].append(float(value))
-        if not trainer.model.training:
+        if trainer.mode != "train":
             self._evaluated.average(self._metrics)
 
     def log_groups(self) -> None:
@@ -182,14 +185,14 @@ class Rewarding:
         without_signal_P = trainer.latest_rollout.without_signal_P
         if without_signal_P is None:
             return
-        kept_P = slice(None) if trainer.model.training else self._evaluated.is_new_N[::size]
+        kept_P = slice(None) if trainer.mode == "train" else self._evaluated.is_new_N[::size]
         metrics["groups_without_signal"].append(without_signal_P[kept_P].float().mean().item())
         if self.rewards is None:
             return
         for name, values_N in (("pass", self.component("success")), ("max", self.totals())):
             for k, value in expected_best_curve(values_N.view(-1, size)).items():
                 metrics[f"{name}@{k}"].append(value)
-        if not trainer.model.training:
+        if trainer.mode != "train":
             metrics["distinct_answers"].append(self._distinct_answers())
 
     def _distinct_answers(self) -> float:

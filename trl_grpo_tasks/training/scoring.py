@@ -21,6 +21,7 @@ from ..constraints.table import FREE, widen_mask_numbers
 from ..models.shared_prompts import SharedPrompts
 from .consistency import ConsistencyCheck
 from .generation import Generation
+from .host import ScoringHost
 from .policy import plain_models
 from .record import RolloutRecord
 from .reference import ADAPTER, Offloaded
@@ -29,7 +30,7 @@ from .reference import ADAPTER, Offloaded
 class Scoring:
     """Scores completions of a trainer under the masks of their record."""
 
-    def __init__(self, trainer: Any, generation: Generation):
+    def __init__(self, trainer: ScoringHost, generation: Generation):
         self._trainer, self._generation = trainer, generation
         self._record: RolloutRecord | None = None  # see `under`
         self._consistency = ConsistencyCheck()
@@ -63,7 +64,7 @@ class Scoring:
         self._shared = shared
 
     @property
-    def _metrics(self) -> Any:
+    def _metrics(self) -> dict[str, list[float]]:
         return self._trainer._metrics[self._trainer.mode]
 
     @contextmanager
@@ -161,8 +162,9 @@ class Scoring:
             self._metrics[f"{kind}/allowed_tokens"].append(allowed / total)
             self._metrics[f"{kind}/forced_fraction"].append(forced / total)
 
-    def loss(self, batch: dict[str, Any], compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch, computed by TRL under the batch's masks; its parts are logged."""
+    def loss(self, batch: dict[str, Any], compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, RolloutRecord]:
+        """The loss of a batch, computed by TRL under the batch's masks, and the batch's record. Parts of the loss are
+        logged."""
         trainer, generation, record = self._trainer, self._generation, self.record_of(batch)
         head = self._head if "mask_numbers" in batch else None
         with self.under(record), generation.vllm_options(apply=True), head.measuring() if head else nullcontext():
@@ -173,15 +175,13 @@ class Scoring:
         assert record.logps_B_T is not None
         # Before the first update from this rollout: TRL has scored it for that, or no update came in between.
         iteration = trainer._step // trainer.args.steps_per_generation % trainer.num_iterations
-        if "sampling_per_token_logps" in batch and (iteration == 0 or not trainer.model.training):
+        if "sampling_per_token_logps" in batch and (iteration == 0 or trainer.mode != "train"):
             logps_B_T = batch.get("old_per_token_logps", record.logps_B_T)
             tables = generation.tables if "mask_numbers" in batch else None
             self._consistency.check(trainer, batch, logps_B_T, tables)
         if trainer.task is not None:
             self._log_parts(batch, record.logps_B_T)
-        for extra in trainer.extras.values():
-            extra.after_loss(batch, record)
-        return loss
+        return loss, record
 
     def _log_parts(self, batch: dict[str, Any], logps_B_T: torch.Tensor) -> None:
         """Token means of the policy-gradient loss before clipping and of the log-probs; the KL penalty."""

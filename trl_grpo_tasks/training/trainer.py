@@ -217,7 +217,9 @@ class TaskGRPOTrainer(GRPOTrainer):
     # ---- the loss of a batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        loss = self.scoring.loss(inputs, partial(super()._compute_loss, model, inputs))
+        loss, record = self.scoring.loss(inputs, partial(super()._compute_loss, model, inputs))
+        for extra in self.extras.values():
+            extra.after_loss(inputs, record)
         if self.model.training:
             for extra in self.extras.values():
                 if (added := extra.extra_loss(model)) is not None:
