@@ -64,7 +64,8 @@ def test_generation_samples_under_its_constraint(tiny_path, tmp_path):
 def test_scoring_is_of_the_distribution_that_was_sampled_from(tiny_path, tmp_path):
     made, generation, scoring, prompts, ids, sampling_logps = sampled(tiny_path, tmp_path)
     width, record = max(map(len, ids)), made.latest_rollout
-    input_ids = torch.tensor([prompt + one + [0] * (width - len(one)) for prompt, one in zip(prompts, ids, strict=True)])
+    pairs = zip(prompts, ids, strict=True)
+    input_ids = torch.tensor([prompt + one + [0] * (width - len(one)) for prompt, one in pairs])
     attention = torch.tensor([[1] * (3 + len(one)) + [0] * (width - len(one)) for one in ids])
 
     def score(model, input_ids, attention_mask, keep, **_):
