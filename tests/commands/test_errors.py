@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.support.gguf_file import write_gguf
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.errors import takes_debug
+from trl_grpo_tasks.tasks.brick.task import BrickTask
 
 
 def bug(words):
@@ -47,3 +49,13 @@ def test_the_option_of_transformers_with_the_same_name_is_passed_on():
     command(["a", "--debug", "underflow_overflow"])
     command(["a", "--debug"])
     assert seen == [["a", "--debug", "underflow_overflow"], ["a"]]
+
+
+def test_a_file_that_ends_too_early_is_found_before_rows_are_made(tmp_path, monkeypatch, capsys):
+    write_gguf(tmp_path / "small.gguf")
+    whole = (tmp_path / "small.gguf").read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr(BrickTask, "dataset", lambda *_: pytest.fail("rows were made first"))
+    words = ["brick", "--model", str(tmp_path / "half.gguf"), "--output_dir", str(tmp_path / "run")]
+    assert run.main([*words, "--use_cpu", "true", "--report_to", "none"]) == 2
+    assert "half.gguf cannot be read" in capsys.readouterr().err

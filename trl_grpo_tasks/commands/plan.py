@@ -40,7 +40,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     """Prepare a run; ValueError now for what would otherwise fail after the cold start."""
     from accelerate import PartialState
 
-    from ..models.loading import TINY, is_adapter
+    from ..models.loading import TINY, is_adapter, prepare_model
     from ..models.quantised import quantization_config
     from ..models.ready import ready_model
     from ..training.dataset import split_held_out
@@ -49,15 +49,18 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     _check_folder(args)
     _check_fixed_options(task, args)
     _check_options(task, run, args, model_args)
-    if (model_args.model_name_or_path or TINY) == TINY and not model_args.use_peft:
+    name, state = model_args.model_name_or_path or TINY, PartialState()
+    if name == TINY and not model_args.use_peft:
         _check_full_weights(model_args)
-    state = PartialState()
+    if name != TINY:
+        with state.main_process_first():  # making rows may take minutes
+            prepare_model(name, task, args.output_dir, args.seed, model_args.model_revision)
     say = print if state.is_main_process else lambda *_: None
     rows = rows_of(task, "train", args.train_rows, args.seed, say=say)
     _check_gold(task, run, rows)
     if args.push_to_hub and state.is_main_process:
-        name = args.hub_model_id or Path(args.output_dir).absolute().name
-        create_repository(name, args.hub_private_repo, "--push_to_hub", ", or train without --push_to_hub")
+        repository = args.hub_model_id or Path(args.output_dir).absolute().name
+        create_repository(repository, args.hub_private_repo, "--push_to_hub", ", or train without --push_to_hub")
     test_rows: list[dict[str, Any]] = []
     choosing_rows: list[dict[str, Any]] | None = None
     if args.load_best_model_at_end:
@@ -69,7 +72,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
     with state.main_process_first():
         task.prepare(args.seed, say)
         model = ready_model(
-            model_args.model_name_or_path,
+            name,
             task,
             rows + test_rows + (choosing_rows or []),
             args.output_dir,
