@@ -1,4 +1,7 @@
-"""A client of OpenAI-compatible chat APIs: one request, with its errors sorted by whether a retry can help."""
+"""A client of OpenAI-compatible chat APIs: one request, with its errors sorted by whether a retry can help.
+
+openai's client has no time limit for a whole request, and none for the size of a reply.
+"""
 
 from __future__ import annotations
 

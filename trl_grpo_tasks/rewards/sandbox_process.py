@@ -1,4 +1,7 @@
-"""The host's side of one sandbox run: starts the launcher, collects the output, and cleans up."""
+"""The host's side of one sandbox run: starts the launcher, collects the output, and cleans up.
+
+It shares nothing with the pools of workers: a program gets a new process, and its output is no reply but bytes.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise ValueError if the value of the option `name` is not one of its choices."""
+    """Raise ValueError if the value of the option `name` is not one of its choices. A Literal type would be
+    checked on the command line only, and its message names no nearest choice."""
     if value not in choices:
         raise ValueError(f"unknown --{name} {value!r}{nearest(value, choices)}; choose from: {', '.join(choices)}")
 
