@@ -256,6 +256,7 @@ def test_tools_are_listed_and_run(capsys):
     assert "every TASK  score, export" in out
     for name, tools in {
         "machine": ["show", "survey", "make-gold"],
+        "brick": ["metrics"],
         "theory": ["survey"],
         "infill": ["prepare-judge"],
     }.items():

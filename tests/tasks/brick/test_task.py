@@ -195,24 +195,23 @@ def test_the_plain_sum_of_the_document_by_hand(text, stability, length, quality)
 
 
 def test_brickgpts_table_is_reported_on_demand():
-    """1 minus the friction of each brick of a cantilever; other answers count as unstable."""
-    cantilever = "1x1 (5,5,0)\n1x8 (5,5,1)\n"
-    friction = 3.25 * 0.00303 * 9.8 / 0.98  # at the 1x8, relative to the strength of a stud
-    below = friction - 0.00043 * 9.8 / 4 / 0.98  # at the 1x1
+    """1 minus the friction of each brick of a cantilever, as in test_metrics.py; other answers count as unstable."""
+    from tests.tasks.brick.test_metrics import BELOW, CANTILEVER, FORCE
+
     task = BrickTask(BrickOptions(published_stability=True))
     row = {**ROW, "world": 20, "voxels": None}
-    held = task.score(row, cantilever).info
-    assert held["published_stable"] and held["min_brick_stability"] == pytest.approx(1 - friction, rel=1e-5)
-    assert held["mean_brick_stability"] == pytest.approx(1 - (friction + below) / 2, rel=1e-5)
+    held = task.score(row, CANTILEVER).info
+    assert held["published_stable"] and held["min_brick_stability"] == pytest.approx(1 - FORCE, rel=1e-5)
+    assert held["mean_brick_stability"] == pytest.approx(1 - (FORCE + BELOW) / 2, rel=1e-5)
     floating = task.score(row, "2x4 (0,0,0)\n2x4 (0,0,2)\n").info
     assert (floating["mean_brick_stability"], floating["min_brick_stability"]) == (0.5, 0)
     wrong = task.score(row, "2x4 (0,0,0)\n2x4 (0,0,0)\n").info
     assert (wrong["published_stable"], wrong["mean_brick_stability"]) == (False, None)
     assert set(task.facts) - set(BrickTask().facts) == set(wrong) - set(BrickTask().score(row, "").info)
-    scores = [task.score(row, text).as_dict() for text in (cantilever, "2x4 (0,0,0)\n2x4 (0,0,0)\n")]
+    scores = [task.score(row, text).as_dict() for text in (CANTILEVER, "2x4 (0,0,0)\n2x4 (0,0,0)\n")]
     metrics, _ = summarise([Sample(row, "", None, score) for score in scores], 1, task.facts)
     assert metrics["published_stable"] == 0.5 and metrics["valid"] == 0.5
-    assert metrics["min_brick_stability"] == pytest.approx(1 - friction, rel=1e-5), "of valid structures"
+    assert metrics["min_brick_stability"] == pytest.approx(1 - FORCE, rel=1e-5), "of valid structures"
 
 
 def test_without_a_published_analysis_an_answer_still_has_a_score(monkeypatch):

@@ -11,10 +11,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .kit import Part
-from .structure import Brick, Structure
+import numpy as np
+
+from .kit import KIT, Kit, Part
+from .structure import READ_LIMIT, WORLD, Brick, Structure
 
 STUD, HEIGHT = 20, 24
+OFF_GRID = 0.01  # deviation in cells, or of an entry of a matrix, that is taken for rounding
+LARGEST_FILE = 100  # cells along one side of a model that is read
+FARTHEST = 1_000_000  # in LDraw's units
 
 _ALONG_X = "1 0 0 0 1 0 0 0 1"
 _ALONG_Y = "0 0 1 0 1 0 -1 0 0"  # a quarter turn about the vertical axis
@@ -110,3 +115,101 @@ def _box(part: Part) -> list[str]:
     return [f"0 {part.name or f'brick {part.short}x{part.long}'}"] + [
         " ".join(["4 16", *(str(value) for corner in face for value in corner)]) for face in faces
     ]
+
+
+def from_ldr(text: str, world: int = WORLD, kit: Kit = KIT) -> Structure:
+    """Read the bricks of an LDraw file, also of one with submodels (.mpd).
+
+    LDraw knows neither ground nor world. The lowest bricks are put on the ground; a model that is off the grid of the
+    world or reaches out of it is moved to the corner, and a larger model gets a larger world. Raises ValueError for
+    what our structures cannot represent: other parts, parts that are tilted or off the grid of the others.
+    """
+    sizes, places = _placed_parts(text, kit)
+    if not sizes:
+        raise ValueError("it places no bricks")
+    corners = np.array(places) / (STUD, HEIGHT, STUD)  # LDraw's x, z and height in cells
+    corners[:, 1] *= -1
+    corners = corners[:, (0, 2, 1)]
+    low = corners.min(0)
+    cells = np.rint(corners - low).astype(int)
+    if (wrong := np.abs(corners - low - cells).max(1) > OFF_GRID).any():
+        h, w = sizes[int(wrong.argmax())]
+        raise ValueError(f"a {h}x{w} brick is off the grid of {STUD} x {HEIGHT} x {STUD} units that the others are on")
+    ends = cells + [(h, w, 1) for h, w in sizes]
+    if (needed := int(ends.max())) > LARGEST_FILE:
+        raise ValueError(f"it is {needed} cells long; at most {LARGEST_FILE} are read")
+    at = np.rint(low[:2]).astype(int)
+    is_inside = np.abs(low[:2] - at).max() <= OFF_GRID and at.min() >= 0 and (ends[:, :2].max(0) + at).max() <= world
+    cells[:, :2] += at if is_inside else 0
+    bricks = tuple(Brick(*size, *map(int, cell)) for size, cell in zip(sizes, cells, strict=True))
+    return Structure(bricks, max(world, needed), kit)
+
+
+def _placed_parts(text: str, kit: Kit) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
+    """Return the size of each brick, as turned, and its corner with the least x and z, in LDraw's units."""
+    size_of = {part_file(part): part[:2] for part in kit.parts}
+    models, main = _models_of(text)
+    sizes: list[tuple[int, int]] = []
+    places: list[np.ndarray] = []
+    unknown: dict[str, int] = {}
+    todo: list[tuple[tuple[str, ...], np.ndarray, np.ndarray]] = [((main,), np.eye(3), np.zeros(3))]
+    placed = 0
+    while todo:
+        path, outer_turn, outer_place = todo.pop()
+        for number, line in models[path[-1]]:
+            fields = line.split()
+            name = " ".join(fields[14:]).lower()
+            size = size_of.get(f"{name.removesuffix('.dat')}.dat")
+            if size is None and name not in models:
+                unknown[name] = unknown.get(name, 0) + 1
+                continue
+            placed += 1
+            if placed > READ_LIMIT:
+                raise ValueError(f"it places more than {READ_LIMIT} parts")
+            turn, place = _motion(fields, f"line {number}, {line.strip()[:80]!r}")
+            turn, place = outer_turn @ turn, outer_turn @ place + outer_place
+            if size is not None:
+                extent = np.abs(turn @ [size[1], 0, size[0]])  # a part's long side is along its own x
+                sizes.append((int(extent[0]), int(extent[2])))
+                places.append(place - extent * STUD / 2)
+            elif name in path:
+                raise ValueError(f"line {number}: model {name!r} contains itself")
+            else:
+                todo.append(((*path, name), turn, place))
+    if unknown:
+        some = ", ".join(f"{name or 'no name'} ({count}x)"[:60] for name, count in [*unknown.items()][:5])
+        known = ", ".join(f"{name} {short}x{long}" for name, (short, long) in size_of.items())
+        raise ValueError(f"it has {len(unknown)} kinds of parts that are not read: {some}; known parts are: {known}")
+    return sizes, places
+
+
+def _models_of(text: str) -> tuple[dict[str, list[tuple[int, str]]], str]:
+    """Return the numbered lines that place parts, by the name of their model, and the name of the main model."""
+    name = ""
+    models: dict[str, list[tuple[int, str]]] = {name: []}
+    for number, line in enumerate(re.split(r"\r\n?|\n", text), 1):
+        kind, *fields = line.split(maxsplit=2) or ["0"]
+        if kind == "0" and fields and fields[0].upper() in ("FILE", "NOFILE"):
+            name = fields[1].strip().lower() if len(fields) == 2 else "\n"  # after NOFILE: no model
+            models.setdefault(name, [])
+        elif kind == "1":
+            models[name].append((number, line))
+        elif kind not in ("0", "2", "3", "4", "5"):  # comments and commands, lines and faces
+            raise ValueError(f"line {number}, {line.strip()[:80]!r}: LDraw lines begin with a number from 0 to 5")
+    return models, next(name for name, lines in models.items() if lines or len(models) == 1 or name)
+
+
+def _motion(fields: Sequence[str], place: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the turn, of whole numbers, and the position of a line that places a part."""
+    try:
+        numbers = np.array([float(field) for field in fields[2:14]])
+    except ValueError:
+        numbers = np.array([])
+    if len(fields) < 15 or len(numbers) != 12 or not (np.abs(numbers) <= FARTHEST).all():
+        raise ValueError(f"{place}: needs a colour, 12 numbers of at most {FARTHEST:,} and a part")
+    given = numbers[3:].reshape(3, 3)
+    turn = np.rint(given)
+    is_turn = (turn @ turn.T == np.eye(3)).all() and turn[1, 1] == 1  # mirrored bricks are bricks too
+    if not is_turn or np.abs(given - turn).max() > OFF_GRID:
+        raise ValueError(f"{place}: this part is tilted, upside down or scaled; only quarter turns are read")
+    return turn, numbers[:3]

@@ -67,6 +67,7 @@ class BrickTask(Task):
     fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
     editors = EDITORS
     redundant_editors = [name for name in EDITORS if name.startswith("rejection")]
+    tools: ClassVar[Mapping[str, Any]] = {"metrics": "trl_grpo_tasks.tasks.brick.metrics:main"}
     Options: ClassVar[type] = BrickOptions
 
     def __init__(self, options: Any = None):
