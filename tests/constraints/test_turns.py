@@ -20,6 +20,7 @@ from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
 from tests.support.toy_repair import AdvisingToy
 from trl_grpo_tasks.constraints import replay, unpack
+from trl_grpo_tasks.constraints.base import Asked
 from trl_grpo_tasks.constraints.rebuilt import replay_all
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
@@ -202,11 +203,17 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
     task = RepairTask(AdvisingToy(), 3, 0.9, not is_free)
     rows = [ROWS[i % 2] for i in range(40)]
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
-    asked = []
+    asked, together = [], [0]
 
-    def replies(rows, texts):
-        asked.append([(row["letter"], text) for row, text in zip(rows, texts, strict=True)])
-        return [task.reply(row, text) for row, text in zip(rows, texts, strict=True)]
+    def asks(row, text):
+        asked.append((row["letter"], text))
+        together.append(together[-1] + 1)
+
+        def answer():
+            together.append(0)
+            return task.reply(row, text)
+
+        return Asked(lambda: True, answer)
 
     def sampled(constraint, states=None):
         table = MaskTable(len(tokenizer))
@@ -219,15 +226,14 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
 
     expected = sampled(task.constraint(tokenizer))
     constraint = task.constraint(tokenizer)
-    constraint.replies = replies
+    constraint.asks = asks
     if held_by == "workers":
         workers = started(constraint)
-        found = sampled(constraint, lambda table: WorkerStates(workers, table, constraint.answers))
+        found = sampled(constraint, lambda table: WorkerStates(workers, table, constraint.ask))
     else:
         found = sampled(constraint)
     assert found == expected
-    questions = [question for each in asked for question in each]
-    assert max(map(len, asked)) > 3 and len(questions) == len(set(questions))
+    assert max(together) > 3
     turns = [constraint.turns_of(row, ids) for row, ids in zip(rows, found[0], strict=True)]
     ended = {
         (row["letter"], constraint.text_of(row, ids[:end]))
@@ -235,7 +241,47 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
         for _, end in found_turns[:2]
         if ids[end - 1] == tokenizer.eos_token_id and end < 60
     }
-    assert set(questions) == ended
+    assert set(asked) == ended
+
+
+@pytest.mark.parametrize("held_by", ["this process", "workers"])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_rows_go_on_while_others_wait_for_an_answer(model, tokenizer, held_by, groups, monkeypatch):
+    """The first answer to row 0 comes when all other rows have ended: a rollout that waited for it would not end."""
+    constraint, table = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer))
+    rows = [{**ROWS[0], "slow": i == 0} for i in range(40)]
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    decoder, asked, polled = Paged(copy.deepcopy(model).float()), [], 0
+
+    def asks(row, text):
+        nonlocal polled
+        asked.append((row["slow"], text))
+        is_held = row["slow"] and sum(is_slow for is_slow, _ in asked) == 1
+
+        def is_answered():
+            nonlocal polled
+            polled += is_held
+            return not is_held or len(decoder.cache._rows) == 1
+
+        def answer():
+            assert is_answered(), "the rollout waits"
+            return constraint._reply(row, text)
+
+        return Asked(is_answered, answer)
+
+    constraint.asks = asks
+    states = SharedStates(constraint, table)
+    if held_by == "workers":
+        states = WorkerStates(started(constraint), table, constraint.ask)
+    monkeypatch.setattr("trl_grpo_tasks.rollout.engine.states_for", lambda *_: states)
+    monkeypatch.setattr("trl_grpo_tasks.rollout.engine.group_count", lambda *_: groups)
+    torch.manual_seed(3)
+    out = rollout(model, prompts, max_new_tokens=60, eos_token_ids=[tokenizer.eos_token_id], decoder=decoder,
+                  constraint=constraint, rows=rows, table=table, batch_size=12)  # fmt: skip
+    assert polled and out.batch_size == 12
+    assert out.masks == replay_all(toy_constraint(tokenizer, turns=3), rows, out.completion_ids, table)
+    for prompt, ids, masks, logps in zip(prompts, out.completion_ids, out.masks, out.logps, strict=True):
+        assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, table, 1.0), abs=1e-4)
 
 
 def test_restarted_rows_are_past_their_questions(tokenizer):

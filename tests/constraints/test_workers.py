@@ -123,7 +123,7 @@ def test_two_groups_of_slots_with_the_same_workers():
             states.restart(4, [1, 2, 3])
             expected.restart(4, [1, 2, 3])
         for group, wait in list(zip(groups, waits, strict=True))[:: 1 if turn % 2 else -1]:
-            assert wait() == expected.accept(group, [turn + slot for slot in group])
+            assert wait().forced == expected.accept(group, [turn + slot for slot in group])
             assert states.numbers(group) == expected.numbers(group)
     assert len(set(states.numbers(range(6)))) == 6 and states.numbers(range(6)) == expected.numbers(range(6))
 

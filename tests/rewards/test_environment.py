@@ -97,7 +97,9 @@ def test_an_environment_that_fails_costs_its_own_completion_only(workers, monkey
     task = WildTask()
     with RewardExecutor(task, workers=workers, timeout=3, memory_mb=1024) as executor:
         if workers:
-            found = task.replies(executor, [{"prompt": "q"}] * len(said), said)
+            asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
+            found = [each.answer() for each in asked]
+            assert all(each.is_answered() for each in asked)
         else:
             found = [task.reply({"prompt": "q"}, text) for text in said]
         expected = ["you said go", None, None, "x" * 37 + "...", None, None, *([None, None] if workers else [])]

@@ -94,7 +94,7 @@ def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
     assert runs[0][:3] == runs[1][:3]
     assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
     stats = trainer.rewarding.rewards.executor.stats
-    assert trainer.generation.constraint.replies is None and stats.hits > 0
+    assert trainer.generation.constraint.asks is None and stats.hits > 0
     infos = [outcome.score.info["turns"] for outcome in record.outcomes]
     assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
 
@@ -263,7 +263,8 @@ def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
     task = RepairTask(get_task(str(file)), 2, 0.9, None)
     with RewardExecutor(task, workers=2, timeout=3) as executor:
         said = ["raise", "hang", "none", "exit", "roll", "hang"]
-        assert task.replies(executor, [{"prompt": "q"}] * 6, said) == [None] * 4 + ["no wheel", None]
+        asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
+        assert [each.answer() for each in asked] == [None] * 4 + ["no wheel", None]
 
 
 def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):

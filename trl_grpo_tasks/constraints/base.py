@@ -9,8 +9,8 @@ Masks are packed into int32 words, one bit per token: token t is bit t % 32 of w
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class SharedState(State, Protocol):
 class AskingState(SharedState, Protocol):
     """A state whose next mask can depend on an answer that is expensive to compute, such as the score of a turn.
 
-    The states of many rows have their questions answered together, by `answers` of the constraint (see shared.py).
+    The questions of many rows are answered at the same time, by `ask` of the constraint (see shared.py).
     """
 
     @property
@@ -65,6 +65,13 @@ class AskingState(SharedState, Protocol):
 
     def resume(self, answer: Hashable) -> None:
         """Continue with the answer to `question`."""
+
+
+class Asked(NamedTuple):
+    """A question whose answer may still be computed elsewhere."""
+
+    is_answered: Callable[[], bool]
+    answer: Callable[[], Any]  # waits for it
 
 
 class Constraint(Protocol):

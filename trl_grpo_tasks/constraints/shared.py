@@ -6,8 +6,7 @@ state of the node, or takes it along if no other row is there. A node that the l
 and edges are dropped. Rows that generate the same tokens in the same passes therefore share all work, and a row that
 is alone costs no more than without sharing.
 
-A state that asks a question (see `AskingState`) is a node too, and the answer is its edge. `accept` has the questions
-of all rows answered together.
+A state that asks a question (see `AskingState`) is a node too, and the answer is its edge.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import FREE, Constraint, only_token
+from .base import FREE, Asked, Constraint, only_token
 
 # Upper limit on the tokens that are forced at a time: a constraint may force text without end.
 FORCED_LIMIT = 512
@@ -73,11 +72,52 @@ class _Edge(NamedTuple):
     node: _Node
 
 
-class SharedStates:
+class Advanced(NamedTuple):
+    """The tokens that are forced after a step, by place in the slots, and the questions that states then ask."""
+
+    forced: list[Forced]
+    questions: dict[int, Any]
+
+
+class AcceptingStates:
+    """What SharedStates and WorkerStates have in common. `ask` is that of the constraint, if its states ask."""
+
+    ask: Callable[[Any], Asked]
+
+    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], Advanced]:
+        """Accept a sampled token for each slot, possibly in other processes, and return a function that waits for it.
+
+        The states advance past the tokens that are forced, up to a question. Their number is limited by FORCED_LIMIT;
+        the mask after the last one may then allow a single token. Raises ValueError if a token is not allowed.
+
+        Until the function is called, `numbers` of these slots are undefined. Several calls may be outstanding.
+        """
+        raise NotImplementedError
+
+    def resume(self, slots: Sequence[int], answers: Sequence[Any]) -> Advanced:
+        """Continue with the answers to the questions of these slots."""
+        raise NotImplementedError
+
+    def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
+        """Accept tokens, wait until all questions are answered, and return the tokens that are forced."""
+        forced, questions = self.accept_async(slots, tokens)()
+        while questions:  # a turn after an answer may be forced up to its end, where the next question is asked
+            places, asked = list(questions), [self.ask(question) for question in questions.values()]
+            after = self.resume([slots[place] for place in places], [each.answer() for each in asked])
+            for place, more in zip(places, after.forced, strict=True):
+                forced[place] = forced[place].followed_by(more)
+            questions = {places[at]: question for at, question in after.questions.items()}
+        return forced
+
+
+class SharedStates(AcceptingStates):
     """The states of the rows of a rollout, by slot. Slots are arbitrary numbers."""
 
     def __init__(self, constraint: Constraint, table: MaskNumbers):
         self._constraint, self._table = constraint, table
+        self._asks = hasattr(constraint, "ask")
+        if self._asks:
+            self.ask = constraint.ask  # type: ignore[attr-defined]
         self._rows: dict[int, Mapping[str, Any]] = {}
         self._nodes: dict[int, _Node] = {}  # of the constrained rows
         self._roots: dict[Hashable, _Edge] = {}
@@ -112,25 +152,14 @@ class SharedStates:
         edge.node.rows += 1
         return Forced(edge.forced.tokens[at:], edge.forced.numbers[at:])
 
-    def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
-        """Accept a sampled token for each slot, and return the tokens that are forced after it.
+    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], Advanced]:
+        return lambda: self.resume(slots, tokens)
 
-        The states advance past the forced tokens. Their number is limited by FORCED_LIMIT; the mask after the last one
-        may then allow a single token. Raises ValueError if a token is not allowed.
-        """
-        forced = self.advance(slots, tokens)
-        questions = self.questions(slots)
-        if not questions:
-            return forced
-        places = list(questions)
-        answers = self._constraint.answers(list(questions.values()))  # type: ignore[attr-defined]
-        # A turn after an answer may be forced up to its end, where the next question is asked.
-        for place, more in zip(places, self.accept([slots[place] for place in places], answers), strict=True):
-            forced[place] = forced[place].followed_by(more)
-        return forced
+    def resume(self, slots: Sequence[int], answers: Sequence[Any]) -> Advanced:
+        return Advanced(self.advance(slots, answers), self.questions(slots))
 
     def advance(self, slots: Sequence[int], steps: Sequence[Any]) -> list[Forced]:
-        """Like `accept`, but stop at questions. A step is a sampled token, or the answer to the slot's question."""
+        """Continue with a step for each slot, a token or an answer, and return the tokens that are forced after it."""
         nodes, advanced = self._nodes, []
         for slot, step in zip(slots, steps, strict=True):
             node = nodes.get(slot)
@@ -146,17 +175,10 @@ class SharedStates:
 
     def questions(self, slots: Sequence[int]) -> dict[int, Hashable]:
         """Return the questions that states of these slots ask, by place in `slots`."""
-        if not hasattr(self._constraint, "answers"):
+        if not self._asks:
             return {}
         nodes = [self._nodes.get(slot) for slot in slots]
         return {at: node.question for at, node in enumerate(nodes) if node is not None and node.question is not None}
-
-    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
-        """Accept tokens, possibly in other processes, and return a function that waits for the result of `accept`.
-
-        Until it is called, `numbers` of these slots are undefined. Several calls may be outstanding.
-        """
-        return lambda: self.accept(slots, tokens)
 
     def numbers(self, slots: Sequence[int]) -> list[int]:
         """Return the table number of each slot's next mask, or FREE for slots without a constrained row."""
@@ -203,8 +225,7 @@ class SharedStates:
     def _answered(self, edge: _Edge) -> _Edge:
         """Return the edge past the questions at its end."""
         while (question := edge.node.question) is not None:
-            answer = self._constraint.answers([question])[0]  # type: ignore[attr-defined]
-            after = self._follow(edge.node, answer, leaving=0)
+            after = self._follow(edge.node, self.ask(question).answer(), leaving=0)
             edge = _Edge(edge.forced.followed_by(after.forced), after.node)
         return edge
 

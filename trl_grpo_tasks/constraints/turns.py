@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import TemplateError
 
-from .base import Constraint, FreeText, State, pack_ids, read_only
+from .base import Asked, Constraint, FreeText, State, pack_ids, read_only
 from .vocabulary import special_ids
 
 MARK = "\u241e"  # the visible symbol of the record separator
@@ -78,8 +78,8 @@ class TurnsConstraint:
     method `start_turn(row, turns)`, it is called with the texts of the earlier turns instead of `start(row)`.
 
     `reply(row, conversation)` returns the observation that follows, given the text of the conversation so far (see
-    `join_turns`), or None if the conversation has ended. It must be a pure function. If `replies` is set, it is called
-    instead, with many rows and texts at once.
+    `join_turns`), or None if the conversation has ended. It must be a pure function. If `asks` is set, it is called
+    instead, and may return before the reply is known.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TurnsConstraint:
         self.tokenizer, self.inner, self.turns = tokenizer, inner, turns
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1 if inner is None else inner.vocab_size
         self._reply, self._shown = reply, shown
-        self.replies: Callable[[Sequence[Row], Sequence[str]], Sequence[str | None]] | None = None
+        self.asks: Callable[[Row, str], Asked] | None = None
         self._special = special_ids(tokenizer)
         self._chat_form: ObservationForm | None = None
         self._known: dict[Question, Reply] = {}
@@ -105,7 +105,7 @@ class TurnsConstraint:
         allowed = [id for id in range(self.vocab_size) if id not in banned]
         self.free_mask = read_only(pack_ids(allowed, self.vocab_size))
 
-    def __reduce__(self) -> Any:  # without the caches and `replies`, which may use processes of this one
+    def __reduce__(self) -> Any:  # without the caches and `asks`, which may use processes of this one
         return TurnsConstraint, (self.tokenizer, self.inner, self._reply, self.turns, self._shown)
 
     def start(self, row: Row) -> TurnsState:
@@ -182,22 +182,25 @@ class TurnsConstraint:
 
     def answers(self, questions: Sequence[Question]) -> list[Reply]:
         """Return the tokens between each of these conversations and its next turn, or None where it ends."""
-        known = {question: self._known[question] for question in questions if question in self._known}
-        new = [question for question in dict.fromkeys(questions) if question not in known]
-        rows, texts = [json.loads(key) for key, _ in new], [text for _, text in new]
-        if self.replies is not None and new:
-            observations = self.replies(rows, texts)
-        else:
-            observations = [self._reply(row, text) for row, text in zip(rows, texts, strict=True)]
-        for question, row, observation in zip(new, rows, observations, strict=True):
-            form = self.form(row)
-            known[question] = (
+        return [asked.answer() for asked in [self.ask(question) for question in questions]]
+
+    def ask(self, question: Question) -> Asked:
+        """Like `answers`, without waiting."""
+        row, text = json.loads(question[0]), question[1]
+        if question in self._known or self.asks is None:
+            return Asked(lambda: True, lambda: self._answer(question, row, lambda: self._reply(row, text)))
+        asked = self.asks(row, text)
+        return Asked(asked.is_answered, lambda: self._answer(question, row, asked.answer))
+
+    def _answer(self, question: Question, row: Row, observe: Callable[[], str | None]) -> Reply:
+        if question not in self._known:
+            observation, form = observe(), self.form(row)
+            if len(self._known) >= _CACHE:
+                self._known.clear()
+            self._known[question] = (
                 None if observation is None else (*form.head_ids, *self.spelled(row, observation), *form.tail_ids)
             )
-        if len(self._known) + len(new) > _CACHE:
-            self._known.clear()
-        self._known |= known
-        return [known[question] for question in questions]
+        return self._known[question]
 
     def _make_form(self, head: str, tail: str, is_quoted: bool = False) -> ObservationForm:
         return ObservationForm(head, tail, tuple(self._ids_of(head)), tuple(self._ids_of(tail)), is_quoted)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from .base import FREE, Constraint
-from .shared import NOTHING, Forced, SharedStates
+from .base import FREE, Asked, Constraint
+from .shared import NOTHING, AcceptingStates, Advanced, Forced, SharedStates
 
 if TYPE_CHECKING:
     from .table import MaskTable
@@ -66,7 +66,7 @@ def states_for(constraint: Constraint, table: MaskTable, rows: int) -> SharedSta
         workers = _WORKERS[constraint] = StateWorkers(constraint, count)
     if not workers.ready:
         return SharedStates(constraint, table)
-    return WorkerStates(workers, table, getattr(constraint, "answers", None))
+    return WorkerStates(workers, table, getattr(constraint, "ask", None))
 
 
 class StateWorkers:
@@ -163,10 +163,10 @@ class _Request(NamedTuple):
     questions: dict[int, Any]  # of the states, by place in the slots; written when the replies are read
 
 
-class WorkerStates:
+class WorkerStates(AcceptingStates):
     """The states of the rows of a rollout, by slot, held by workers; see SharedStates for the methods.
 
-    `answers` of the constraint is called in this process, for the questions of all workers. Slots are small numbers.
+    `ask` of the constraint is called in this process, for the questions of all workers. Slots are small numbers.
     Only the latest WorkerStates may use the workers. After an exception, a new one is needed.
     """
 
@@ -174,9 +174,11 @@ class WorkerStates:
         self,
         workers: StateWorkers,
         table: MaskTable,
-        answers: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+        ask: Callable[[Any], Asked] | None = None,
     ):
-        self._workers, self._table, self._answers = workers, table, answers
+        self._workers, self._table = workers, table
+        if ask is not None:
+            self.ask = ask
         count = len(workers.connections)
         self._worker_of = np.full(_SLOTS, -1)  # by slot
         self._numbers = np.full(_SLOTS, FREE)  # the next mask of each slot
@@ -199,17 +201,17 @@ class WorkerStates:
                 worker, previous = int(loads.argmin()), row
             self._worker_of[slot] = worker
             loads[worker] += 1
-        return self._call("start", slots, rows)
+        return self._call("start", slots, rows).forced
 
-    def accept(self, slots: Sequence[int], tokens: Sequence[int]) -> list[Forced]:
-        return self.accept_async(slots, tokens)()
-
-    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], list[Forced]]:
+    def accept_async(self, slots: Sequence[int], tokens: Sequence[int]) -> Callable[[], Advanced]:
         request = self._send("advance", slots, tokens)
         return lambda: self._results(request)
 
+    def resume(self, slots: Sequence[int], answers: Sequence[Any]) -> Advanced:
+        return self._call("advance", slots, answers)
+
     def restart(self, slot: int, tokens: Sequence[int]) -> Forced:
-        return self._call("restart", [slot], [tuple(tokens)])[0]
+        return self._call("restart", [slot], [tuple(tokens)]).forced[0]
 
     def numbers(self, slots: Sequence[int]) -> list[int]:
         numbers: list[int] = self._numbers[list(slots)].tolist()
@@ -219,10 +221,10 @@ class WorkerStates:
         # The worker forgets the state when the slot is used again or the next rollout begins.
         self._worker_of[slot], self._numbers[slot] = -1, FREE
 
-    def _call(self, method: str, slots: Sequence[int], arguments: Sequence[Any]) -> list[Forced]:
-        """Call a method of the states of many slots, each with one argument, and return the forced tokens by slot."""
+    def _call(self, method: str, slots: Sequence[int], arguments: Sequence[Any]) -> Advanced:
+        """Call a method of the states of many slots, each with one argument."""
         # A worker does not read while its reply waits to be read. These requests may be too long for the buffer of
-        # the connection, so that both sides would wait; those of `accept` are short.
+        # the connection, so that both sides would wait; those of `accept_async` are short.
         while self._outstanding:
             self._register_oldest()
         return self._results(self._send(method, slots, arguments))
@@ -241,17 +243,11 @@ class WorkerStates:
         self._outstanding.append(request)
         return request
 
-    def _results(self, request: _Request) -> list[Forced]:
-        """Wait for the replies to a request, and return the forced tokens by slot."""
+    def _results(self, request: _Request) -> Advanced:
+        """Wait for the replies to a request."""
         while self._outstanding and self._outstanding[0].number <= request.number:
             self._register_oldest()
-        if request.questions:
-            assert self._answers is not None, "a constraint whose states ask questions must have `answers`"
-            places, answers = list(request.questions), self._answers(list(request.questions.values()))
-            resumed = self._call("advance", request.slots_B[places].tolist(), answers)
-            for place, more in zip(places, resumed, strict=True):
-                request.results[place] = request.results[place].followed_by(more)
-        return request.results
+        return Advanced(request.results, request.questions)
 
     def _register_oldest(self) -> None:
         """Wait for the replies to the oldest request: they number masks and forced tokens for those to later ones."""

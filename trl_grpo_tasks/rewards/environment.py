@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from ..constraints.base import Constraint
+from ..constraints.base import Asked, Constraint
 from ..constraints.turns import TurnsConstraint, TurnsForm, join_turns, split_turns
 from ..task import Row, Score, Task, UnfinishedTaskError
 from .executor import RewardExecutor
@@ -99,11 +99,15 @@ class TurnsTask(Task):
             return None
         return None if score is None else self.observation(row, score)
 
-    def replies(self, executor: RewardExecutor, rows: Sequence[Row], conversations: Sequence[str]) -> list[str | None]:
-        """Return the `reply` to each conversation. The executor, which is one of this task, scores all of them."""
-        outcomes = executor.submit([json.dumps(row, ensure_ascii=False) for row in rows], conversations).result()
-        scored = zip(rows, (outcome.score for outcome in outcomes), strict=True)
-        return [None if score is None else self.observation(row, score) for row, score in scored]
+    def ask(self, executor: RewardExecutor, row: Row, conversation: str) -> Asked:
+        """Return the `reply` to a conversation, which is scored by the executor, one of this task."""
+        pending = executor.submit([json.dumps(row, ensure_ascii=False)], [conversation])
+
+        def answer() -> str | None:
+            score = pending.result()[0].score
+            return None if score is None else self.observation(row, score)
+
+        return Asked(pending.is_done, answer)
 
     def demonstrations(self, row: Row, tokenizer: Any) -> list[tuple[Any, str]]:
         """Return prompts and answers for the cold start: each turn of the gold conversation, after those before it."""
@@ -253,18 +257,18 @@ def _close(environment: Environment | None) -> None:
 
 @contextmanager
 def answering_with(executor: RewardExecutor, constraint: Constraint | None) -> Iterator[None]:
-    """Within this context, workers of the executor answer together the turns that end in the same pass of a rollout.
+    """Within this context, workers of the executor answer turns, those of many rows at the same time.
 
     If the executor has no workers, turns are answered in this process, one after the other.
     """
     if not (isinstance(constraint, TurnsConstraint) and isinstance(executor.task, TurnsTask) and executor.workers):
         yield
         return
-    constraint.replies = partial(executor.task.replies, executor)
+    constraint.asks = partial(executor.task.ask, executor)
     try:
         yield
     finally:
-        constraint.replies = None
+        constraint.asks = None
 
 
 def check_length(constraint: TurnsConstraint, rows: Sequence[Row], max_completion_length: int) -> None:

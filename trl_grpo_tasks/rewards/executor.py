@@ -73,6 +73,10 @@ class Pending:
     ):
         self._parts, self._pool, self._finish = parts, pool, finish
 
+    def is_done(self) -> bool:
+        """Whether `result` need not wait for workers."""
+        return all(future.done() for future, _ in self._parts)
+
     def result(self, deadline: float | None = None) -> list[Outcome]:
         """Wait for all outcomes and return them in order.
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..constraints.base import FREE
-from ..constraints.shared import Forced, SharedStates
+from ..constraints.base import FREE, Asked
+from ..constraints.shared import Advanced, Forced, SharedStates
 from ..constraints.workers import WorkerStates
 from .decoder import Decoder
+
+POLL_SECONDS = 0.0005
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Batch:
         self.result = Rollout([[] for _ in range(count)], [[] for _ in range(count)], [[] for _ in range(count)])
         self.pending: list[list[int]] = [[] for _ in range(count)]  # tokens that were not fed yet
         self.lengths = [0] * count  # tokens in the cache
+        self.asked: dict[int, Asked] = {}  # rows whose next turn waits for an answer
         self.feeds_before_reading = states is None and editor is None and decoder.is_asynchronous
 
     def start_waiting(self, limit: int) -> list[int]:
@@ -104,12 +108,23 @@ class Batch:
         open_rows = [i for i in rows if not self._is_full(i)]
         accepted = self.states.accept_async(open_rows, [result.completion_ids[i][-1] for i in open_rows])
 
-        def append_forced() -> None:
-            for i, run in zip(open_rows, accepted(), strict=True):
-                if run.tokens:
-                    self._append_forced(i, run)
+        return lambda: self._append_advanced(open_rows, accepted())
 
-        return append_forced
+    def answered(self, rows: Sequence[int], seconds: float | None) -> list[int]:
+        """Continue those of these rows whose questions have answers, after waiting for answers up to so many seconds
+        (None: until all have one), and return the rows that ask nothing more."""
+        assert self.states is not None
+        until = time.monotonic() + (seconds or 0)
+        while open_rows := [i for i in rows if i in self.asked]:
+            ready = open_rows if seconds is None else [i for i in open_rows if self.asked[i].is_answered()]
+            if ready:
+                answers = [self.asked.pop(i).answer() for i in ready]
+                self._append_advanced(ready, self.states.resume(ready, answers))
+            elif time.monotonic() >= until:
+                break
+            else:
+                time.sleep(POLL_SECONDS)
+        return [i for i in rows if i not in self.asked]
 
     def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
         """Append several sampled tokens to each row, up to its end."""
@@ -133,6 +148,15 @@ class Batch:
         self.decoder.cache.release(row)
         if self.states is not None:
             self.states.release(row)
+
+    def _append_advanced(self, rows: Sequence[int], advanced: Advanced) -> None:
+        for i, run in zip(rows, advanced.forced, strict=True):
+            if run.tokens:
+                self._append_forced(i, run)
+        for place, question in advanced.questions.items():
+            if not self._is_full(rows[place]):
+                assert self.states is not None
+                self.asked[rows[place]] = self.states.ask(question)
 
     def _append_forced(self, i: int, forced: Forced) -> None:
         """Append tokens that must follow. Their log-prob is 0, so the model is not needed."""

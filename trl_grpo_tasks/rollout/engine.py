@@ -87,7 +87,7 @@ def rollout(
         ends = [limit * k // count for k in range(count + 1)]
         groups = [SteppedGroup(batch, end - begin, sampler, masks) for begin, end in pairwise(ends)]
     with decoder.running(prompts, max_new_tokens, temperature or 1.0, batch_size), _without_garbage_collection():
-        while batch.waiting or any(group.active for group in groups):
+        while batch.waiting or any(group.is_busy for group in groups):
             for group, next_group in zip(groups, [*groups[1:], groups[0]], strict=True):
                 # While the GPU runs a third group, workers compute states of the next one. Without a third, reading
                 # the next group would wait for the GPU and leave it idle.

@@ -14,6 +14,7 @@ from .graphs import STEPS
 from .next_token import Sampled, TokenSampler
 
 REFILL_SHARE = 1 / 8  # waiting rows start when this part of a group's places is free
+PATIENCE = 0.01  # seconds that the rows of a GPU wait for the answers to others, about those of a pass
 
 
 class Group:
@@ -22,14 +23,19 @@ class Group:
     def __init__(self, batch: Batch, limit: int):
         self._batch, self._limit = batch, limit
         self.active: list[int] = []
+        self._asking: list[int] = []  # rows that wait for answers, and have no part in passes
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.active or self._asking)
 
     def read(self) -> None:
         """Do what can be done ahead of `advance`."""
 
     def _start_waiting(self) -> list[int]:
         """Start waiting rows once enough places are free: a pass that reads prompts delays the others."""
-        waiting, free = self._batch.waiting, self._limit - len(self.active)
-        if not waiting or (self.active and free < min(len(waiting), self._limit * REFILL_SHARE)):
+        waiting, free = self._batch.waiting, self._limit - len(self.active) - len(self._asking)
+        if not waiting or (self.is_busy and free < min(len(waiting), self._limit * REFILL_SHARE)):
             return []
         started = self._batch.start_waiting(free)
         self.active += started
@@ -80,6 +86,9 @@ class FreeGroup(Group):
 class SteppedGroup(Group):
     """Rows of which one token is sampled per round: read sampled tokens, feed them, sample again.
 
+    After the end of a turn, the others go on without a row until it is answered. On a CPU they wait for it, so that
+    random numbers, and with them the completions, do not depend on how long an answer takes.
+
     `read` may be called ahead of `advance`, so that workers compute constraint states between the two.
     """
 
@@ -104,11 +113,26 @@ class SteppedGroup(Group):
             if self._batch.feeds_before_reading:
                 for i in self.active:
                     self._batch.pending[i].clear()
-            self._remove_finished(self.active)
+        if self._batch.asked:
+            self._wait_for_answers()
+        self._remove_finished(self.active)
         self._remove_finished(self._start_waiting())
         self._feed([i for i in self.active if self._batch.pending[i]])
         if self.active:
             self._sample()
+
+    def _wait_for_answers(self) -> None:
+        """Let rows that ask leave the active ones, and those that are answered return."""
+        batch = self._batch
+        if not batch.decoder.is_asynchronous:
+            batch.answered(self.active, None)
+            return
+        asking = [i for i in self.active if i in batch.asked]
+        self.active = [i for i in self.active if i not in batch.asked]
+        waits = asking or not self.active
+        answered = batch.answered(self._asking + asking, PATIENCE if waits else 0.0)
+        self._asking = [i for i in self._asking + asking if i in batch.asked]
+        self.active += answered
 
     def _feed(self, rows: list[int], tokens_B: torch.Tensor | None = None) -> None:
         """Run the model over the pending tokens of these rows."""

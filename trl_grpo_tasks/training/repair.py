@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..constraints.base import Constraint
+from ..constraints.base import Asked, Constraint
 from ..constraints.turns import TurnsConstraint, TurnsForm, split_turns
 from ..redact import redacted
 from ..rewards.environment import EnvironmentTask, TurnsTask
@@ -160,8 +160,8 @@ class RepairTask(TurnsTask):
     def reply(self, row: Row, conversation: str) -> str | None:
         return super().reply(row, _last(conversation))  # it depends on the last turn only, whose score may be cached
 
-    def replies(self, executor: RewardExecutor, rows: Sequence[Row], conversations: Sequence[str]) -> list[str | None]:
-        return super().replies(executor, rows, [_last(text) for text in conversations])
+    def ask(self, executor: RewardExecutor, row: Row, conversation: str) -> Asked:
+        return super().ask(executor, row, _last(conversation))
 
     def _gold_of(self, row: Row) -> str:
         try:
