@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from trl_grpo_tasks import Step
+from trl_grpo_tasks.constraints import tools
+from trl_grpo_tasks.constraints.tools import in_form
 from trl_grpo_tasks.constraints.turns import TurnsForm, chat_observation, split_turns
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.tools import ToolTask
@@ -141,3 +143,31 @@ def chat_tokenizer():
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<|eot_id|>"]})
     return tokenizer
+
+
+@pytest.mark.parametrize(("template", "eos", "begin"), [
+    (QWEN + "{# <tool_call> #}", "<|im_end|>", '<tool_call>\n{"name": "calculate", "arguments": '),
+    (LLAMA + '{# "parameters": #}', "<|eot_id|>", '{"name": "calculate", "parameters": '),
+], ids=["qwen", "llama"])  # fmt: skip
+def test_gold_calls_are_those_that_the_chat_template_writes(calculator, chat_tokenizer, template, eos, begin):
+    """The constraint allows each turn of the cold start."""
+    chat_tokenizer.chat_template, chat_tokenizer.eos_token = template, eos
+    constraint = calculator.turn_constraint(chat_tokenizer)
+    row = {**ROW, "prompt": [{"role": "user", "content": "q"}]}
+    (_, first), (prompt, last) = calculator.demonstrations(row, chat_tokenizer)
+    assert first.startswith(begin) and last == "#### 10" and prompt[1]["content"] == first
+    for turn in (first, last):
+        state = constraint.start(row)
+        for token in [*chat_tokenizer(turn)["input_ids"], chat_tokenizer.eos_token_id]:
+            state.accept(token)
+        assert state.finished
+
+
+@pytest.mark.parametrize(("turn", "hermes", "llama"), [
+    ("so #### 1", "so #### 1", "so #### 1"),
+    (f"first {call('f', a=1)}", f"first {call('f', a=1)}", '{"name": "f", "parameters": {"a": 1}}'),
+    ('{"name": "f", "parameters": {"a": "é"}}', '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
+     '{"name": "f", "parameters": {"a": "é"}}'),
+])  # fmt: skip
+def test_a_turn_in_the_form_of_another_template(turn, hermes, llama):
+    assert in_form(turn, tools.HERMES) == hermes and in_form(turn, tools.LLAMA) == llama

@@ -81,6 +81,21 @@ def turn_grammar(
     return Grammar.structural_tag(_sequence(thought, {"type": "optional", "content": _either(calls)}))
 
 
+def call_text(call: Call, form: CallForm = HERMES) -> str:
+    """Return the text of a call."""
+    written = json.dumps({"name": call.name, form.key: call.arguments}, ensure_ascii=False)
+    return f"{form.begin}{written}{form.end}"
+
+
+def in_form(turn: str, form: CallForm) -> str:
+    """Return a turn with its call, if it has one, written in this form."""
+    call = parse_call(turn)
+    if call is None:
+        return turn
+    thought = turn.partition(HERMES.begin.strip())[0] if form.begin and _parsed(turn, HERMES) else ""
+    return thought + call_text(call, form)
+
+
 def parse_call(text: str) -> Call | None:
     """Return the call in a turn of any text, in one of the known forms, or None. A call of `turn_grammar` is always
     found.

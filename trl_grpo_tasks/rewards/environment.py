@@ -109,9 +109,13 @@ class TurnsTask(Task):
 
         return Asked(pending.is_done, answer)
 
+    def gold_turns(self, row: Row, tokenizer: Any) -> tuple[list[str], list[str]]:
+        """Return the turns and the observations of the gold conversation, in the form of this model."""
+        return split_turns(self.gold(row))
+
     def demonstrations(self, row: Row, tokenizer: Any) -> list[tuple[Any, str]]:
         """Return prompts and answers for the cold start: each turn of the gold conversation, after those before it."""
-        turns, observations = split_turns(self.gold(row))
+        turns, observations = self.gold_turns(row, tokenizer)
         constraint = self.turns_under(tokenizer, None)
         found, prompt = [], row["prompt"]
         for place, turn in enumerate(turns):

@@ -22,7 +22,18 @@ from typing import Any, ClassVar
 
 from ..constraints.base import Constraint
 from ..constraints.grammar import GrammarConstraint
-from ..constraints.tools import HERMES, CallForm, call_form, parse_call, tool_schemas, tools_text, turn_grammar
+from ..constraints.tools import (
+    HERMES,
+    Call,
+    CallForm,
+    call_form,
+    call_text,
+    in_form,
+    parse_call,
+    tool_schemas,
+    tools_text,
+    turn_grammar,
+)
 from ..constraints.turns import TurnsForm
 from ..task import Row, UnfinishedTaskError
 from .environment import Environment, EnvironmentTask, Step
@@ -61,9 +72,12 @@ class ToolTask(EnvironmentTask):
 
     @staticmethod
     def call(name: str, **arguments: Any) -> str:
-        """Return the text of a call, for `gold`."""
-        written = json.dumps({"name": name, HERMES.key: arguments}, ensure_ascii=False)
-        return f"{HERMES.begin}{written}{HERMES.end}"
+        """Return the text of a call, for `gold`. The cold start writes it as the model's chat template does."""
+        return call_text(Call(name, arguments))
+
+    def gold_turns(self, row: Row, tokenizer: Any) -> tuple[list[str], list[str]]:
+        turns, observations = super().gold_turns(row, tokenizer)
+        return [in_form(turn, call_form(tokenizer)) for turn in turns], observations
 
     def turn_constraint(self, tokenizer: Any) -> Constraint:
         schemas, form = tool_schemas(self.functions), call_form(tokenizer)
