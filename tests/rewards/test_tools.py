@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from trl_grpo_tasks import Step
+from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints import tools
 from trl_grpo_tasks.constraints.tools import in_form
 from trl_grpo_tasks.constraints.turns import TurnsForm, chat_observation, split_turns
@@ -161,6 +162,9 @@ def test_gold_calls_are_those_that_the_chat_template_writes(calculator, chat_tok
         for token in [*chat_tokenizer(turn)["input_ids"], chat_tokenizer.eos_token_id]:
             state.accept(token)
         assert state.finished
+    said = []
+    check_task(calculator, size=2, tokenizer=chat_tokenizer, say=said.append)
+    assert "ok  the constraint allows gold answers (4 rows)" in said
 
 
 @pytest.mark.parametrize(("turn", "hermes", "llama"), [

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..constraints.turns import split_turns
+from ..rewards.environment import TurnsTask
 from ..rewards.worker import LARGEST_COMPONENT
 from ..task import MASK_TOKEN, NoAnswerError, Row, Score, Task, describe_error, one_per_request
 
@@ -288,7 +289,10 @@ class _Check:
                 continue
             told = f"the gold answer {golds[0][:200]!r}"
             place = 0  # in the whole conversation
-            for turn in split_turns(golds[0])[0]:
+            turns, _ = split_turns(golds[0])
+            if isinstance(self._task, TurnsTask):
+                turns, _ = self._task.gold_turns(row, tokenizer)
+            for turn in turns:
                 ids = [*getattr(state, "told", ()), *tokenizer.encode(turn, add_special_tokens=False)]
                 for token in (*ids, tokenizer.eos_token_id):
                     try:
