@@ -5,8 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.enumerated import allowed_in, every_completion
-from tests.support.rollouts import dense_logps
+from tests.support.enumerated import assert_recorded, every_completion
 from tests.support.toy_environment import EchoTask
 from tests.support.toy_repair import AdvisingToy
 from tests.support.training import toy_trainer
@@ -40,18 +39,8 @@ def test_masks_and_log_probs_are_those_of_the_distribution_sampled_from(tiny_pat
     trainer.model.train()
     inputs = [trainer.train_dataset[i] for i in (0, 3) for _ in range(8)]
     output = trainer._generate_and_score_completions(inputs)
-    record, table = trainer.latest_rollout, trainer.generation.tables["train"]
-    numbers_B_T, allowed = record.mask_numbers_B_T, allowed_in(trainer, output)
-    model = trainer.model.double()
-    for b, ids in enumerate(record.completion_ids):
-        masks = numbers_B_T[b, : len(ids)].tolist()
-        for t, number in enumerate(masks):
-            wanted = allowed[b, t].nonzero().flatten().tolist()
-            found = table.ids(number).tolist()
-            assert found == wanted if not options.get("top_k") else set(found) <= set(wanted) and len(found) <= 2
-        with torch.no_grad():
-            expected = dense_logps(model, record.prompt_ids[b], ids, masks, table, options.get("temperature", 1.0))
-        assert record.sampling_logps[b] == pytest.approx(expected, abs=1e-5)
+    assert_recorded(trainer, output)
+    record = trainer.latest_rollout
     constraint, lengths = trainer.generation.constraint, [len(ids) for ids in record.completion_ids]
     if kind.startswith("cut off"):
         ends = {ids[-1] for ids in record.completion_ids if len(ids) == 9}
