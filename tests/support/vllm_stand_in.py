@@ -30,10 +30,11 @@ class SamplingParams:
 class Engine:
     """vLLM's LLM: it samples all requests together, without a cache. `requests` are those it was sent."""
 
-    def __init__(self, model, max_num_seqs=64, additional_config=None, logits_processors=None, **_):
+    def __init__(self, model, max_num_seqs=64, seed=0, additional_config=None, logits_processors=None, **_):
         from trl_grpo_tasks.serving.processor import Processor
 
         self.model, self.requests = AutoModelForCausalLM.from_pretrained(model).eval(), []
+        self.generator = torch.Generator().manual_seed(seed)  # that of all processes of an engine
         self.ends = {self.model.generation_config.eos_token_id}
         config = SimpleNamespace(
             speculative_config=None,
@@ -94,7 +95,11 @@ class Engine:
         if 0 < one.params.top_k < len(logits):
             logits = logits.masked_fill(logits < logits.topk(one.params.top_k).values[-1], -torch.inf)
         logps = logits.log_softmax(0)
-        token = int(torch.multinomial(logps.exp(), 1)) if one.params.temperature else int(logps.argmax())
+        token = (
+            int(torch.multinomial(logps.exp(), 1, generator=self.generator))
+            if one.params.temperature
+            else int(logps.argmax())
+        )
         shown = [token, *logps.topk(min(one.params.logprobs or 0, len(logps))).indices.tolist()]
         one.token_ids.append(token)
         one.logprobs.append(
@@ -114,9 +119,11 @@ def install(monkeypatch):
         monkeypatch.setattr(module, "is_vllm_available", lambda *_, **__: True)
     monkeypatch.setattr(vllm_generation, "LLM", Engine, raising=False)
     monkeypatch.setattr(vllm_generation, "SamplingParams", SamplingParams, raising=False)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # TRL sets them
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # which TRL sets
+        value = os.environ.get(name)
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
 
 
 @contextmanager
