@@ -98,7 +98,7 @@ class RecordingProcessor:
         if asking and self._answers is not None:  # together, which is faster
             for state, answer in zip(asking, self._answers([state.question for state in asking]), strict=True):
                 state.resume(answer)
-        # generate() pads finished rows, so their states are dropped
+        # what generate() writes after the end is no text, so these states are dropped
         self._states = [None if state is None or state.finished else state for state in self._states]
 
     def _record_logps(self, tokens_B: torch.Tensor) -> None:

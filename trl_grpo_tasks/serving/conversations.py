@@ -53,7 +53,7 @@ def converse(
             logps_B[place] += sampled.logps[place]
             kept_B[place] += sampled.kept[place] if sampled.kept is not None else []
             row, ids = rows[place], ids_B[place]
-            has_ended = turn is None or len(ids) >= most or ids[-1] != constraint.tokenizer.eos_token_id
+            has_ended = turn is None or len(ids) >= most or ids[-1:] != [constraint.tokenizer.eos_token_id]
             if not has_ended and len(constraint.turns_of(row, ids)) < constraint.turns:
                 asking.append(place)
                 questions.append((json.dumps(row, ensure_ascii=False), constraint.text_of(row, ids)))

@@ -42,7 +42,7 @@ def check_repair(args: Any) -> None:
 
 
 def check_turns(args: Any, asked: str) -> None:
-    """Raise ValueError for options of a TaskGRPOConfig with which a completion has a single turn."""
+    """Raise ValueError for options of a TaskGRPOConfig that do not work with several turns."""
     if getattr(args, "relabel", False):
         raise ValueError(f"{asked} does not work with relabel: what the model is told belongs to one row; set "
                          "relabel=False")  # fmt: skip
