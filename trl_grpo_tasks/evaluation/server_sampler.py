@@ -15,8 +15,8 @@ from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.turns import TurnsConstraint
 from ..serving import ServerError
-from ..serving.conversations import Sampled, Turn, converse
-from ..serving.generation import CONCURRENT_REQUESTS, row_text, server_problem
+from ..serving.conversations import Sampled, Turn, converse, row_text
+from ..serving.generation import CONCURRENT_REQUESTS, server_problem
 from ..serving.served_task import ROW
 from ..task import Row, Task
 from .sampler import prompt_ids, scored_text
@@ -72,7 +72,7 @@ class ServerSampler:
             texts = [constraint.text_of(row, ids) for row, ids in zip(rows, conversations, strict=True)]
             return [Completion(text, len(ids), ids[-1] != eos) for text, ids in zip(texts, conversations, strict=True)]
         completions = []
-        drawn = self._draw(prompts, [Turn(row, [], self._most) for row in rows])
+        drawn = self._draw(prompts, [Turn(row_text(row), [], self._most) for row in rows])
         for row, prompt, (ids, is_cut_off) in zip(rows, prompts, drawn, strict=True):
             text = scored_text(self._tokenizer, row["prompt"], prompt, ids)
             completions.append(Completion(text, len(ids), is_cut_off))
@@ -81,20 +81,19 @@ class ServerSampler:
     def _draw(self, prompts: Sequence[list[int]], turns: Sequence[Turn | None]) -> list[tuple[list[int], bool]]:
         """Sample what follows each prompt and the tokens of its turn, and return whether it was cut off. Equal
         neighbours are one request; nothing is sampled for None."""
-        asked = [t and ([*prompt, *t.ids], row_text(t.row), t.most) for prompt, t in zip(prompts, turns, strict=True)]
-        requests = [(one, len(list(equal)), int(torch.randint(2**31, ()))) for one, equal in groupby(asked)]
+        pairs = groupby(zip(prompts, turns, strict=True))
+        requests = [(*pair, len(list(equal)), int(torch.randint(2**31, ()))) for pair, equal in pairs]
 
-        def send(request: tuple[Any, int, int]) -> list[tuple[list[int], bool]]:
-            asked, count, seed = request
-            if asked is None:
+        def send(request: tuple[list[int], Turn | None, int, int]) -> list[tuple[list[int], bool]]:
+            prompt, turn, count, seed = request
+            if turn is None:
                 return [([], False)] * count
-            ids, text, most = asked
             # Without randomness all completions are equal, and vLLM refuses to make several.
             number = count if self._params["temperature"] else 1
-            body = {"model": self.model, "prompt": [ids], "n": number, "seed": seed, "return_token_ids": True,
-                    "max_tokens": most, **self._params}  # fmt: skip
+            body = {"model": self.model, "prompt": [[*prompt, *turn.ids]], "n": number, "seed": seed,
+                    "return_token_ids": True, "max_tokens": turn.most, **self._params}  # fmt: skip
             if self._constraint is not None:
-                body["vllm_xargs"] = {ROW: text}
+                body["vllm_xargs"] = {ROW: turn.row}
             return self._ask("/v1/completions", partial(self._read_choices, number), body) * (count // number)
 
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:

@@ -4,8 +4,8 @@ own, whose prompt goes on with the turns before it. Its constraint is OneTurn (c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..constraints.turns import EARLIER_TURNS, Row, TurnsConstraint, split_turns
 
@@ -19,10 +19,9 @@ class Sampled(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The next turn of a conversation: its row as OneTurn takes it, the tokens after the prompt so far, and how many
-    may follow."""
+    """What a request samples: its row as JSON text, the tokens after the prompt so far, and how many may follow."""
 
-    row: Row
+    row: str
     ids: list[int]
     most: int
 
@@ -39,7 +38,8 @@ def converse(
     a conversation is open in any of them, given whether one is in this process."""
 
     def turn_after(row: Row, texts: list[str], ids: list[int]) -> Turn:
-        return Turn({**row, EARLIER_TURNS: None if constraint.inner is None else texts}, ids, most - len(ids))
+        row = {**row, EARLIER_TURNS: None if constraint.inner is None else texts}
+        return Turn(row_text(row), ids, most - len(ids))
 
     turns: list[Turn | None] = [turn_after(row, [], []) for row in rows]
     ids_B, logps_B, kept_B = ([[] for _ in rows] for _ in range(3))  # type: tuple[list, list, list]
@@ -66,3 +66,13 @@ def converse(
             if answer is not None and len(ids_B[place]) < most:
                 turns[place] = turn_after(rows[place], split_turns(text)[0], ids_B[place])
     return Sampled(ids_B, logps_B, kept_B if has_kept else None)
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """Return a row as JSON text. Raises ValueError if it has values that JSON does not have."""
+    try:
+        return json.dumps(dict(row), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a row cannot be sent to vLLM: {error}; constraints get rows of JSON values with use_vllm"
+        ) from error
