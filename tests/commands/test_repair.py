@@ -41,7 +41,6 @@ def test_a_run_and_what_is_made_of_it(my_task, capsys):
         ("infill", ["--repair_turns", "2"], "a masked language model fills all gaps at once"),
         ("brick", ["--repair_turns", "7"], "repair_turns=7 must be from 1 (off) to 4"),
         ("brick", [*TURNS, "--max_completion_length", "4"], "max_completion_length=4 is too short for 2 turns"),
-        ("my_task.py", [*TURNS, "--rollout", "trl"], "set rollout='fast'"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(my_task, capsys, task, given, message):

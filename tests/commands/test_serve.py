@@ -80,7 +80,7 @@ def test_the_server_has_the_processor_the_task_and_what_trl_needs(started, capsy
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_weights_are_transferred_between_gpus_only(has_gpu, monkeypatch, tiny_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    words, _ = server_command(get_task("tests.support.toy"), tiny_path, "127.0.0.1", 8000, [])
+    words, *_ = server_command(get_task("tests.support.toy"), tiny_path, "127.0.0.1", 8000, [])
     assert ("--weight-transfer-config" in words) == has_gpu
     if has_gpu:
         assert json.loads(value_of(words, "--weight-transfer-config")) == {"backend": "nccl"}
@@ -129,7 +129,7 @@ def test_a_gguf_file_is_served_with_the_tokenizer_of_a_run(tmp_path):
     file = tmp_path / "small.gguf"
     write_gguf(file)
     task = get_task("tests.support.toy")
-    words, _ = server_command(task, str(file), "127.0.0.1", 8000, [])
+    words, *_ = server_command(task, str(file), "127.0.0.1", 8000, [])
     record = ServedTask.from_config(json.loads(value_of(words, "--additional-config")))
     run = ready_model(str(file), task, [], tmp_path / "run", seed=5)
     assert words[4] != run.path and os.path.isfile(os.path.join(words[4], "model.safetensors"))
@@ -213,10 +213,11 @@ def test_mistakes_are_refused_in_one_line(words, message, capsys):
     assert message in refusal(capsys, *words.split())
 
 
-def test_a_task_without_a_constraint_is_refused(tiny_path, monkeypatch, capsys):
+def test_a_task_without_a_constraint_is_served_for_repairs(tiny_path, monkeypatch, started, capsys):
     monkeypatch.setattr(ToyTask, "constraint", lambda self, tokenizer: None)
-    said = refusal(capsys, tiny_path, "--task", "tests.support.toy")
-    assert "task 'toy' has no constraint with these options; choose options with one, or train without" in said
+    main(["serve", tiny_path, "--task", "tests.support.toy"])
+    typed = capsys.readouterr().out
+    assert len(started) == 1 and "--repair_turns 2 --use_vllm" in typed and "--constrain" not in typed
 
 
 def test_a_masked_language_model_is_refused(bert_path, capsys):
@@ -228,7 +229,7 @@ def test_an_adapter_is_served_merged(tiny_path, tmp_path, monkeypatch):
     config = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config)
     adapter.save_pretrained(tmp_path / "adapter")
-    command, _ = server_command(get_task("tests.support.toy"), str(tmp_path / "adapter"), "0.0.0.0", 8000, [])
+    command, *_ = server_command(get_task("tests.support.toy"), str(tmp_path / "adapter"), "0.0.0.0", 8000, [])
     served = command[command.index("serve") + 1]
     assert served == str(tmp_path / "outputs" / "serve" / "toy" / "merged")
     ids = torch.tensor([[3, 4, 5]])

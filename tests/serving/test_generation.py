@@ -26,7 +26,7 @@ class Params:
     """As vLLM's SamplingParams: `clone` copies."""
 
     def __init__(self, extra_args=None):
-        self.extra_args = extra_args
+        self.extra_args, self.max_tokens = extra_args, 5
 
     def clone(self):
         return Params(self.extra_args)
@@ -43,6 +43,7 @@ class Colocated:
 
     def engine_generate(self, prompts, sampling_params, use_tqdm):
         self.seen = [params.extra_args for params in sampling_params] if isinstance(sampling_params, list) else []
+        return prompts
 
     def generate(self, prompts, num_generations=1):
         self.llm.generate(prompts, sampling_params=Params(), use_tqdm=False)

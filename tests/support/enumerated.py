@@ -1,8 +1,11 @@
 """Everything that a constraint allows, by trying every token in fresh states, and the exact gradient over it."""
 
+import copy
+
 import pytest
 import torch
 
+from tests.support.rollouts import dense_logps
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.constraints.rebuilt import replay_all
 from trl_grpo_tasks.constraints.table import pad_mask_numbers
@@ -36,6 +39,23 @@ def allowed_in(trainer, output):
             allowed[b, t] = torch.from_numpy(unpack(state.mask(), constraint.vocab_size))
             state.accept(token)
     return allowed
+
+
+def assert_recorded(trainer, output):
+    """The masks in the record of the latest rollout are those of fresh states, of which filters may keep a part, and
+    its log-probs are those of a forward pass under these masks."""
+    record, table, allowed = trainer.latest_rollout, trainer.generation.tables["train"], allowed_in(trainer, output)
+    model, top_k = copy.deepcopy(trainer.model).double(), trainer.generation.filters.top_k
+    for b, ids in enumerate(record.completion_ids):
+        masks = record.mask_numbers_B_T[b, : len(ids)].tolist()
+        for t, number in enumerate(masks):
+            wanted, found = allowed[b, t].nonzero().flatten().tolist(), table.ids(number).tolist()
+            assert (
+                found == wanted if not top_k else set(found) <= set(wanted) and len(found) == min(top_k, len(wanted))
+            )
+        with torch.no_grad():
+            expected = dense_logps(model, record.prompt_ids[b], ids, masks, table, trainer.temperature)
+        assert record.sampling_logps[b] == pytest.approx(expected, abs=1e-5)
 
 
 def assert_exact_policy_gradient(trainer, row, completions, rewards):

@@ -64,7 +64,6 @@ def test_the_cold_start_shows_each_turn_after_those_before_it(tiny_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollout": "trl"}, "task 'echo', which has an environment, needs our rollouts"),
         ({"repair_turns": 2}, "repair_turns=2 does not work with task 'echo', which has turns of its own"),
         ({"relabel": True, "own_successes": 8}, "does not work with relabel"),
         ({"max_completion_length": 4}, "max_completion_length=4 is too short for 2 turns"),

@@ -55,8 +55,6 @@ SAVED = {"save_strategy": "steps", "save_steps": 5}
         (REPAIR | {"repair_turns": 5}, "repair_turns=5 must be from 1 .off. to 4"),
         (REPAIR | {"repair_turns": 0}, "repair_turns=0 must be from 1"),
         (REPAIR | {"repair_discount": 0.0}, "repair_discount=0.0 must be above 0"),
-        (REPAIR | {"rollout": "trl"}, "repair_turns=2 needs our rollouts.*set rollout='fast'"),
-        (REPAIR | {"use_vllm": True}, "repair_turns=2 does not work with use_vllm"),
         (REPAIR | {"relabel": True, "own_successes": 4}, "does not work with relabel"),
     ],
 )  # fmt: skip

@@ -30,7 +30,6 @@ from trl_grpo_tasks.training.repair import (
     LONGEST_REASON,
     NO_REASON,
     RepairTask,
-    refuse_turns,
     shown_reason,
     with_repair,
     without_answer,
@@ -141,10 +140,6 @@ def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
         repaired(inner=judged)
     with pytest.raises(ValueError, match=r"max_completion_length=8 is too short for 2 turns.*at least to 9"):
         toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"max_completion_length": 8})
-    with pytest.raises(ValueError, match="up to 2 turns need our rollouts, but the model is new; set repair_turns=1"):
-        refuse_turns(2, "the model is new")
-    refuse_turns(1, "the model is new")
-    refuse_turns(2, None)
 
 
 # ---- the task

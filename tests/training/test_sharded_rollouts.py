@@ -13,6 +13,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3MoeConfig
 from tests.support.forked import launch
 from tests.support.rollouts import EOS, MODELS, PROMPTS, Paged, dense_logps, tiny
 from tests.support.sharded import held_bytes, options_of, shard_on_cpu
+from tests.support.toy_repair import AdvisingToy
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.sharding import reshard
 from trl_grpo_tasks.rollout import Decoder, gathered, rollout
@@ -94,14 +95,20 @@ def check_mixed_precision():
 
 
 def check_crowded(model, folder):
-    """If one process has no room for the copy, TRL generates in all of them."""
+    """If one process has no room for the copy, TRL generates in all of them, also conversations, which end earlier in
+    that process."""
     shard_on_cpu("fsdp2")
     options = {"max_steps": 2, "beta": 0.1, "rollout": "fast", "per_device_train_batch_size": 4}
-    trainer = toy_trainer(model, folder, **options, **options_of("fsdp2"))
+    options |= {"repair_turns": 2, "constrain": True, "max_completion_length": 24}
+    trainer = toy_trainer(model, folder, AdvisingToy(), **options, **options_of("fsdp2"))
     reason = CROWDED if trainer.accelerator.process_index == 1 else None
+    if reason is not None:
+        trainer.generation.constraint.answers = lambda questions: [None] * len(questions)
     trainer.generation.gathered.unsupported_memory = lambda rows, length: reason
     trainer.generation.roll_out = None
     trainer.train()
+    logs = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(logs) == 2 and all(line["sampling/logp_difference_max"] < 1e-5 for line in logs)
     with trainer.generation.policy_for_evaluation() as policy:
         assert policy is trainer.model
 

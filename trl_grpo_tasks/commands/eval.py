@@ -92,7 +92,7 @@ class Comparison:
                     revision=model_args.model_revision,
                     chat_template_kwargs=args.chat_template_kwargs,
                 )
-                check_turns(candidate.model, task, rows, args.max_completion_length)
+                check_turns(candidate.model, rows, args.max_completion_length)
         return cls(task, run, args, rows, found, quantization_config(model_args, args))
 
     def evaluate(self) -> dict[str, Any]:

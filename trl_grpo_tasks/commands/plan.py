@@ -83,7 +83,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
         )
     if run.kind == "full" and is_adapter(model.path):  # known only now: it was given by its Hub id
         take_adapter_defaults(task, run, args)
-    check_turns(model, task, rows + test_rows, args.max_completion_length)
+    check_turns(model, rows + test_rows, args.max_completion_length)
     for extra in EXTRAS:
         extra.check_constraint(args, model.constraint)
     trains_adapter = model_args.use_peft or is_adapter(model.path)
@@ -133,20 +133,13 @@ def _check_full_weights(model_args: Any, is_stored_quantised: bool = False) -> N
         )
 
 
-def check_turns(model: ReadyModel, task: Task, rows: Sequence[Row], max_completion_length: int) -> None:
-    """Raise ValueError if completions have several turns and the model or the maximum length does not allow it."""
+def check_turns(model: ReadyModel, rows: Sequence[Row], max_completion_length: int) -> None:
+    """Raise ValueError if completions have several turns and the maximum length has no room for them."""
     from ..constraints.turns import TurnsConstraint
-    from ..models.loading import empty_model
     from ..rewards.environment import check_length
-    from ..rollout import unsupported_reason
 
-    if not isinstance(model.constraint, TurnsConstraint):
-        return
-    check_length(model.constraint, rows, max_completion_length)
-    reason = unsupported_reason(empty_model(model.config, task.policy))
-    if reason is not None:
-        raise ValueError(f"up to {model.constraint.turns} turns need our rollouts, but {reason}; leave --repair_turns "
-                         "out, or train a task without an environment")  # fmt: skip
+    if isinstance(model.constraint, TurnsConstraint):
+        check_length(model.constraint, rows, max_completion_length)
 
 
 def _adapter(model_args: Any, ready: ReadyModel, policy: str) -> Any:

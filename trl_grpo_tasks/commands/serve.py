@@ -95,16 +95,16 @@ def serve(arguments: Sequence[str]) -> int:
     from .quiet import quiet_third_party_logging
 
     quiet_third_party_logging()
-    command, environment = server_command(task, model, known.host, known.port, passed)
+    command, environment, run = server_command(task, model, known.host, known.port, passed)
     if not spec:
         spec, rest = str(task.spec), option_words(asdict(task.options))
     train = [PROGRAM, "train", spec, *(["--config", known.config] if known.config else []), "--model", model, *rest]
-    train += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_host"]
+    train += [*run, "--use_vllm", "--vllm_mode", "server", "--vllm_server_host"]
     # A client cannot connect to the address that stands for all addresses.
     train += [socket.gethostname() if known.host in ("0.0.0.0", "::") else known.host]
     train += ["--vllm_server_port", str(known.port)]
     print(
-        f"vLLM serves {model} under the constraint of task {task.name!r} on {known.host}:{known.port}; train with: "
+        f"vLLM serves {model} for task {task.name!r} on {known.host}:{known.port}; train with: "
         f"{shlex.join(redacted_words(train))}",
         flush=True,
     )
@@ -154,16 +154,14 @@ def check_vllm() -> None:
 
 def server_command(
     task: Task, model: str, host: str, port: int, passed: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """The words of the command that starts the server, and what it adds to the environment.
-
-    ValueError if vLLM cannot run the model, or if the task has no constraint for it.
-    """
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """The words of the command that starts the server, what it adds to the environment, and the option of runs that
+    need the server. ValueError if vLLM cannot run the model."""
     import torch
 
     from ..constraints.vocabulary import check_outputs
     from ..models.loading import check_policy, is_adapter, load_tokenizer, merged_folder, prepare_model
-    from ..serving.served_task import CONFIG_KEY, PROCESSOR, SERVED_VARIABLE, ServedTask, constraint_of
+    from ..serving.served_task import CONFIG_KEY, PROCESSOR, SERVED_VARIABLE, ServedTask
 
     if task.policy == "masked":
         raise ValueError(
@@ -177,7 +175,6 @@ def server_command(
         path = str(Path(path).resolve())
     config = check_policy(path, "causal")
     tokenizer = load_tokenizer(path)
-    constraint_of(task, tokenizer)
     check_outputs(tokenizer, config.get_text_config().vocab_size)
     if is_adapter(path):  # vLLM applies adapters by request, but runs and `solve` ask for the model itself
         path = str(merged_folder(path, beside=folder).resolve())
@@ -187,5 +184,6 @@ def server_command(
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     if torch.cuda.is_available():  # TRL's transfer of weights exists for GPUs only
         command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    run = ["--constrain"] if task.constraint(tokenizer) is not None else ["--repair_turns", "2"]
     # TRL's client uses vLLM's development endpoints for the weights and for the configuration.
-    return [*command, *passed], {"VLLM_SERVER_DEV_MODE": "1", SERVED_VARIABLE: served}
+    return [*command, *passed], {"VLLM_SERVER_DEV_MODE": "1", SERVED_VARIABLE: served}, run

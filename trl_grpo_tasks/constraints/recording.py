@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ class RecordingProcessor:
     It sets the score of a token to -inf if the row's constraint or one of the `filters` disallows it; do not pass the
     filters to `generate` as well. It records the mask number of every position (`masks`) and the log-prob at
     `temperature` of every sampled token (`logps`). Call `finish` after `generate`.
+
+    Under a constraint of several turns, `ids` are the completions: callers cut those of `generate` at the first end.
     """
 
     def __init__(
@@ -35,6 +38,8 @@ class RecordingProcessor:
         self._states = [None if constraint is None else constraint.start(row) for row in rows]
         self._temperature, self._filters, self._table = temperature, filters, table
         self._is_constrained = constraint is not None
+        self._answers = getattr(constraint, "answers", None)
+        self.ids: list[list[int]] | None = None if self._answers is None else [[] for _ in rows]
         self._device_masks: DeviceMasks | None = None
         self._logps_B_V: torch.Tensor | None = None  # of the previous step
         self.masks: list[list[int]] = [[] for _ in rows]
@@ -76,12 +81,24 @@ class RecordingProcessor:
         for masks, logps, ids in zip(self.masks, self.logps, completion_ids, strict=True):
             del masks[len(ids) :], logps[len(ids) :]
 
+    def have_ended(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return which conversations have ended: the stopping criterion of `generate`, in place of the
+        end-of-sequence token, with which every turn ends."""
+        self._accept(input_ids[:, -1])
+        return torch.tensor([state is None for state in self._states], device=input_ids.device)
+
     def _accept(self, tokens_B: torch.Tensor) -> None:
         self._record_logps(tokens_B)
-        for state, token in zip(self._states, tokens_B.tolist(), strict=True):
-            if state is not None:
+        for place, token in enumerate(tokens_B.tolist()):
+            if (state := self._states[place]) is not None:
                 state.accept(token)
-        # generate() pads finished rows, so their states are dropped
+                if self.ids is not None:
+                    self.ids[place].append(token)
+        asking: list[Any] = [state for state in self._states if getattr(state, "question", None) is not None]
+        if asking and self._answers is not None:  # together, which is faster
+            for state, answer in zip(asking, self._answers([state.question for state in asking]), strict=True):
+                state.resume(answer)
+        # what generate() writes after the end is no text, so these states are dropped
         self._states = [None if state is None or state.finished else state for state in self._states]
 
     def _record_logps(self, tokens_B: torch.Tensor) -> None:
@@ -89,6 +106,7 @@ class RecordingProcessor:
         drawn = self._logps_B_V.gather(1, tokens_B[:, None])[:, 0].tolist()
         for recorded, logp in zip(self.logps, drawn, strict=True):
             recorded.append(logp)
+        self._logps_B_V = None
 
 
 class DeviceMasks:
@@ -149,18 +167,25 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
 
     TRL has no argument for a logits processor, and transformers takes missing options from the model's
     `generation_config`. So both are overridden on this instance (and on the base model of a PeftModel), and restored
-    afterwards.
+    afterwards. Conversations of several turns end by the processor's criterion alone.
     """
     generate, own_generate = model.generate, vars(model).get("generate")
     holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     configs = [holder.generation_config for holder in holders]
 
     def generate_with_processor(*args: Any, **kwargs: Any) -> Any:
+        if processor.ids is not None:
+            if "generation_config" in kwargs:
+                kwargs["generation_config"] = copy.copy(kwargs["generation_config"])
+                kwargs["generation_config"].eos_token_id = None
+            kwargs["stopping_criteria"] = [processor.have_ended]
         return generate(*args, logits_processor=[processor], **kwargs)
 
     object.__setattr__(model, "generate", generate_with_processor)
     for holder, config in zip(holders, configs, strict=True):
         holder.generation_config = _only_token_ids(config)
+        if processor.ids is not None:
+            holder.generation_config.eos_token_id = None
     try:
         yield
     finally:

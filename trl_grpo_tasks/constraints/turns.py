@@ -26,6 +26,7 @@ from jinja2 import TemplateError
 from .base import Asked, Constraint, FreeText, State, pack_ids, read_only
 from .vocabulary import special_ids
 
+EARLIER_TURNS = "earlier_turns"  # an entry of a row, for OneTurn
 MARK = "\u241e"  # the visible symbol of the record separator
 REPLACEMENT = "\ufffd"  # for a MARK that the model wrote
 _CACHE = 1 << 14  # observations
@@ -212,6 +213,27 @@ class TurnsConstraint:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
+class OneTurn:
+    """The next turn of a conversation, for a generator that ends with the turn. A row has the texts of earlier turns
+    under EARLIER_TURNS, or None for a turn of free text; rows without that entry are under `constraint` as it is."""
+
+    def __init__(self, tokenizer: Any, constraint: Constraint | None):
+        self._constraint = constraint
+        self._turns, self._free = (TurnsConstraint(tokenizer, each, _no_reply, 1) for each in (constraint, None))
+        self.vocab_size = self._turns.vocab_size
+
+    def start(self, row: Row) -> State | None:
+        if EARLIER_TURNS not in row:
+            return None if self._constraint is None else self._constraint.start(row)
+        row = dict(row)
+        turns = row.pop(EARLIER_TURNS)
+        if turns is None:
+            return self._free.start_turn(row, ())
+        if not (isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)):
+            raise ValueError(f"{EARLIER_TURNS!r} must be a list of texts, but it is {turns!r:.60}")
+        return self._turns.start_turn(row, tuple(turns))
+
+
 class TurnsState:
     """The position of one completion in a conversation. Rows differ in what they are told, so only equal rows share.
 
@@ -290,6 +312,10 @@ class TurnsState:
     def _settle(self) -> None:
         if self.question is not None:
             self.resume(self._constraint.answers([self.question])[0])
+
+
+def _no_reply(row: Row, conversation: str) -> None:
+    return None
 
 
 def chat_observation(tokenizer: Any, shown: TurnsForm) -> tuple[str, str, bool]:

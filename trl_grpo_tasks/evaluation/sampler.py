@@ -25,7 +25,6 @@ from ..rewards.classifier import text_of
 from ..rollout import NO_FILTERS, Decoder, Editor, rollout, unsupported_reason
 from ..rollout.support import unsupported_length, without_adapter
 from ..task import EditorError, Row
-from ..training.repair import refuse_turns
 from .samples import Completion
 
 PLAIN_BATCH = 64  # rows that `generate` and masked models process at a time if no number is given
@@ -77,8 +76,6 @@ class CompletionSampler:
         if is_sharded(model):
             self.no_editor_reason = "sharded weights are only supported by transformers' generate"
         self._decoder = Decoder(model) if self.no_editor_reason is None else None
-        if isinstance(constraint, TurnsConstraint) and self.no_editor_reason is not None:
-            refuse_turns(constraint.turns, self.no_editor_reason)
         self._warned_of_length = False
         self.policy: MaskedPolicy | None = None
         if is_masked_lm(model):
@@ -136,8 +133,6 @@ class CompletionSampler:
         reason = unsupported_length(self.model, ids, self.max_length)
         if reason is not None and editor is not None:
             raise EditorError(f"an editor needs the fast rollout, but {reason}; leave --editor out")
-        if reason is not None and isinstance(self.constraint, TurnsConstraint):
-            refuse_turns(self.constraint.turns, reason)
         if reason is not None and not self._warned_of_length:
             print(f"transformers' generate samples some completions, because {reason}", flush=True)
             self._warned_of_length = True
@@ -153,8 +148,9 @@ class CompletionSampler:
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         temperature = self.temperature or 1.0
-        with generating_with(self.model, RecordingProcessor(temperature=temperature, **sampling)):
-            return self.model.generate(
+        processor = RecordingProcessor(temperature=temperature, **sampling)
+        with generating_with(self.model, processor):
+            generated = self.model.generate(
                 input_ids=torch.tensor([[pad] * (width - len(i)) + i for i in ids], device=device),
                 attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in ids], device=device),
                 max_new_tokens=self.max_length,
@@ -163,4 +159,5 @@ class CompletionSampler:
                 temperature=temperature,
                 top_k=0,
                 synced_gpus=is_sharded(self.model),
-            )[:, width:].tolist()
+            )
+        return processor.ids or generated[:, width:].tolist()

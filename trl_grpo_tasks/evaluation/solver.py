@@ -136,8 +136,7 @@ class Solver:
         used |= {name: value for name, value in given.items() if value is not None}
         temperature, length, filters = used["temperature"], used["max_completion_length"], SamplingFilters.of(used)
         weights = component_weights_of(task, used.get("component_weights"))
-        is_unsupported = task.policy == "masked" or (isinstance(task, TurnsTask) and task.turns > 1)
-        if vllm_server_url is not None and (is_unsupported or editor is not None):
+        if vllm_server_url is not None and (task.policy == "masked" or editor is not None):
             what = "an editor" if editor is not None else f"task {task.name!r} with these options"
             raise ValueError(
                 f"--vllm_server_url: vLLM does not support {what}; leave it out, and the model is run here"
@@ -151,7 +150,7 @@ class Solver:
         sampler: Any
         if vllm_server_url is not None:
             sampler = ServerSampler(
-                vllm_server_url, task, ready.tokenizer, temperature, length, filters, ready.constraint is not None
+                vllm_server_url, task, ready.tokenizer, temperature, length, filters, ready.constraint
             )
         else:
             model = load_model(ready.path, policy=task.policy, dtype="float32")

@@ -8,37 +8,33 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ..constraints.base import Constraint
+from ..constraints.turns import OneTurn, TurnsConstraint
 from ..task import Task
 from . import ServerError
+from .conversations import Sampled, Turn, converse, row_text
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask
 
 # vLLM's server writes this for -inf, which JSON does not have.
 _LEAST_LOGP = -9998.0
-_CONCURRENT_REQUESTS = 64
+CONCURRENT_REQUESTS = 64
 # Half precision has many equal logits, and vLLM keeps all tokens that are equal to the k-th.
 _LOGPROBS_PER_TOP_K = 2
 _MORE_LOGPROBS = 64
 
 
-class Sampled(NamedTuple):
-    """Completions of vLLM, their log-probs, and the tokens that could be sampled at each position (None: unknown)."""
-
-    completion_ids: list[list[int]]
-    logps: list[list[float]]
-    kept: list[list[list[int]]] | None
-
-
+# What stands for the answer to a request that is not sent.
+_NOTHING = SimpleNamespace(prompt_token_ids=[], outputs=[SimpleNamespace(token_ids=[], logprobs=[])])
 _engines = itertools.count(1)
 
 
@@ -73,7 +69,8 @@ class VLLMRequests:
 
     def __init__(self, generation: Any, key: str, top_k: int, vocab_size: int):
         self._generation, self._key = generation, key
-        self._rows: list[str] | None = None  # one per request
+        self._turns: TurnsConstraint | None = None
+        self._asked: list[Turn | None] | None = None  # one per request; None: it is not sent
         self._answer: Any = None
         self._all_logprobs = False
         generation.generate = functools.partial(self._keep_answer, generation.generate)
@@ -90,6 +87,8 @@ class VLLMRequests:
         """Give the constraint to a colocated engine, or check that the server has the same one."""
         if constraint is None:
             return
+        if isinstance(constraint, TurnsConstraint):
+            self._turns, constraint = constraint, OneTurn(tokenizer, constraint)
         if self._generation.mode == "colocate":
             from .processor import COLOCATED, Sampling
 
@@ -115,8 +114,28 @@ class VLLMRequests:
     def sample(
         self, rows: Sequence[Mapping[str, Any]] | None, generate: Callable[[], Any], completions_per_request: int
     ) -> Sampled:
-        """Call TRL's `generate`, whose prompts have these rows."""
-        self._rows = None if rows is None else self._texts([row_text(row) for row in rows], completions_per_request)
+        """Call TRL's `generate`, whose prompts have these rows; where there are several turns, once for each turn."""
+        most = self._generation.max_completion_length
+        prompts: list[list[int]] = []
+        if self._turns is None or rows is None:
+            asked = None if rows is None else [Turn(row_text(row), [], most) for row in rows]
+            return self._sample(asked, generate, completions_per_request)
+
+        def send(turns: list[Turn | None]) -> Sampled:
+            if not prompts:
+                sampled = self._sample(turns, generate, completions_per_request)
+                prompts.extend(self._answer[0])
+                return sampled
+            longer = [[*ids, *(() if turn is None else turn.ids)] for ids, turn in zip(prompts, turns, strict=True)]
+            again = functools.partial(self._generation.generate, longer, None, 1)  # those of a group differ now
+            return self._sample(turns, again, 1)
+
+        return converse(self._turns, rows, most, send, lambda is_open: any(gather_object([is_open])))
+
+    def _sample(
+        self, asked: Sequence[Turn | None] | None, generate: Callable[[], Any], completions_per_request: int
+    ) -> Sampled:
+        self._asked = None if asked is None else self._of_requests(list(asked), completions_per_request)
         generate()
         _, completion_ids, logps, token_ids = self._answer
         if self._generation.logprobs == 0:
@@ -124,41 +143,46 @@ class VLLMRequests:
         most = None if self._all_logprobs else self._generation.logprobs
         return _with_kept(completion_ids, logps, token_ids, most)
 
-    def _texts(self, texts: list[str], completions_per_request: int) -> list[str]:
-        """Return the rows of the requests that this process sends."""
+    def _of_requests(self, asked: list[Turn | None], completions_per_request: int) -> list[Turn | None]:
+        """Return the turns of the requests that this process sends."""
         if self._generation.mode == "server":  # the main process sends all prompts, each once per group
-            texts = gather_object(texts)[::completions_per_request]
+            asked = gather_object(asked)[::completions_per_request]
         elif self._generation.tensor_parallel_size > 1:  # each process of the group sends all prompts of the group
             gathered: list[Any] = [None] * self._generation.tensor_parallel_size
-            torch.distributed.all_gather_object(gathered, texts, group=self._generation.tp_group)
-            texts = [text for part in gathered for text in part]
-        return texts
+            torch.distributed.all_gather_object(gathered, asked, group=self._generation.tp_group)
+            asked = [turn for part in gathered for turn in part]
+        return asked
 
     def _keep_answer(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._answer = generate(*args, **kwargs)
         return self._answer
 
     def _colocated(self, generate: Callable[..., Any], prompts: Any, sampling_params: Any, **kwargs: Any) -> Any:
-        if self._rows is None:
+        if self._asked is None:
             return generate(prompts, sampling_params=sampling_params, **kwargs)
-        each = []
-        for text, _ in zip(self._rows, prompts, strict=True):
-            params = sampling_params.clone()
-            params.extra_args = {ROW: text}
-            each.append(params)
-        return generate(prompts, sampling_params=each, **kwargs)
+        sent, each = [], []
+        for turn, prompt in zip(self._asked, prompts, strict=True):
+            if turn is not None:
+                params = sampling_params.clone()
+                params.extra_args, params.max_tokens = {ROW: turn.row}, turn.most
+                sent.append(prompt)
+                each.append(params)
+        answers = iter(generate(sent, sampling_params=each, **kwargs) if sent else [])
+        return [_NOTHING if turn is None else next(answers) for turn in self._asked]
 
     def _served(self, generate: Callable[..., Any], prompts: Any, generation_kwargs: Any = None, **kwargs: Any) -> Any:
         """One HTTP request per prompt, because the parameters of a request apply to all of its prompts."""
-        if self._rows is None:
+        if self._asked is None:
             return generate(prompts=prompts, generation_kwargs=generation_kwargs, **kwargs)
 
-        def send(prompt: Any, text: str) -> Any:
-            options = {**(generation_kwargs or {}), "vllm_xargs": {ROW: text}}
+        def send(prompt: Any, turn: Turn | None) -> Any:
+            if turn is None:
+                return {name: [[]] for name in ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids")}
+            options = {**(generation_kwargs or {}), "max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}}
             return generate(prompts=[prompt], generation_kwargs=options, **kwargs)
 
-        with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-            parts = list(pool.map(send, prompts, self._rows))
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+            parts = list(pool.map(send, prompts, self._asked))
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 
@@ -185,16 +209,6 @@ def server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) 
             "smaller one"
         )
     return None
-
-
-def row_text(row: Mapping[str, Any]) -> str:
-    """Return a row as JSON text. Raises ValueError if it has values that JSON does not have."""
-    try:
-        return json.dumps(dict(row), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"a row cannot be sent to vLLM: {error}; constraints get rows of JSON values with use_vllm"
-        ) from error
 
 
 def _with_kept(

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 
 from ..constraints.base import Constraint
+from ..constraints.turns import EARLIER_TURNS, OneTurn
 from ..constraints.vocabulary import Vocabulary, special_ids
 from ..redact import is_secret
 from ..registry import TASKS, get_task
@@ -52,7 +53,9 @@ class ServedTask:
 
     @classmethod
     def of(cls, task: Task, tokenizer: Any) -> ServedTask:
-        """Describe a task and a loaded tokenizer. Options that hold secrets are left out: servers publish the rest."""
+        """Describe a task and a loaded tokenizer. Options that hold secrets are left out: servers publish the rest.
+        A task with repairs is that of its turns, which servers sample one at a time."""
+        task = getattr(task, "inner", task)
         spec = task.spec
         if spec is None:
             module = type(task).__module__
@@ -95,7 +98,7 @@ class ServedTask:
         tokenizer = load_tokenizer(self.tokenizer)
         if fingerprint_of(tokenizer) != self.fingerprint:
             raise ValueError(f"the tokenizer of {self.tokenizer} has changed since the server was started; restart it")
-        return task, constraint_of(task, tokenizer), tokenizer
+        return task, OneTurn(tokenizer, task.constraint(tokenizer)), tokenizer
 
     def difference(self, own: ServedTask) -> str | None:
         """Name the first difference between this server and a run's `own` task; None if they agree.
@@ -114,17 +117,6 @@ class ServedTask:
                 f"merges than this run's, {own.tokenizer}"
             )
         return None
-
-
-def constraint_of(task: Task, tokenizer: Any) -> Constraint:
-    """Return the task's constraint; ValueError if it has none with its options."""
-    constraint = task.constraint(tokenizer)
-    if constraint is None:
-        raise ValueError(
-            f"task {task.name!r} has no constraint with these options; choose options with one, or train without "
-            "--constrain on a server that `vllm serve` starts"
-        )
-    return constraint
 
 
 def fingerprint_of(tokenizer: Any) -> str:
@@ -176,7 +168,7 @@ def check_row(params: Any) -> None:
             return
         task, constraint = served
         try:
-            task.row_from(row)
+            task.row_from({name: value for name, value in row.items() if name != EARLIER_TURNS})
             state = constraint.start(row)
             if state is not None:
                 state.mask()

@@ -77,7 +77,7 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
     repair_turns: int = option(
         1,
         "Turns of a completion, from 1 to 4. After a turn that fails, the reason is fed back, and the model answers "
-        "again. max_completion_length counts all turns and the feedback. Needs rollout 'fast' or 'auto'.",
+        "again. max_completion_length counts all turns and the feedback.",
     )
     repair_discount: float = option(
         0.9,

@@ -37,7 +37,6 @@ from ..serving.generation import VLLMRequests
 from .exact_sampling import inexact_option, inexact_sampling, refuse_inexact
 from .host import GenerationHost
 from .policy import plain_models
-from .repair import refuse_turns
 
 
 class Generated(NamedTuple):
@@ -79,10 +78,6 @@ class Generation:
     @property
     def samples_under_masks(self) -> bool:
         return self.constraint is not None or bool(self.filters)
-
-    @property
-    def _turns(self) -> int:
-        return getattr(self.constraint, "turns", 1)
 
     @property
     def _policy(self) -> Any:
@@ -149,7 +144,6 @@ class Generation:
                 setattr(trainer.generation_config, name, neutral)
                 trainer.generation_kwargs[name] = neutral
         reason = None if self._args.rollout == "trl" else unsupported_reason_in(trainer)
-        refuse_turns(self._turns, reason)
         if reason is not None:
             accelerator.print(f"TRL generates the completions, because {reason}")
         self.uses_engine = self._args.rollout != "trl" and reason is None
@@ -241,7 +235,6 @@ class Generation:
         if self.gathered is not None:
             longest += max(map(len, prompt_ids))
             reason = reason_of_any(reason or self.gathered.unsupported_memory(trainer.num_generations, longest))
-        refuse_turns(self._turns, reason)
         if reason is not None and not self._has_printed_reason:
             if self.gathered is None or trainer.accelerator.is_main_process:
                 print(f"TRL generates the completions of some rollouts, because {reason}", flush=True)
@@ -283,8 +276,9 @@ class Generation:
         processor = RecordingProcessor(temperature=temperature, filters=self.filters, **recording)
         with generating_with(self._policy, processor):
             completion_ids, _ = generate()
+        completion_ids = processor.ids or completion_ids
         processor.finish(completion_ids)
-        if any(len(logps) != len(ids) for logps, ids in zip(processor.logps, completion_ids, strict=True)):
+        if any(len(logps) != max(len(ids), 1) for logps, ids in zip(processor.logps, completion_ids, strict=True)):
             if self.samples_under_masks:
                 raise RuntimeError(f"{type(trainer.model).__name__}.generate() ignores logits processors, so it "
                                    "cannot sample under a constraint or filters")  # fmt: skip

@@ -42,13 +42,7 @@ def check_repair(args: Any) -> None:
 
 
 def check_turns(args: Any, asked: str) -> None:
-    """Raise ValueError for options of a TaskGRPOConfig with which a completion has a single turn."""
-    if args.use_vllm:
-        raise ValueError(f"{asked} does not work with use_vllm, which ends a completion with its first turn; leave "
-                         "one of them out")  # fmt: skip
-    if args.rollout == "trl":
-        raise ValueError(f"{asked} needs our rollouts, because TRL's generation ends a completion with its first "
-                         "turn; set rollout='fast'")  # fmt: skip
+    """Raise ValueError for options of a TaskGRPOConfig that do not work with several turns."""
     if getattr(args, "relabel", False):
         raise ValueError(f"{asked} does not work with relabel: what the model is told belongs to one row; set "
                          "relabel=False")  # fmt: skip
@@ -72,14 +66,6 @@ def refuse_editor(editor: str | None, turns: int) -> None:
         raise ValueError(
             f"--editor {editor} edits a single answer, but there are up to {turns} turns; leave --editor out"
         )
-
-
-def refuse_turns(turns: int, reason: str | None) -> None:
-    """Raise ValueError if completions have several turns, which TRL's generation would end with the first, and our
-    rollouts are not possible for a reason."""
-    if turns > 1 and reason is not None:
-        raise ValueError(f"up to {turns} turns need our rollouts, but {reason}; set repair_turns=1, or train a task "
-                         "without an environment")  # fmt: skip
 
 
 def with_repair_of(task: Task, settings: Mapping[str, Any]) -> Task:

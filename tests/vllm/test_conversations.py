@@ -1,0 +1,82 @@
+"""Conversations with a real vLLM: masks are those of fresh states, log-probs those of a forward pass."""
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.support.enumerated import assert_recorded
+from tests.support.toy_environment import EchoTask
+from tests.support.toy_repair import AdvisingToy
+from tests.support.training import toy_trainer
+from tests.support.vllm_cpu import serve_task, serving
+from trl_grpo_tasks import Solver
+from trl_grpo_tasks.serving import weights
+from trl_grpo_tasks.training.repair import RepairTask
+
+REPAIR = {"repair_turns": 3, "constrain": True, "max_completion_length": 36}
+CASES = {
+    "environment": (EchoTask, {"max_completion_length": 16}),
+    "repair": (AdvisingToy, REPAIR),
+    "free text": (AdvisingToy, REPAIR | {"constrain": False}),
+    "cut off": (AdvisingToy, REPAIR | {"repair_turns": 2, "max_completion_length": 9}),
+    "filters": (AdvisingToy, REPAIR | {"top_k": 2, "temperature": 0.7}),
+}
+
+
+def check_rollout(trainer, kind):
+    trainer.model.train()
+    inputs = [trainer.train_dataset[i] for i in (0, 3) for _ in range(8)]
+    assert_recorded(trainer, trainer._generate_and_score_completions(inputs))
+    record, constraint = trainer.latest_rollout, trainer.generation.constraint
+    turns = {len(constraint.turns_of(*pair)) for pair in zip(record.rows, record.completion_ids, strict=True)}
+    assert turns == {1} if kind == "cut off" else max(turns) > 1
+
+
+def check_training(trainer):
+    trainer.train()
+    logs = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(logs) == 2 and all(line["sampling/logp_difference_max"] < 2e-5 for line in logs)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_colocated_engine_samples_conversations(runner, model_path, tmp_path, kind):
+    task, options = CASES[kind]
+    colocated = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64, "max_steps": 2}
+    trainer = toy_trainer(model_path, tmp_path, task(), **options, **colocated, num_generations=8)
+    check_rollout(trainer, kind)
+    check_training(trainer)
+    del trainer
+
+
+@pytest.fixture(scope="module", params=[EchoTask, AdvisingToy])
+def served(request, model_path, tmp_path_factory):
+    """A task and the address of its server."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(serve_task(request.param.spec, model_path), log) as address:
+        yield request.param, address
+
+
+def test_a_server_samples_conversations(served, model_path, tmp_path):
+    task, address = served
+    for kind, (each, options) in CASES.items():
+        if each is task:
+            folder = tmp_path / kind.replace(" ", "_")
+            where = {"vllm_server_base_url": address, "vllm_weights_folder": str(folder / "weights"), "max_steps": 2}
+            options = {**options, **where, "use_vllm": True, "vllm_mode": "server", "num_generations": 8}
+            trainer = toy_trainer(model_path, folder, task(), **options)
+            check_rollout(trainer, kind)
+            check_training(trainer)
+
+
+def test_the_likeliest_conversation_of_a_server_is_that_of_our_rollouts(served, model_path, tmp_path):
+    task, address = served[0](), served[1]
+    task = task if isinstance(task, EchoTask) else RepairTask(task, 2, 0.9, True)
+    client = weights.FolderClient(str(tmp_path), base_url=address)  # the server may have those of a run
+    client.init_communicator()
+    client.update_model_params(AutoModelForCausalLM.from_pretrained(model_path))
+    client.reset_prefix_cache()
+    options = {"max_completion_length": 24, "reward_workers": 1, "temperature": 0.0, "constrain": True}
+    rows, found = task.dataset("train", 4, 0), []
+    for url in (None, address):
+        with Solver.from_pretrained(model_path, task, **options, vllm_server_url=url) as solver:
+            found.append([solver.sample(row, 1)[0].completion for row in rows])
+    assert found[0] == found[1]
