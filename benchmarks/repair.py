@@ -22,8 +22,8 @@ from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.rewards.repair import MOST_TURNS, RepairTask
 from trl_grpo_tasks.task import one_per_request
-from trl_grpo_tasks.training.repair import MOST_TURNS, RepairTask
 
 ORDERS = 200  # random orders of the attempts of a row
 RESAMPLES = 2000

@@ -28,8 +28,8 @@ from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint,
 from trl_grpo_tasks.constraints.workers import WorkerStates
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
+from trl_grpo_tasks.rewards.repair import AFTER, BEFORE, RepairTask
 from trl_grpo_tasks.rollout import rollout
-from trl_grpo_tasks.training.repair import AFTER, BEFORE, RepairTask
 
 ROWS = [{"prompt": f"{letter}1x", "letter": letter, "level": "1"} for letter in "ab"]
 CHATML = (

@@ -14,7 +14,7 @@ from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.constraints.turns import MARK
 from trl_grpo_tasks.evaluation.samples import Completion
 from trl_grpo_tasks.playground.stream import ALTERNATIVES, stream
-from trl_grpo_tasks.training.repair import RepairTask
+from trl_grpo_tasks.rewards.repair import RepairTask
 
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}
 

@@ -15,7 +15,7 @@ from trl_grpo_tasks import Solver
 from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.constraints.turns import EARLIER_TURNS, OneTurn, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
-from trl_grpo_tasks.training.repair import RepairTask
+from trl_grpo_tasks.rewards.repair import RepairTask
 
 REPAIR = {"repair_turns": 3, "constrain": True, "max_completion_length": 36}
 CASES = {

@@ -10,8 +10,8 @@ from tests.support.toy_environment import EchoTask
 from tests.support.training import parameters, resumed, toy_trainer
 from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
+from trl_grpo_tasks.rewards.repair import with_repair
 from trl_grpo_tasks.training.cold_start import gold_dataset
-from trl_grpo_tasks.training.repair import with_repair
 
 ON = {"rollout": "fast", "max_completion_length": 16}
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}

@@ -24,9 +24,7 @@ from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import environment
 from trl_grpo_tasks.rewards.environment import TurnsTask
 from trl_grpo_tasks.rewards.executor import RewardExecutor
-from trl_grpo_tasks.task import Task
-from trl_grpo_tasks.training.cold_start import gold_dataset
-from trl_grpo_tasks.training.repair import (
+from trl_grpo_tasks.rewards.repair import (
     LONGEST_REASON,
     NO_REASON,
     RepairTask,
@@ -34,6 +32,8 @@ from trl_grpo_tasks.training.repair import (
     with_repair,
     without_answer,
 )
+from trl_grpo_tasks.task import Task
+from trl_grpo_tasks.training.cold_start import gold_dataset
 
 ON = {"repair_turns": 2, "rollout": "fast", "max_completion_length": 24, "constrain": True}
 ROW = {"prompt": "a1x", "letter": "a", "level": "1"}

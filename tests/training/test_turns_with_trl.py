@@ -14,7 +14,7 @@ from trl_grpo_tasks.constraints.recording import RecordingProcessor
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 from trl_grpo_tasks.models.loading import load_tokenizer
-from trl_grpo_tasks.training.repair import RepairTask
+from trl_grpo_tasks.rewards.repair import RepairTask
 
 ECHO = (EchoTask, {"max_completion_length": 16})
 REPAIR = (AdvisingToy, {"repair_turns": 2, "constrain": True, "max_completion_length": 24})

@@ -9,8 +9,8 @@ from tests.support.toy_repair import AdvisingToy
 from tests.support.training import toy_trainer
 from tests.support.vllm_cpu import serve_task, serving
 from trl_grpo_tasks import Solver
+from trl_grpo_tasks.rewards.repair import RepairTask
 from trl_grpo_tasks.serving import weights
-from trl_grpo_tasks.training.repair import RepairTask
 
 REPAIR = {"repair_turns": 3, "constrain": True, "max_completion_length": 36}
 CASES = {

@@ -152,8 +152,8 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     from ..models.loading import init_kwargs
     from ..models.precision import fast_half_precision
     from ..report.trackers import DEFAULT_PROJECT, default_tracker
+    from ..rewards.repair import refuse_editor, with_repair
     from ..training.config import TaskGRPOConfig
-    from ..training.repair import refuse_editor, with_repair
 
     task_class = find_task_class(line.task) if line.task else Task
     parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, task_class.Options)

@@ -135,7 +135,7 @@ def task_of_run(
     answers of the run have several turns, the task reads them. See `task_with_options` for `also`."""
     from ..report.page import task_of
     from ..report.run_folder import RunFolder, settings_of
-    from ..training.repair import with_repair_of
+    from ..rewards.repair import with_repair_of
 
     is_looked_up = spec is not None and not flags and is_safe_by_name(spec) and Path(run_dir).is_dir()
     of_run = RunFolder.read(run_dir).task_spec if is_looked_up else None

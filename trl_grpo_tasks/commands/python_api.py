@@ -18,8 +18,8 @@ from typing import Any
 from ..redact import redacted_words
 from ..registry import TASKS
 from ..report.page import option_words
+from ..rewards.repair import with_repair
 from ..task import Task
-from ..training.repair import with_repair
 from .arguments import RunArguments, parse
 from .lock import locked
 from .plan import prepare

@@ -29,9 +29,9 @@ from ..rewards.components import component_weights as component_weights_of
 from ..rewards.components import worker_count
 from ..rewards.environment import TurnsTask, answering_with
 from ..rewards.executor import RewardExecutor
+from ..rewards.repair import RepairTask, refuse_editor, with_repair_of
 from ..task import Row, Task, check_editor, checked_row
 from ..training.ranges import check_ranges
-from ..training.repair import RepairTask, refuse_editor, with_repair_of
 from .evaluate import ROLLOUT_ROWS, sample_batch, scored_samples
 from .sampler import CompletionSampler, prompt_ids
 from .samples import Completion, Sample

@@ -12,12 +12,12 @@ from trl import GRPOConfig
 from ..constraints.filters import NAMES as FILTERS
 from ..constraints.filters import SamplingFilters
 from ..redact import redacted
+from ..rewards.repair import check_repair
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
 from .exact_sampling import check_sampling_options
 from .extras import EXTRAS, Extra
 from .ranges import check_ranges
-from .repair import check_repair
 from .sharding import check_sharding
 
 # TRL and transformers check their own options only when training starts, which may be after a cold start.

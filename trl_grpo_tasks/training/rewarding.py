@@ -16,12 +16,12 @@ from ..rewards.classifier import text_of
 from ..rewards.components import TaskRewards, unusable
 from ..rewards.environment import TurnsTask, answering_with
 from ..rewards.llm_judge import Usage
+from ..rewards.repair import RepairTask
 from ..task import printable
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
 from .canonical_forms import CanonicalForms
 from .evaluated import EvaluatedBatches
 from .host import RewardingHost
-from .repair import RepairTask
 
 
 class Rewarding:

@@ -39,6 +39,7 @@ from ..report.card import write_card
 from ..report.gallery import Pictures
 from ..report.page import SECONDS_WHILE_RUNNING
 from ..rewards.components import TaskRewards
+from ..rewards.repair import with_repair
 from ..serving.generation import engine_options
 from ..task import Task, printable
 from .callbacks import Hints, MetricsFile
@@ -51,7 +52,6 @@ from .generation import Generation
 from .groups import RolloutGroups
 from .policy import correct_model, model_for_trl
 from .record import RolloutRecord
-from .repair import with_repair
 from .rewarding import Rewarding
 from .scoring import Scoring
 

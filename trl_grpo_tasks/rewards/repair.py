@@ -16,10 +16,10 @@ from typing import Any
 from ..constraints.base import Asked, Constraint
 from ..constraints.turns import TurnsConstraint, TurnsForm, split_turns
 from ..redact import redacted
-from ..rewards.environment import EnvironmentTask, TurnsTask
-from ..rewards.executor import RewardExecutor
-from ..rewards.worker import TaskRecipe
 from ..task import Row, Score, Task, TinySpec
+from .environment import EnvironmentTask, TurnsTask
+from .executor import RewardExecutor
+from .worker import TaskRecipe
 
 MOST_TURNS = 4
 LONGEST_REASON = 200  # characters
