@@ -132,13 +132,20 @@ class FreeText:
 
     __slots__ = ("_eos", "_words", "finished")
 
-    origin = "free"
+    origin = position = "free"
+    longest_ending = 0
 
     def __init__(self, words: np.ndarray, eos: int, finished: bool = False):
         self._words, self._eos, self.finished = words, eos, finished
 
     def fork(self) -> FreeText:
         return FreeText(self._words, self._eos, self.finished)
+
+    def alike(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        return [tokens]
+
+    def endings(self) -> list[bytes]:
+        return [b""]
 
     def mask(self) -> np.ndarray:
         return np.zeros_like(self._words) if self.finished else self._words

@@ -95,6 +95,7 @@ class TurnsConstraint:
         self.tokenizer, self.inner, self.turns = tokenizer, inner, turns
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1 if inner is None else inner.vocab_size
         self._reply, self._shown = reply, shown
+        self.budget: Any = None  # a Budget, if the tokens of all turns are limited
         self.replies: Callable[[Sequence[Row], Sequence[str]], Sequence[str | None]] | None = None
         self._special = special_ids(tokenizer)
         self._chat_form: ObservationForm | None = None
@@ -106,16 +107,18 @@ class TurnsConstraint:
         self.free_mask = read_only(pack_ids(allowed, self.vocab_size))
 
     def __reduce__(self) -> Any:  # without the caches and `replies`, which may use processes of this one
-        return TurnsConstraint, (self.tokenizer, self.inner, self._reply, self.turns, self._shown)
+        made = (self.tokenizer, self.inner, self._reply, self.turns, self._shown)
+        return TurnsConstraint, made, {"budget": self.budget}
 
     def start(self, row: Row) -> TurnsState:
         return TurnsState(self, row, json.dumps(row, ensure_ascii=False))
 
-    def start_turn(self, row: Row, turns: Sequence[str]) -> State:
-        """Return the state of the turn that follows these."""
+    def start_turn(self, row: Row, turns: Sequence[str], used: int = 0) -> State:
+        """Return the state of the turn that follows these, after so many tokens. ValueError if none fits."""
         start = getattr(self.inner, "start_turn", None)
         state = start(row, turns) if start is not None else None if self.inner is None else self.inner.start(row)
-        return FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
+        state = FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
+        return state if self.budget is None else self.budget.limited(state, self.budget.most_tokens - used)
 
     def form(self, row: Row) -> ObservationForm:
         """Return the form of an observation: a message of the chat, or lines of text for a plain prompt."""
@@ -218,7 +221,7 @@ class TurnsState:
     """
 
     __slots__ = ("_constraint", "_forced", "_inner", "_is_finished", "_key", "_observations", "_row", "_turns",
-                 "_written", "question")  # fmt: skip
+                 "_used", "_written", "question")  # fmt: skip
 
     def __init__(self, constraint: TurnsConstraint, row: Row, key: str):
         self._constraint, self._row, self._key = constraint, row, key
@@ -226,6 +229,7 @@ class TurnsState:
         self._turns: tuple[str, ...] = ()  # those that have ended
         self._observations: tuple[str, ...] = ()
         self._written: list[int] = []  # the tokens of this turn
+        self._used = 0  # tokens of the conversation so far
         self._forced: tuple[int, ...] = ()  # the rest of an observation, which must follow
         self._is_finished = False
         self.question: Question | None = None
@@ -256,6 +260,7 @@ class TurnsState:
 
     def accept(self, token: int) -> None:
         self._settle()
+        self._used += 1
         if not self._forced:
             self._inner.accept(token)
             self._written.append(token)
@@ -267,10 +272,15 @@ class TurnsState:
         self._forced = self._forced[1:]
         if not self._forced:
             self._written = []
-            self._inner = self._constraint.start_turn(self._row, self._turns)
+            self._inner = self._constraint.start_turn(self._row, self._turns, self._used)
 
     def resume(self, answer: Reply) -> None:
         self.question = None
+        if answer is not None and self._constraint.budget is not None:
+            try:
+                self._constraint.start_turn(self._row, self._turns, self._used + len(answer))
+            except ValueError:  # no room for another turn, which ends the conversation
+                answer = None
         self._forced, self._is_finished = answer or (), answer is None
         if answer is not None:
             form = self._constraint.form(self._row)

@@ -16,6 +16,7 @@ from .tree import ROOT, Block, ConstructionTree, block_json
 
 _GROWTHS_KEPT = 4096  # cache size
 _OPENING = "[" + block_json(0, ROOT)
+_LONGEST_ENDING = 160  # bytes of two blocks, with numbers of three digits
 
 
 def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> ChoiceTreeConstraint:
@@ -24,7 +25,7 @@ def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) ->
     A row's `blocks` and `max_blocks` override the arguments.
     """
     tree = MachineTree(kinds, max_blocks)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
+    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=_LONGEST_ENDING)
 
 
 def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
