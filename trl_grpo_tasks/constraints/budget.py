@@ -42,8 +42,8 @@ class FinishingState(SharedState, Protocol):
         """What the allowed continuations depend on; None: it is unknown how a text ends."""
 
     @property
-    def longest_ending(self) -> float | None:
-        """A bound on the bytes of the shortest of `endings` at any position; None: only a search can tell."""
+    def room(self) -> float | None:
+        """A bound on the tokens that finish from any position, the end included; None: only a search can tell."""
 
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         """Group allowed tokens: after those of a group, the position is the same."""
@@ -131,18 +131,18 @@ class Budget:
         answers = state.answers() if is_thinking else {0: state}
         if any(getattr(answer, "position", None) is None for answer in answers.values()):
             return None
-        endings = [answer.longest_ending for answer in answers.values()]
-        is_exact = None in endings or self.vocab_size <= _SMALL_VOCABULARY
+        rooms = [answer.room for answer in answers.values()]
+        is_exact = None in rooms or self.vocab_size <= _SMALL_VOCABULARY
         is_exact = is_exact and all(self._search(answer) for answer in answers.values())
         if is_exact:
             room = max(max(self._distances.values()), 1)
-        elif None in endings:
+        elif None in rooms:
             return None
         else:
-            room = max(endings) + 1
+            room = max(rooms)
         least = {code: self._fewest(answer, Plan(0, is_exact, 0, {})) for code, answer in answers.items()}
         if is_thinking:
-            plan = Plan(room + state.longest_ending, is_exact, 0, least)
+            plan = Plan(room + state.room, is_exact, 0, least)
             return plan._replace(least=self._fewest(state, plan))
         return Plan(room, is_exact, least[0], {})
 

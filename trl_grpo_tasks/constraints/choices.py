@@ -15,8 +15,8 @@ of texts (`literals.py`). Nodes that were never visited before are therefore che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class ChoiceTreeConstraint:
     `("", None)` means that the completion may end at this node. Both functions must be pure; nodes must be hashable,
     and equal nodes must have equal choices.
 
-    `longest_ending`: however a text begins, so many bytes finish it if the first choice is taken at each node (see
-    budget.py). It is not needed for small trees.
+    `longest_ending`: however a text begins, one literal of each of these sets, or fewer, finish it if the first choice
+    is taken at each node. Large trees need it to end in time (see budget.py).
 
     Every node should have at least one choice. With `look_ahead=True` the engine drops choices that lead to a node
     without choices, at the cost of calling `choices` for every possible next node (twenty calls instead of one for
@@ -58,12 +58,12 @@ class ChoiceTreeConstraint:
         choices: Callable[[Any], Choices],
         *,
         look_ahead: bool = True,
-        longest_ending: int | None = None,
+        longest_ending: Sequence[Collection[str]] = (),
     ):
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
         self._root, self._user_choices = root, choices
-        self._look_ahead, self.longest_ending = look_ahead, longest_ending
+        self._look_ahead, self._longest_ending = look_ahead, longest_ending
         self.ending = lru_cache(_NODE_CACHE)(self._ending)
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
@@ -76,9 +76,8 @@ class ChoiceTreeConstraint:
         self.packed = lru_cache(_MASK_CACHE)(lambda tokens: read_only(pack_ids(sorted(tokens), self.vocab_size)))
 
     def __reduce__(self) -> Any:  # without the caches
-        make = partial(
-            ChoiceTreeConstraint, look_ahead=self._look_ahead, longest_ending=self.longest_ending
-        )
+        options = {"look_ahead": self._look_ahead, "longest_ending": self._longest_ending}
+        make = partial(ChoiceTreeConstraint, **options)
         return make, (self.vocabulary, self._root, self._user_choices)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
@@ -107,6 +106,28 @@ class ChoiceTreeConstraint:
         if position.is_dead_end and dead_ends:
             raise _dead_end_error(dead_ends)
         return None if position.is_dead_end else ChoiceState(self, position, node)
+
+    @cached_property
+    def room(self) -> float | None:
+        """A bound on the tokens that finish any text; None if `longest_ending` is not given.
+
+        The longest possible token first, a literal takes so many tokens from any byte on. Twice as many make up for
+        other spellings, and there are never more than bytes.
+        """
+        tokens, along = 0, self.vocabulary.along
+        for texts in self._longest_ending:
+            most = 0
+            for text in texts:
+                spelling = text.encode()
+                counts = {len(spelling): 0}
+                for at in reversed(range(len(spelling))):
+                    lengths = {len(self.vocabulary.bytes_of[id] or b"") for id in along(b"", spelling[at:])[0]}
+                    ends = [at + length for length in sorted(lengths) if at + length in counts]
+                    if ends:
+                        counts[at] = 1 + counts[ends[-1]]
+                most = max(most, min(2 * max(counts.values()), len(spelling)))
+            tokens += most
+        return tokens + 1 if self._longest_ending else None
 
     def _ending(self, node: Node | None) -> bytes:
         """Return the text from a node to the end if it may not end there and the first choice is taken at each."""
@@ -290,8 +311,8 @@ class ChoiceState:
         return self._constraint.vocabulary
 
     @property
-    def longest_ending(self) -> int | None:
-        return self._constraint.longest_ending
+    def room(self) -> float | None:
+        return self._constraint.room
 
     @property
     def position(self) -> Hashable:

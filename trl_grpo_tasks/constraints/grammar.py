@@ -224,8 +224,8 @@ class GrammarState:
         return self._constraint.endings(self.origin, self._drops_space)
 
     @property
-    def longest_ending(self) -> float:
-        return math.inf if self._endings is None else self._endings.longest
+    def room(self) -> float:
+        return math.inf if self._endings is None else self._endings.longest + 1
 
     @property
     def position(self) -> Hashable | None:

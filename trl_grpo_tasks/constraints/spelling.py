@@ -123,8 +123,8 @@ class SpelledState:
         return self._constraint.vocabulary
 
     @property
-    def longest_ending(self) -> float | None:
-        return self._state.longest_ending
+    def room(self) -> float | None:
+        return self._state.room
 
     @property
     def position(self) -> Hashable | None:

@@ -175,8 +175,8 @@ class ThinkState:
         return self._constraint.vocabulary
 
     @property
-    def longest_ending(self) -> int:
-        """The most tokens that the shortest rest of a thought can take."""
+    def room(self) -> int:
+        """The most tokens that the shortest rest of a thought can take, without the answer."""
         return self._thoughts.furthest
 
     def answers(self) -> dict[int, State]:

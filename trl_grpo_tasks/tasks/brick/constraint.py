@@ -14,7 +14,6 @@ from .structure import MAX_OFFSET, READ_LIMIT, WORLD, Brick, parse
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
 _COORDINATES = {n: f"{n}," for n in range(1 - _LARGEST_WORLD, _LARGEST_WORLD)}
 _LAST_COORDINATES = {n: f"{n})\n" for n in _COORDINATES}
-_LONGEST_ENDING = 40  # bytes of a line, with a pivot of four digits and numbers of three with a sign
 _WORLDS_KEPT = 64  # cache size, in worlds
 _PLACEMENTS_KEPT = 4096  # cache size; an entry takes about 7 kB in a world of 20
 
@@ -38,7 +37,7 @@ def brick_constraint(
     z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
     """
     tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=_LONGEST_ENDING)
+    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_line())
 
 
 class BrickTree:
@@ -75,6 +74,12 @@ class BrickTree:
                 f"max_bricks is {max_bricks}; it must be between 1 and {READ_LIMIT}, the number of lines parsed"
             )
         return ((world, max_bricks, ""),)
+
+    def longest_line(self) -> list[list[str]]:
+        """Return the literals of a brick by place. At the end of any line, the text may end."""
+        pivots = [] if self._pivot else [[f"{READ_LIMIT} ("]]
+        return [self._opened, *pivots, list(_COORDINATES.values()), list(_COORDINATES.values()),
+                list(_LAST_COORDINATES.values())]  # fmt: skip
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
         """Return the next literals. There are no dead ends: every option fits, and any brick may be the last."""
