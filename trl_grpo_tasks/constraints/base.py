@@ -133,7 +133,7 @@ class FreeText:
     __slots__ = ("_eos", "_words", "finished")
 
     origin = position = "free"
-    room = 1
+    room, is_searched = 1, False
 
     def __init__(self, words: np.ndarray, eos: int, finished: bool = False):
         self._words, self._eos, self.finished = words, eos, finished

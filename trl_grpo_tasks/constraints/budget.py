@@ -15,18 +15,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .base import Constraint, SharedState, State, pack_ids, read_only, unpack
+from .base import SharedState, State, pack_ids, read_only, unpack
 from .choices import ChoiceTreeConstraint
 from .grammar import GrammarConstraint
 from .spelling import OneSpelling
 from .think import ThinkState, ThinkThen
 from .turns import TurnsConstraint
 
-_SMALL_VOCABULARY = 1024  # of grammars that are searched
+LIMIT = "max_completion_length"  # the key of a row with its own limit, in vLLM's server
+_CHECKED_ROWS = 512
 _MOST_MOVES = 20_000  # of a search
 _LONGEST_TOKEN = 256  # bytes; longer ones are not tried
 _CACHE = 1 << 14
@@ -45,6 +47,10 @@ class FinishingState(SharedState, Protocol):
     def room(self) -> float | None:
         """A bound on the tokens that finish from any position, the end included; None: only a search can tell."""
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether there may be few enough positions for a search, which gives exact distances."""
+
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         """Group allowed tokens: after those of a group, the position is the same."""
 
@@ -62,19 +68,28 @@ class Plan(NamedTuple):
     answers: Mapping[int, float]  # tokens that finish an answer, by the code of the marker end before it
 
 
-def within(constraint: Constraint, most_tokens: int) -> Constraint:
-    """Return the constraint with completions of at most `most_tokens` tokens. One that cannot tell how its texts end
-    is returned as it is."""
-    if isinstance(constraint, TurnsConstraint):
-        limited = copy.copy(constraint)
-        limited.budget = Budget(constraint, most_tokens)
-        return limited
-    is_ours = isinstance(constraint, ChoiceTreeConstraint | GrammarConstraint | OneSpelling | ThinkThen)
-    return Budget(constraint, most_tokens) if is_ours else constraint
+def within(constraint: Any, most_tokens: int | None, rows: Iterable[Mapping[str, Any]] = ()) -> Any:
+    """Return the constraint with completions of at most `most_tokens` tokens; None: a row's LIMIT says how many.
+
+    A constraint of another author is returned as it is. ValueError if no answer fits for one of the first `rows`.
+    """
+    limit = constraint if isinstance(constraint, Budget) else getattr(constraint, "budget", None)
+    if limit is None or limit.most_tokens != most_tokens:
+        constraint = getattr(constraint, "unlimited", constraint)
+        if isinstance(constraint, TurnsConstraint):
+            budget, constraint = Budget(constraint, most_tokens), copy.copy(constraint)
+            constraint.budget = budget
+        elif isinstance(constraint, ChoiceTreeConstraint | GrammarConstraint | OneSpelling | ThinkThen):
+            constraint = Budget(constraint, most_tokens)
+    if isinstance(constraint, Budget):
+        for row in islice(rows, _CHECKED_ROWS):
+            constraint.start(row)
+    return constraint
 
 
 class Budget:
-    """A constraint whose completions have at most `most_tokens` tokens, end-of-sequence included.
+    """A constraint whose completions have at most `most_tokens` tokens, end-of-sequence included; None: as many as a
+    row's LIMIT, and any number without one.
 
     Rows of which it is not known how their texts end are only under the inner constraint: choice trees with more
     positions than a search visits and without `longest_ending`, and grammars of structural tags.
@@ -86,7 +101,7 @@ class Budget:
     [[1], [1, 2], [0, 1, 2]]
     """
 
-    def __init__(self, unlimited: Any, most_tokens: int):
+    def __init__(self, unlimited: Any, most_tokens: int | None):
         self.unlimited, self.most_tokens, self.vocab_size = unlimited, most_tokens, unlimited.vocab_size
         is_turns = isinstance(unlimited, TurnsConstraint)
         self._eos: int = unlimited.tokenizer.eos_token_id if is_turns else unlimited.vocabulary.eos
@@ -102,7 +117,8 @@ class Budget:
     def start(self, row: Mapping[str, Any]) -> State | None:
         """Return the state before the first token. ValueError if no answer fits."""
         state = self.unlimited.start(row)
-        return None if state is None else self.limited(state, self.most_tokens)
+        most = self.most_tokens or row.get(LIMIT)
+        return state if state is None or most is None else self.limited(state, most)
 
     def limited(self, state: Any, left: int) -> State:
         """Return a state that ends within `left` tokens. ValueError if no answer fits."""
@@ -132,7 +148,7 @@ class Budget:
         if any(getattr(answer, "position", None) is None for answer in answers.values()):
             return None
         rooms = [answer.room for answer in answers.values()]
-        is_exact = None in rooms or self.vocab_size <= _SMALL_VOCABULARY
+        is_exact = any(answer.is_searched for answer in answers.values())
         is_exact = is_exact and all(self._search(answer) for answer in answers.values())
         if is_exact:
             room = max(max(self._distances.values()), 1)
@@ -275,7 +291,7 @@ class BudgetState:
         if self._left <= self._plan.room and not self._state.finished:
             words = self.mask()
             if 0 <= token < 32 * len(words) and not _has(words, token) and _has(self._state.mask(), token):
-                raise ValueError(f"token {token} is not allowed here: no answer after it fits into {self._left} tokens")
+                raise ValueError(f"token {token} is not allowed here: {self._left} tokens are too few for it")
         self._state.accept(token)
         self._left -= 1
         self._words = None

@@ -315,6 +315,10 @@ class ChoiceState:
         return self._constraint.room
 
     @property
+    def is_searched(self) -> bool:
+        return self.room is None
+
+    @property
     def position(self) -> Hashable:
         return self.finished or self._position.key()
 

@@ -43,8 +43,7 @@ class _Repeat(tuple[Symbol, int, int]):
 
 
 class Endings:
-    """The shortest endings of the texts of a grammar, in the bytes of these tokens; of several equally short ones, that
-    of the simplest characters.
+    """The shortest endings of the texts of a grammar, in the bytes of these tokens.
 
     `start` is the position before the first character. `longest` bounds the bytes of the shortest ending at any
     position; it is infinite if nesting is unbounded.

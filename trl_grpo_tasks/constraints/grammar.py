@@ -22,6 +22,7 @@ from .schemas import unenforced_keywords
 from .vocabulary import Vocabulary
 
 _COMPILED_CACHE = 256
+_SMALL_VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,10 @@ class GrammarState:
     @property
     def room(self) -> float:
         return math.inf if self._endings is None else self._endings.longest + 1
+
+    @property
+    def is_searched(self) -> bool:
+        return self.vocabulary.size <= _SMALL_VOCABULARY
 
     @property
     def position(self) -> Hashable | None:

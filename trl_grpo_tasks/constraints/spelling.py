@@ -127,6 +127,10 @@ class SpelledState:
         return self._state.room
 
     @property
+    def is_searched(self) -> bool:
+        return self._state.is_searched
+
+    @property
     def position(self) -> Hashable | None:
         inner = self._state.position
         return None if inner is None else (inner, self._spelling)

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 
 from ..constraints.base import Constraint
+from ..constraints.budget import LIMIT, within
 from ..constraints.vocabulary import Vocabulary, special_ids
 from ..redact import is_secret
 from ..registry import TASKS, get_task
@@ -95,7 +96,7 @@ class ServedTask:
         tokenizer = load_tokenizer(self.tokenizer)
         if fingerprint_of(tokenizer) != self.fingerprint:
             raise ValueError(f"the tokenizer of {self.tokenizer} has changed since the server was started; restart it")
-        return task, constraint_of(task, tokenizer), tokenizer
+        return task, within(constraint_of(task, tokenizer), None), tokenizer
 
     def difference(self, own: ServedTask) -> str | None:
         """Name the first difference between this server and a run's `own` task; None if they agree.
@@ -177,7 +178,7 @@ def check_row(params: Any) -> None:
         task, constraint = served
         try:
             task.row_from(row)
-            state = constraint.start(row)
+            state = constraint.start(row | {LIMIT: params.max_tokens})
             if state is not None:
                 state.mask()
         except Exception as error:  # the row comes from outside, so that a task's code can fail in any way

@@ -37,7 +37,9 @@ def brick_constraint(
     z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
     """
     tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_line())
+    return ChoiceTreeConstraint(
+        tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_line()
+    )
 
 
 class BrickTree:

@@ -24,7 +24,9 @@ def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) ->
     A row's `blocks` and `max_blocks` override the arguments.
     """
     tree = MachineTree(kinds, max_blocks)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_block())
+    return ChoiceTreeConstraint(
+        tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_block()
+    )
 
 
 def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
