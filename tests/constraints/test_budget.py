@@ -180,17 +180,20 @@ def test_thoughts_equal_the_definition(tokens, markers, kind, data):
 
 NESTED = {
     "brackets": (BRACKETS, ["[", "]", "[[", "]]", "]]]", "[]"]),
-    "two kinds": (Grammar.ebnf('root ::= "a" root "b" | "cc" | "(" root ")" root'), ["ab", "bb", "cb", "cc", "a("]),
-    "words": (Grammar.ebnf('root ::= w (" " root)?\nw ::= "a" [a-c]* "b"'), ["ab", "ab ", "b a", "bb"]),
+    "two kinds": (
+        Grammar.ebnf('root ::= "a" root "b" | "cc" | "(" root ")" root'),
+        ["a", "b", "c", "(", ")", "bb", "cb"],
+    ),
+    "words": (Grammar.ebnf('root ::= w (" " root)?\nw ::= "a" [ac]* "b"'), ["a", "b", "c", " ", "ab ", "b a", "cb"]),
 }
 
 
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_grammars_end_in_time_and_keep_nearly_all_tokens(name):
     grammar, tokens = NESTED[name]
-    vocabulary = vocabulary_of(tokens, "abc[]() ")
+    vocabulary = vocabulary_of(tokens, "")
     rng, constraint = random.Random(0), GrammarConstraint(vocabulary, grammar)
-    shares = [check_masks(constraint, most, rng.choice, is_exact=False) for most in (2, 3, 4, 5, 6) for _ in range(8)]
+    shares = [check_masks(constraint, most, rng.choice, is_exact=False) for most in (2, 3, 4, 5) for _ in range(6)]
     assert np.mean(shares) > 0.97, "share of the tokens that the definition allows"
 
 
@@ -225,7 +228,8 @@ def test_endings_are_the_shortest(grammar):
             matcher.fill_next_token_bitmask(words)
             allowed = np.flatnonzero(unpack(words.numpy()[0], 257)).tolist()
             after = {byte: endings.after(at, BYTES[byte]) for byte in range(256)}
-            lengths = {byte: len(endings.ending(place)) for byte, place in after.items() if place is not None}
+            found = {byte: endings.ending(place) for byte, place in after.items()}
+            lengths = {byte: len(ending) for byte, ending in found.items() if ending is not None}
             assert sorted(lengths) == [token for token in allowed if token != 256]
             ending, fork = endings.ending(at), matcher.fork()
             assert len(ending) == (0 if 256 in allowed else 1 + min(lengths.values())) <= endings.longest

@@ -29,7 +29,7 @@ from .turns import TurnsConstraint
 
 LIMIT = "max_completion_length"  # the key of a row with its own limit, in vLLM's server
 _CHECKED_ROWS = 512
-_MOST_MOVES = 20_000  # of a search
+_MOST_MOVES = 5_000  # of a search
 _LONGEST_TOKEN = 256  # bytes; longer ones are not tried
 _CACHE = 1 << 14
 
@@ -92,7 +92,7 @@ class Budget:
     row's LIMIT, and any number without one.
 
     Rows of which it is not known how their texts end are only under the inner constraint: choice trees with more
-    positions than a search visits and without `longest_ending`, and grammars of structural tags.
+    positions than a search visits and without `longest_ending`, and grammars of structural tags or with left recursion.
 
     >>> from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, unpack
     >>> tree = ChoiceTreeConstraint(Vocabulary([b"a", b"b", b"aa", None], 3), lambda row: 0,
@@ -204,8 +204,7 @@ class Budget:
         before: dict[Hashable, list[Hashable]] = {}
         ends, todo, moves = [], [start], 0
         try:
-            while todo:
-                state = todo.pop()
+            for state in todo:
                 if state.position in reached:
                     continue
                 reached[state.position] = set()

@@ -43,7 +43,8 @@ class ChoiceTreeConstraint:
     and equal nodes must have equal choices.
 
     `longest_ending`: however a text begins, one literal of each of these sets, or fewer, finish it if the first choice
-    is taken at each node. Large trees need it to end in time (see budget.py).
+    is taken at each node. Large trees need it to end in time (see budget.py); small ones are searched. None: the tree
+    is large, and texts may be cut off.
 
     Every node should have at least one choice. With `look_ahead=True` the engine drops choices that lead to a node
     without choices, at the cost of calling `choices` for every possible next node (twenty calls instead of one for
@@ -58,12 +59,13 @@ class ChoiceTreeConstraint:
         choices: Callable[[Any], Choices],
         *,
         look_ahead: bool = True,
-        longest_ending: Sequence[Collection[str]] = (),
+        longest_ending: Sequence[Collection[str]] | None = (),
     ):
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
         self._root, self._user_choices = root, choices
         self._look_ahead, self._longest_ending = look_ahead, longest_ending
+        self.is_endless = longest_ending is None
         self.ending = lru_cache(_NODE_CACHE)(self._ending)
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
@@ -115,7 +117,7 @@ class ChoiceTreeConstraint:
         other spellings, and there are never more than bytes.
         """
         tokens, along = 0, self.vocabulary.along
-        for texts in self._longest_ending:
+        for texts in self._longest_ending or ():
             most = 0
             for text in texts:
                 spelling = text.encode()
@@ -319,8 +321,8 @@ class ChoiceState:
         return self.room is None
 
     @property
-    def position(self) -> Hashable:
-        return self.finished or self._position.key()
+    def position(self) -> Hashable | None:
+        return None if self._constraint.is_endless else self.finished or self._position.key()
 
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         groups: dict[Hashable, list[int]] = {}

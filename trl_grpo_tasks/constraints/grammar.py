@@ -230,7 +230,7 @@ class GrammarState:
 
     @property
     def is_searched(self) -> bool:
-        return self.vocabulary.size <= _SMALL_VOCABULARY
+        return self.vocabulary.size <= _SMALL_VOCABULARY and self.room < math.inf
 
     @property
     def position(self) -> Hashable | None:
