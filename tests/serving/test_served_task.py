@@ -202,7 +202,7 @@ class Picky:
 
 
 def asked(row):
-    return SimpleNamespace(extra_args=None if row is None else {"row": row, "other": 1})
+    return SimpleNamespace(extra_args=None if row is None else {"row": row, "other": 1}, max_tokens=8)
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import SharedState, State, pack_ids, read_only, unpack
+from .base import State, pack_ids, read_only, unpack
 from .choices import ChoiceTreeConstraint
 from .grammar import GrammarConstraint
 from .spelling import OneSpelling
@@ -34,29 +34,6 @@ _LONGEST_TOKEN = 256  # bytes; longer ones are not tried
 _CACHE = 1 << 14
 
 Positioned = tuple[Hashable, bool]  # a position, and whether D is exact there
-
-
-class FinishingState(SharedState, Protocol):
-    """A state of a constraint whose texts can be finished on purpose."""
-
-    @property
-    def position(self) -> Hashable | None:
-        """What the allowed continuations depend on; None: it is unknown how a text ends."""
-
-    @property
-    def room(self) -> float | None:
-        """A bound on the tokens that finish from any position, the end included; None: only a search can tell."""
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether there may be few enough positions for a search, which gives exact distances."""
-
-    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
-        """Group allowed tokens: after those of a group, the position is the same."""
-
-    def endings(self) -> Iterable[bytes]:
-        """Return texts with which the text so far may end. The rest of one is among those of the position it leads
-        to, unless a better one is."""
 
 
 class Plan(NamedTuple):
@@ -91,8 +68,8 @@ class Budget:
     """A constraint whose completions have at most `most_tokens` tokens, end-of-sequence included; None: as many as a
     row's LIMIT, and any number without one.
 
-    Rows of which it is not known how their texts end are only under the inner constraint: choice trees with more
-    positions than a search visits and without `longest_ending`, and grammars of structural tags or with left recursion.
+    Rows of which it is not known how their texts end are only under the inner constraint: large choice trees without
+    `longest_ending`, and grammars of structural tags or with left recursion.
 
     >>> from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, unpack
     >>> tree = ChoiceTreeConstraint(Vocabulary([b"a", b"b", b"aa", None], 3), lambda row: 0,

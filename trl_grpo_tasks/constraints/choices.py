@@ -78,8 +78,7 @@ class ChoiceTreeConstraint:
         self.packed = lru_cache(_MASK_CACHE)(lambda tokens: read_only(pack_ids(sorted(tokens), self.vocab_size)))
 
     def __reduce__(self) -> Any:  # without the caches
-        options = {"look_ahead": self._look_ahead, "longest_ending": self._longest_ending}
-        make = partial(ChoiceTreeConstraint, **options)
+        make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead, longest_ending=self._longest_ending)
         return make, (self.vocabulary, self._root, self._user_choices)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:

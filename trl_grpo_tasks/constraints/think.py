@@ -155,7 +155,7 @@ class ThinkState:
         self._constraint, self._thoughts, self._row, self.origin = constraint, thoughts, row, origin
         self._at = constraint.moves.start
         self._count = 0  # tokens of the thought so far
-        self._answer: State | None = None  # while thinking
+        self._answer: Any = None  # the state of the answer; None while thinking
 
     @property
     def finished(self) -> bool:
@@ -179,7 +179,7 @@ class ThinkState:
         """The most tokens that the shortest rest of a thought can take, without the answer."""
         return self._thoughts.furthest
 
-    def answers(self) -> dict[int, State]:
+    def answers(self) -> dict[int, Any]:
         """Return the states of answers by the code of the marker end before them."""
         moves, answer = self._constraint.moves, self._constraint.answer
         return {code: answer(self._row, moves.remainders[code]) for code in self._thoughts.viable}
@@ -208,7 +208,7 @@ class ThinkState:
         forked = ThinkState(self._constraint, self._thoughts, self._row, self.origin)
         forked._at, forked._count = self._at, self._count
         if self._answer is not None:
-            forked._answer = self._answer.fork()  # type: ignore[attr-defined]
+            forked._answer = self._answer.fork()
         return forked
 
     def mask(self) -> np.ndarray:

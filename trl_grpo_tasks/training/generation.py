@@ -141,8 +141,8 @@ class Generation:
                 f"hint: the chat template ends an answer with {end!r}, but constrained text ends with the tokenizer's "
                 f"eos_token, {tokenizer.eos_token!r}; set tokenizer.eos_token = {end!r}"
             )
-        rows = (json.loads(each["row"]) if "row" in each else each for each in trainer.train_dataset)
-        return within(constraint, trainer.max_completion_length, rows)
+        asked = (json.loads(each["row"]) if "row" in each else each for each in trainer.train_dataset)
+        return within(constraint, trainer.max_completion_length, asked)
 
     def _set_up_rollouts(self) -> None:
         trainer, accelerator = self._trainer, self._trainer.accelerator
