@@ -31,6 +31,7 @@ from trl_grpo_tasks.constraints.endings import Endings, UnknownGrammarError
 from trl_grpo_tasks.constraints.turns import TurnsConstraint
 from trl_grpo_tasks.evaluation.sampler import CompletionSampler
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer, prepare_model
+from trl_grpo_tasks.models.ready import ready_model
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
 
@@ -306,16 +307,11 @@ def test_conversations_end_in_time(most, is_free):
 
 # ---- the task packs
 
-SCHEMA_ROWS = [
-    {"prompt": "x", "rewards": {"schema": 1.0}, "gold": '{"n": 1}', "schema": json.dumps(
-        {"type": "object", "properties": {"n": {"type": "integer"}, "t": {"type": "string"}}, "required": ["n", "t"]})}
-]  # fmt: skip
 PACKS = {
-    "brick": ({}, 6),
-    "pivot": ({"text_form": "pivot"}, 7),
-    "machine": ({}, 9),
-    "schema": ({"grammar": "schema"}, 9),
-}
+    "brick": ("brick", {}, 6), "pivot": ("brick", {"text_form": "pivot"}, 7), "machine": ("machine", {}, 9),
+    "machine schema": ("machine", {"grammar": "schema"}, 9), "schema": ("prompts", {"generator": "schema"}, 60),
+    "thought": ("prompts", {"generator": "arithmetic", "think": True, "think_tokens": 50}, 12),
+}  # fmt: skip
 
 
 def shy_walk(constraint, row, eos, rng):
@@ -329,29 +325,32 @@ def shy_walk(constraint, row, eos, rng):
 
 
 @pytest.mark.parametrize("make", ["tiny", "byte_level"])
-@pytest.mark.parametrize("name", PACKS)
-def test_packs_end_in_time(name, make):
-    options, _ = PACKS[name]
-    task, rng = (
-        get_task("brick" if name == "pivot" else "machine" if name == "schema" else name, options),
-        random.Random(0),
-    )
+@pytest.mark.parametrize("pack", PACKS)
+def test_packs_end_in_time(pack, make):
+    name, options, _ = PACKS[pack]
+    task, rng = get_task(name, options), random.Random(0)
     spec = task.tiny()
     tokenizer = make_tokenizer(spec.tokens, spec.context) if make == "tiny" else byte_level()
     rows = task.dataset("train", 3, 0)
     unlimited = task.constraint(tokenizer)
-    least = Budget(unlimited, 10**6).plan(unlimited.start(rows[0])).least
-    for most in (least, least + 3, 3 * least):
-        constraint = within(unlimited, int(most))
+    least = max(Budget(unlimited, 10**6).plan(unlimited.start(row)).least for row in rows)
+    for most in (least, least + 3, 2 * least):
+        constraint = within(unlimited, most)
         for row in rows:
             count, is_finished = shy_walk(constraint, row, tokenizer.eos_token_id, rng)
             assert is_finished and count <= most
 
 
-@pytest.mark.parametrize("name", PACKS)
-def test_a_random_model_is_never_cut_off(name, tmp_path):
-    options, most = PACKS[name]
-    task = get_task("brick" if name == "pivot" else "machine" if name == "schema" else name, options)
+def test_a_limit_that_is_too_short_is_an_error_before_weights_are_loaded(tmp_path):
+    task = get_task("brick")
+    with pytest.raises(ValueError, match="max_completion_length=4 is too short: the shortest answer takes 5 tokens"):
+        ready_model("tiny", task, task.dataset("train", 2, 0), tmp_path, seed=0, constrain=True, most_tokens=4)
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_random_model_is_never_cut_off(pack, tmp_path):
+    name, options, most = PACKS[pack]
+    task = get_task(name, options)
     path = prepare_model("tiny", task, tmp_path, 0, "main")
     tokenizer, model = load_tokenizer(path), load_model(path, dtype="float32").eval()
     rows = task.dataset("train", 4, 0) * 4
